@@ -1,0 +1,1 @@
+"""The processes: each joins the layers it needs, and decides nothing."""

@@ -1,0 +1,142 @@
+"""The node's agent as a process: the agent, the kubelet's plugins, probes; from start to SIGTERM."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuvirt import __version__
+from gpuvirt.clock import Clock, RealClock
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.plugins import Plugins
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import AgentView
+from gpuvirt.node.agent import Agent, Site
+from gpuvirt.node.guard import only_agent
+from gpuvirt.node.lane import Lane, ThreadLane
+from gpuvirt.node.pace import Pace
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.tasks import keep_going
+from gpuvirt.web import metrics
+from gpuvirt.web.probes import Answer, Probes
+
+log = logging.getLogger(__name__)
+
+FOLDER_CHECK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Everything that the process is told."""
+
+    kernel: Kernel
+    kubelet: KubeletPaths
+    ledger: Path
+    state_file: Path | None
+    settings: Settings
+    ids: PciIds
+    plugin_only: bool = False
+    listen: tuple[str, int] | None = None
+    """Where probes and metrics are served."""
+    clock: Clock = field(default_factory=RealClock)
+    pace: Pace = field(default_factory=Pace)
+    lanes: Callable[[str], Lane] = ThreadLane
+
+
+async def run_until_told_to_stop(options: NodeOptions) -> None:
+    """Run the agent until SIGTERM or SIGINT; returns with the sockets gone and the ledger written."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(run(options))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, running.cancel)
+    log.info("stopped")
+
+
+async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None = None) -> None:
+    """Run the agent until it is cancelled; raise AlreadyRunningError when the node has one.
+
+    `started` is given the agent once it is put together.
+    """
+    folder = options.kubelet.device_plugins
+    await _wait_for(folder, options.clock)
+    with only_agent(folder):
+        agent = Agent(_site(options), options.settings, options.ids, _who_we_are(options), options.pace)
+        if started is not None:
+            started(agent)
+        plugins = Plugins(
+            agent,
+            options.kubelet,
+            options.clock,
+            options.pace,
+            unknown_numa_is_node_0=options.settings.compat.unknown_numa_is_node_0,
+        )
+        holders = HolderWatch(options.kubelet, options.clock, options.pace)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(agent.run())
+            group.create_task(plugins.run())
+            group.create_task(keep_going("holders", lambda: holders.run(agent), options.clock))
+            if options.listen is not None:
+                host, port = options.listen
+                probes = Probes(pages(agent))
+                group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
+
+
+def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
+    """Return the pages that the agent serves."""
+
+    def healthz() -> Answer:
+        return Answer(200, "ok\n")
+
+    def readyz() -> Answer:
+        missing = list(_not_ready(agent))
+        return Answer(503, "".join(f"{line}\n" for line in missing)) if missing else Answer(200, "ok\n")
+
+    def metrics_page() -> Answer:
+        return Answer(200, metrics.page(agent.views.get(), agent.telemetry), metrics.CONTENT_TYPE)
+
+    return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_page}
+
+
+def _not_ready(agent: Agent) -> list[str]:
+    """Return what is missing until pods can have what this node offers."""
+    if not agent.looked:
+        return ["the host was not looked at yet"]
+    return [
+        resource.not_registered_because.text
+        if resource.not_registered_because
+        else f"{resource.name} is not registered"
+        for resource in agent.views.get().resources
+        if resource.devices and not resource.registered
+    ]
+
+
+async def _wait_for(folder: Path, clock: Clock) -> None:
+    """Wait until the kubelet has made its folder; an agent may start before it."""
+    waited = False
+    while not os.path.isdir(folder):  # noqa: PTH112, ASYNC240  a stat each second
+        if not waited:
+            log.warning("waiting for the kubelet: no folder %s", folder)
+        waited = True
+        await clock.sleep(FOLDER_CHECK_S)
+
+
+def _site(options: NodeOptions) -> Site:
+    return Site(
+        kernel=options.kernel,
+        clock=options.clock,
+        watching=options.lanes("watching"),
+        writing=options.lanes("writing"),
+        ledger=options.ledger,
+        state_file=options.state_file,
+        sees_processes=not options.plugin_only,
+    )
+
+
+def _who_we_are(options: NodeOptions) -> AgentView:
+    return AgentView(version=__version__, pid=os.getpid(), started=options.clock.now(), plugin_only=options.plugin_only)

@@ -1,0 +1,79 @@
+"""The command `gpuvirt`: its subcommands, how it ends, and what it says when something is wrong.
+
+Exit codes: 0 done, 1 failed, 2 used wrongly or configured wrongly.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from gpuvirt import __version__
+from gpuvirt.cli import demo, devices, node, sim
+from gpuvirt.errors import ConfigError, GpuvirtError
+
+FAILED = 1
+USED_WRONGLY = 2
+
+app = typer.Typer(
+    name="gpuvirt",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="GPU virtualization for Kubernetes: the GPUs of a node as devices of virtual machines.",
+)
+app.command("devices")(devices.devices)
+app.command("node")(node.node)
+app.command("demo")(demo.demo)
+app.add_typer(sim.app, name="sim")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gpuvirt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """GPU virtualization for Kubernetes."""
+
+
+def main() -> None:
+    """Run the command line."""
+    run(sys.argv[1:])
+
+
+def nvidia_kubevirt_gpu_device_plugin() -> None:
+    """Run the agent in the place of NVIDIA's plugin: observing and offering alone, with its paths and no privileges."""
+    run(["node", "--plugin-only", *sys.argv[1:]])
+
+
+def run(arguments: list[str]) -> None:
+    """Run one command and end the process."""
+    # gRPC's own log goes to standard error in a form of its own; what it means for us we say ourselves.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251
+    try:
+        app(arguments, prog_name="gpuvirt")
+    except (GpuvirtError, ExceptionGroup, OSError) as failure:
+        errors = list(_flat(failure))
+        for error in errors:
+            if not isinstance(error, GpuvirtError | OSError):
+                raise  # ours, and worth its traceback
+            print(f"gpuvirt: {error}", file=sys.stderr)
+        sys.exit(USED_WRONGLY if any(isinstance(error, ConfigError) for error in errors) else FAILED)
+
+
+def _flat(failure: Exception) -> Iterator[Exception]:
+    """Yield the errors that a failure consists of; what fails in one of several tasks comes in groups."""
+    if isinstance(failure, ExceptionGroup):
+        for inner in failure.exceptions:
+            yield from _flat(inner)
+    else:
+        yield failure

@@ -1,0 +1,72 @@
+"""`gpuvirt node`: the agent."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.cli import options
+from gpuvirt.errors import ConfigError
+from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
+
+LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")
+
+
+def node(  # noqa: PLR0913  one parameter an option
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDir = options.KUBELET_DIR,
+    config: options.Config = None,
+    pci_ids: options.PciIdsFile = None,
+    plugin_only: Annotated[
+        bool,
+        typer.Option(
+            "--plugin-only",
+            help="Observe and offer alone, unprivileged; needs the kubelet's device-plugins folder and /dev/vfio.",
+        ),
+    ] = False,
+    listen: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Where to serve metrics and probes; '' for nowhere."
+        ),
+    ] = ":9410",
+    log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run the agent of this node: find its GPUs and offer them to the kubelet.
+
+    It runs until SIGTERM or SIGINT. Starting and ending change no device, so it may be restarted at any time.
+    """
+    from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
+    from gpuvirt.hardware.kernel import RealKernel
+    from gpuvirt.node.statefile import FILE
+
+    set_up(log_format, verbose=verbose)
+    roots, kubelet = HostRoots.under(host_root), KubeletPaths(kubelet_dir)
+    asyncio.run(
+        run_until_told_to_stop(
+            NodeOptions(
+                kernel=RealKernel(roots),
+                kubelet=kubelet,
+                # A pod with two mounts has one place of the host that outlives it.
+                ledger=kubelet.device_plugins / "gpuvirt" / "ledger.json" if plugin_only else roots.local(LEDGER),
+                state_file=None if plugin_only else roots.run / FILE,
+                settings=options.read_settings(config),
+                ids=options.read_pci_ids(pci_ids, roots),
+                plugin_only=plugin_only,
+                listen=_address(listen),
+            )
+        )
+    )
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    """Return the address in `host:port`, `:port` or `[::1]:port`; None for an empty text."""
+    if not text:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"expected ADDRESS:PORT, as in :9410 or 127.0.0.1:9410, got {text!r}", where="--listen")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,94 @@
+"""Options that several commands share, and what they turn into."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt import documents
+from gpuvirt.errors import ConfigError
+from gpuvirt.model import pciids, settings
+from gpuvirt.model.pciids import PciIds, Texts
+from gpuvirt.model.settings import Settings
+from gpuvirt.paths import HostPath, HostRoots
+
+SYSTEM_PCI_IDS = (
+    HostPath("/usr/share/misc/pci.ids"),
+    HostPath("/usr/share/hwdata/pci.ids"),
+    HostPath("/usr/share/pci.ids"),
+)
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+HostRoot = Annotated[
+    Path,
+    typer.Option(
+        envvar="GPUVIRT_HOST_ROOT",
+        exists=True,
+        file_okay=False,
+        metavar="DIR",
+        help="Where the host's / is seen: DIR/sys, DIR/dev, DIR/proc and so on.",
+    ),
+]
+KubeletDir = Annotated[
+    Path,
+    typer.Option(envvar="GPUVIRT_KUBELET_DIR", file_okay=False, metavar="DIR", help="The kubelet's own folder."),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="The agent's settings, a YAML file (docs/settings.md)."),
+]
+PciIdsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--pci-ids",
+        envvar="GPUVIRT_PCI_IDS",
+        metavar="FILE",
+        help="A pci.ids file to take names from, in place of gpuvirt's own and the system's.",
+    ),
+]
+OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
+
+ROOT = Path("/")
+KUBELET_DIR = Path("/var/lib/kubelet")
+
+
+def read_settings(config: Path | None) -> Settings:
+    """Return the settings in a file, the defaults without one; raise ConfigError."""
+    if config is None:
+        return Settings()
+    return settings.check(documents.load(config, Settings), where=str(config))
+
+
+def read_pci_ids(override: Path | None, roots: HostRoots) -> PciIds:
+    """Return the databases that name devices; raise ConfigError for one that was named and is none."""
+    if override is not None:
+        return PciIds((_pci_ids_of(override),))
+    system = next((path for name in SYSTEM_PCI_IDS if (path := roots.local(name)).is_file()), None)
+    return PciIds((pciids.shipped(), *([_system_pci_ids(system)] if system is not None else [])))
+
+
+def _system_pci_ids(path: Path) -> Texts:
+    """Return the system's database; it is asked for unknown ids alone, so a bad one is passed over."""
+    try:
+        return _pci_ids_of(path)
+    except ConfigError as error:
+        typer.echo(f"gpuvirt: the system's database is passed over: {error}", err=True)
+        return {}
+
+
+def _pci_ids_of(path: Path) -> Texts:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"can't be read: {error.strerror}", where=str(path)) from error
+    return pciids.parse(text, where=str(path))

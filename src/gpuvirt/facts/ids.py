@@ -1,0 +1,100 @@
+"""Addresses and ids, and the only functions that make them out of text."""
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+from typing_extensions import override
+
+from gpuvirt.errors import InvalidIdError
+
+PciAddress = NewType("PciAddress", str)
+"""A PCI function, `domain:bus:device.function` in lower case: `0000:65:00.0`; VMD domains have five digits or more."""
+
+IommuGroup = NewType("IommuGroup", int)
+"""The number of an IOMMU group, as in `/dev/vfio/12`."""
+
+VgpuId = NewType("VgpuId", str)
+"""One vGPU: the UUID of an mdev, or the PCI address of a VF that carries one."""
+
+VgpuType = NewType("VgpuType", str)
+"""A vGPU type as the host names it: `NVIDIA A10-12Q`, `GRID T4-1Q`."""
+
+DeviceId = NewType("DeviceId", str)
+"""What the kubelet knows a device by: a PCI address, or an mdev's UUID."""
+
+ResourceName = NewType("ResourceName", str)
+"""A Kubernetes extended resource: `nvidia.com/GA102GL_A10`."""
+
+BootId = NewType("BootId", str)
+"""`/proc/sys/kernel/random/boot_id`: another one means that the host was restarted."""
+
+PodUid = NewType("PodUid", str)
+
+_ADDRESS = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_RESOURCE = re.compile(
+    r"(?=.{1,253}/)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*/"
+    r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+_PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PciId:
+    """What a PCI function or its board is: vendor and device, `10de:2236`."""
+
+    vendor: int
+    device: int
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+
+def parse_pci_address(text: str) -> PciAddress:
+    """Return `text` as a PCI address, or raise InvalidIdError."""
+    if not _ADDRESS.fullmatch(text):
+        raise InvalidIdError("a PCI address", text, "domain:bus:device.function, as in 0000:65:00.0")
+    return PciAddress(text.lower())
+
+
+def parse_pci_id(text: str) -> PciId:
+    """Return `text` (`10de:2236`) as a PciId, or raise InvalidIdError."""
+    match = _PCI_ID.fullmatch(text)
+    if not match:
+        raise InvalidIdError("a PCI id", text, "vendor:device in hexadecimal, as in 10de:2236")
+    return PciId(int(match[1], 16), int(match[2], 16))
+
+
+def parse_iommu_group(text: str) -> IommuGroup:
+    """Return `text` as the number of an IOMMU group, or raise InvalidIdError."""
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidIdError("an IOMMU group", text, "a number, as in 12")
+    return IommuGroup(int(text))
+
+
+def parse_mdev_uuid(text: str) -> VgpuId:
+    """Return `text` as the UUID of an mdev, or raise InvalidIdError."""
+    if not _UUID.fullmatch(text):
+        raise InvalidIdError("the UUID of a mediated device", text, "8-4-4-4-12 hexadecimal digits")
+    return VgpuId(text.lower())
+
+
+def parse_resource_name(text: str) -> ResourceName:
+    """Return `text` as an extended resource's name, or raise InvalidIdError.
+
+    Source: Kubernetes' IsExtendedResourceName: a DNS subdomain, `/`, a qualified name of at most 63 characters;
+    `kubernetes.io/` and `requests.` are the cluster's own.
+    """
+    ours = not text.startswith("requests.") and not re.match(r"(?:[^/]*\.)?kubernetes\.io/", text)
+    if not (ours and _RESOURCE.fullmatch(text)):
+        raise InvalidIdError(
+            "a resource name", text, "domain/name, the name of at most 63 letters, digits, '-', '_' and '.'"
+        )
+    return ResourceName(text)
+
+
+def slot_of(address: PciAddress) -> str:
+    """Return the slot that a function sits in: `0000:65:00` for `0000:65:00.0`."""
+    return address.rpartition(".")[0]

@@ -1,0 +1,37 @@
+"""Extended GPU memory (Grace Hopper, GB200): the regions under `/sys/class/egm` and the GPUs they go with."""
+
+import re
+
+from gpuvirt.facts.ids import parse_pci_address
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import EgmRegion
+from gpuvirt.hardware import attributes, iommu
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.paths import HostPath
+
+CLASS = HostPath("/sys/class/egm")
+_REGION = re.compile(r"egm[0-9]+")
+
+
+def read_regions(kernel: Kernel) -> tuple[tuple[EgmRegion, ...], tuple[Unread, ...]]:
+    """Return the regions in the order of their nodes, and what could not be read of them.
+
+    A region without a node is left out: nothing could be given to a virtual machine.
+    """
+    names = attributes.names(kernel, CLASS)
+    if isinstance(names, Unread):
+        return (), (names,)
+    regions: list[EgmRegion] = []
+    unread: list[Unread] = []
+    for name in names or ():
+        if not _REGION.fullmatch(name):
+            continue
+        path, node = HostPath(f"{CLASS}/{name}/gpu_devices"), HostPath(f"/dev/{name}")
+        gpus = attributes.parsed(kernel, path, lambda text: frozenset(map(parse_pci_address, text.split())))
+        if isinstance(gpus, Unread):
+            unread.append(gpus)
+        elif gpus and not iommu.exists(kernel, node):
+            unread.append(Unread(node, seen="no node for this region"))
+        elif gpus:
+            regions.append(EgmRegion(node, gpus))
+    return tuple(regions), tuple(unread)

@@ -1,0 +1,54 @@
+"""VFIO's nodes under `/dev`: which groups and devices can be opened, and whether iommufd is there."""
+
+from gpuvirt.facts.ids import IommuGroup, parse_iommu_group
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware import attributes
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.paths import HostPath
+
+VFIO = HostPath("/dev/vfio")
+CONTAINER = HostPath("/dev/vfio/vfio")
+IOMMUFD = HostPath("/dev/iommu")
+IOMMUFD_CLASS = HostPath("/sys/class/misc/iommu")
+CDEVS = HostPath("/dev/vfio/devices")
+
+
+def group_node(group: IommuGroup) -> HostPath:
+    """Return the node by which a group is opened."""
+    return HostPath(f"{VFIO}/{group}")
+
+
+def cdev_node(name: str) -> HostPath:
+    """Return the node by which one device is opened (`vfio0`)."""
+    return HostPath(f"{CDEVS}/{name}")
+
+
+def read_group_nodes(kernel: Kernel) -> frozenset[IommuGroup] | Unread:
+    """Return the groups that have a node; the folder also holds `vfio`, `devices` and `noiommu-0`."""
+    names = attributes.names(kernel, VFIO)
+    if isinstance(names, Unread):
+        return names
+    return frozenset(parse_iommu_group(name) for name in names or () if name.isascii() and name.isdigit())
+
+
+def read_cdev_nodes(kernel: Kernel) -> frozenset[str] | Unread:
+    """Return the devices that have a node of their own."""
+    names = attributes.names(kernel, CDEVS)
+    return names if isinstance(names, Unread) else frozenset(names or ())
+
+
+def exists(kernel: Kernel, path: HostPath) -> bool:
+    """Return whether a node or folder is there; one that can't be told is taken for none."""
+    try:
+        kernel.device_number(path)
+    except OSError:
+        return False
+    return True
+
+
+def has_iommufd(kernel: Kernel) -> bool:
+    """Return whether the host has iommufd.
+
+    An unprivileged pod doesn't see the host's `/dev/iommu`, but it does see the misc device's folder in `/sys`.
+    """
+    return exists(kernel, IOMMUFD) or exists(kernel, IOMMUFD_CLASS)

@@ -1,0 +1,174 @@
+"""The kernel seam: files, leases, open files and uevents, of this machine or of a simulated one.
+
+All that gpuvirt knows of a host and does to it passes through a `Kernel`, at the level of files. The real one is here;
+`gpuvirt.sim.kernel` is another, and everything above can't tell which it has.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.uevents import concerns_devices
+from gpuvirt.paths import HostPath, HostRoots
+
+log = logging.getLogger(__name__)
+
+ATTRIBUTE_BYTES = 4096
+"""A sysfs attribute holds at most a page (Documentation/filesystems/sysfs.rst)."""
+
+NETLINK_KOBJECT_UEVENT = 15
+KERNEL_MULTICAST_GROUP = 1
+"""include/uapi/linux/netlink.h; group 1 is the kernel's own voice, group 2 is udev's."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file under `/dev` that a process has open; `device` is its device number, as the path may be a private copy."""
+
+    pid: int
+    path: HostPath
+    device: int
+
+
+class Kernel(Protocol):
+    """A host's kernel, as files. Every call raises OSError with the kernel's errno."""
+
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        """Return the first `limit` bytes of a file."""
+        ...
+
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        """Write a file in one system call, as attributes want it."""
+        ...
+
+    def listdir(self, path: HostPath, /) -> Sequence[str]:
+        """Return the names in a folder, in no order."""
+        ...
+
+    def readlink(self, path: HostPath, /) -> str:
+        """Return where a symbolic link points."""
+        ...
+
+    def device_number(self, path: HostPath, /) -> int:
+        """Return the device number of a node, 0 for a file that is no node."""
+        ...
+
+    def lease(self, group: IommuGroup, /) -> AbstractContextManager[None]:
+        """Hold a VFIO group open, so that nobody else can.
+
+        Opening tests and takes in one step: a group opens once (kernel 6.1: a second open gives EBUSY). Raises
+        DeviceBusyError when it is open elsewhere, LeaseUnavailableError when that can't be told.
+        """
+        ...
+
+    def open_files(self) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` that processes have open; processes that may not be looked into are left out."""
+        ...
+
+    def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
+        """Call `wake`, from any thread, when devices come, go or change driver; return how to stop that."""
+        ...
+
+
+class RealKernel:
+    """The kernel of the machine whose files `roots` names."""
+
+    def __init__(self, roots: HostRoots) -> None:
+        self._prefixes = roots.prefixes()
+        self._root = "" if str(roots.root) == "/" else str(roots.root)
+
+    def _local(self, path: HostPath) -> str:
+        first, slash, rest = path[1:].partition("/")
+        return self._prefixes.get(first, f"{self._root}/{first}") + slash + rest
+
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        """Return the first `limit` bytes of a file."""
+        fd = os.open(self._local(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, limit)
+        finally:
+            os.close(fd)
+
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        """Write a file in one system call."""
+        fd = os.open(self._local(path), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+
+    def listdir(self, path: HostPath, /) -> Sequence[str]:
+        """Return the names in a folder."""
+        return os.listdir(self._local(path))  # noqa: PTH208  a thousand folders a scan: no Path objects
+
+    def readlink(self, path: HostPath, /) -> str:
+        """Return where a symbolic link points."""
+        return os.readlink(self._local(path))  # noqa: PTH115  a thousand links a scan: no Path objects
+
+    def device_number(self, path: HostPath, /) -> int:
+        """Return the device number of a node."""
+        return os.stat(self._local(path)).st_rdev  # noqa: PTH116
+
+    @contextlib.contextmanager
+    def lease(self, group: IommuGroup, /) -> Iterator[None]:
+        """Hold a VFIO group open."""
+        node = HostPath(f"/dev/vfio/{group}")
+        try:
+            fd = os.open(self._local(node), os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise DeviceBusyError(f"{node} is open in another process") from error
+            raise LeaseUnavailableError(f"{node} can't be opened: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def open_files(self) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` that processes have open."""
+        for pid in self.listdir(HostPath("/proc")):
+            if not pid.isdigit():
+                continue
+            folder = HostPath(f"/proc/{pid}/fd")
+            with contextlib.suppress(OSError):  # gone, or another user's
+                for number in self.listdir(folder):
+                    if found := self._open_node(int(pid), HostPath(f"{folder}/{number}")):
+                        yield found
+
+    def _open_node(self, pid: int, link: HostPath) -> OpenFile | None:
+        with contextlib.suppress(OSError):
+            target = self.readlink(link)
+            # Only nodes are looked at further: a stat of a file on a dead NFS server would hang.
+            if target.startswith("/dev/") or "/vfio" in target:
+                return OpenFile(pid, HostPath(target), self.device_number(link))
+        return None
+
+    def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
+        """Call `wake` when devices come, go or change driver."""
+        channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT)
+        channel.bind((0, KERNEL_MULTICAST_GROUP))
+        stopping, stopped = socket.socketpair()
+
+        def listen() -> None:
+            with channel, stopped:
+                while stopped not in select.select([channel, stopped], [], [])[0]:
+                    try:
+                        relevant = concerns_devices(channel.recv(16384))
+                    except OSError as error:  # ENOBUFS: messages were lost; what they said is unknown, so look
+                        relevant = True
+                        log.warning("uevents were lost", extra={"errno": error.errno})
+                    if relevant:
+                        wake()
+
+        threading.Thread(target=listen, name="uevents", daemon=True).start()
+        return stopping.close

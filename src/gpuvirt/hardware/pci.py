@@ -1,0 +1,163 @@
+"""PCI functions, read from `/sys/bus/pci/devices`.
+
+Only links, ids, numbers and the first bytes of `config` are read. `driver_override` and `uevent` hang while somebody
+waits for the device to be unbound (seen on kernel 6.1), so no scan opens them.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
+from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread, kind_of
+from gpuvirt.facts.snapshot import Oddity
+from gpuvirt.hardware import attributes
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.paths import HostPath
+
+T = TypeVar("T")
+
+DEVICES = HostPath("/sys/bus/pci/devices")
+
+NO_ANSWER = b"\xff\xff"
+"""What configuration space holds for a device that no longer answers: all ones, vendor first."""
+
+
+def attribute(address: PciAddress, name: str) -> HostPath:
+    """Return the path of a function's attribute."""
+    return HostPath(f"{DEVICES}/{address}/{name}")
+
+
+def read_driver(kernel: Kernel, address: PciAddress) -> str | Unread | None:
+    """Return the driver that a function is bound to now."""
+    return attributes.link_name(kernel, attribute(address, "driver"))
+
+
+def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | None:
+    """Return the IOMMU group that a function is in now."""
+    path = attribute(address, "iommu_group")
+    name = attributes.link_name(kernel, path)
+    return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
+
+
+def read_id(kernel: Kernel, address: PciAddress) -> PciId | Unread | None:
+    """Return what a function is now."""
+    return _read_pair(kernel, attribute(address, "vendor"), attribute(address, "device"))
+
+
+def _read_pair(kernel: Kernel, vendor_path: HostPath, device_path: HostPath) -> PciId | Unread | None:
+    vendor = attributes.parsed(kernel, vendor_path, attributes.hexadecimal)
+    if not isinstance(vendor, int):
+        return vendor
+    device = attributes.parsed(kernel, device_path, attributes.hexadecimal)
+    return PciId(vendor, device) if isinstance(device, int) else device
+
+
+def read_function(kernel: Kernel, address: PciAddress, before: PciFunction | None) -> PciFunction | Oddity:
+    """Return a function, or why there is none at that address.
+
+    `before` is the same function as it was seen last: what can't be read now is taken from there, and listed as unread.
+    The driver and the group are not: whether they are still the same is what everything hangs on.
+    """
+    found_id = read_id(kernel, address)
+    found_class = attributes.parsed(kernel, attribute(address, "class"), attributes.hexadecimal)
+    if isinstance(found_id, PciId) and isinstance(found_class, int):
+        return _Reading(kernel, address, before).function(found_id, found_class)
+    problem = found_class if isinstance(found_id, PciId) else found_id
+    if not isinstance(problem, Unread):
+        return Oddity(HostPath(f"{DEVICES}/{address}"), "went away while it was read, or is no PCI function")
+    if before is None:
+        return Oddity(problem.path, f"can't be understood: {problem.said}")
+    reading = _Reading(kernel, address, before)
+    reading.unread.append(problem)
+    return reading.function(before.id, before.class_code)
+
+
+class _Reading:
+    """One function being read; what could not be read is collected beside what could."""
+
+    def __init__(self, kernel: Kernel, address: PciAddress, before: PciFunction | None) -> None:
+        self.kernel = kernel
+        self.address = address
+        self.before = before
+        self.unread: list[Unread] = []
+
+    def function(self, function_id: PciId, class_code: int) -> PciFunction:
+        folder = HostPath(f"{DEVICES}/{self.address}")
+        entries = self._told(attributes.names(self.kernel, folder), None) or ["driver", "iommu_group"]
+        driver = read_driver(self.kernel, self.address) if "driver" in entries else None
+        group = read_group(self.kernel, self.address) if "iommu_group" in entries else None
+        self.unread += (found for found in (driver, group) if isinstance(found, Unread))
+        if kind_of(class_code, function_id.vendor) in {FunctionKind.OTHER, FunctionKind.BRIDGE}:
+            # Such a function matters only as a member of somebody's group.
+            return PciFunction(
+                address=self.address,
+                id=function_id,
+                class_code=class_code,
+                driver=driver,
+                iommu_group=group,
+                cdevs=self._cdevs(entries),
+                unread=tuple(self.unread),
+            )
+        before = self.before
+        return PciFunction(
+            address=self.address,
+            id=function_id,
+            class_code=class_code,
+            subsystem=self._told(self._subsystem(), before.subsystem if before else None),
+            revision=self._told(self._number("revision", attributes.hexadecimal), before.revision if before else None),
+            driver=driver,
+            iommu_group=group,
+            numa_node=self._told(self._numa_node(), before.numa_node if before else None),
+            cdevs=self._cdevs(entries),
+            physfn=self._address("physfn") if "physfn" in entries else None,
+            virtfns=tuple(found for name in _virtfns(entries) if (found := self._address(name))),
+            sriov_total_vfs=self._told(self._number("sriov_totalvfs", attributes.number), None),
+            fell_off_bus=self._fell_off_bus(),
+            unread=tuple(self.unread),
+        )
+
+    def _told(self, found: T | Unread, otherwise: T) -> T:
+        if isinstance(found, Unread):
+            self.unread.append(found)
+            return otherwise
+        return found
+
+    def _number(self, name: str, parse: Callable[[str], int]) -> int | Unread | None:
+        return attributes.parsed(self.kernel, attribute(self.address, name), parse)
+
+    def _numa_node(self) -> int | Unread | None:
+        """Read the NUMA node; the kernel writes -1 where the firmware names none."""
+        node = self._number("numa_node", attributes.number)
+        return None if isinstance(node, int) and node < 0 else node
+
+    def _subsystem(self) -> PciId | Unread | None:
+        return _read_pair(
+            self.kernel, attribute(self.address, "subsystem_vendor"), attribute(self.address, "subsystem_device")
+        )
+
+    def _address(self, name: str) -> PciAddress | None:
+        path = attribute(self.address, name)
+        target = attributes.link_name(self.kernel, path)
+        found = attributes.understood(path, target, parse_pci_address) if isinstance(target, str) else target
+        return self._told(found, None)
+
+    def _cdevs(self, entries: list[str]) -> tuple[str, ...]:
+        if "vfio-dev" not in entries:
+            return ()
+        names = self._told(attributes.names(self.kernel, attribute(self.address, "vfio-dev")), None) or []
+        return tuple(name for name in names if name.startswith("vfio"))
+
+    def _fell_off_bus(self) -> bool:
+        path = attribute(self.address, "config")
+        try:
+            return self.kernel.read(path, limit=len(NO_ANSWER)) == NO_ANSWER
+        except OSError as error:
+            if error.errno not in attributes.ABSENT:
+                self.unread.append(Unread(path, errno=error.errno))
+            return False
+
+
+def _virtfns(entries: list[str]) -> list[str]:
+    """Return the links to a function's VFs in the order of their numbers (`virtfn2` before `virtfn10`)."""
+    found = [name for name in entries if name.startswith("virtfn") and name[6:].isdigit()]
+    return sorted(found, key=lambda name: int(name[6:]))

@@ -1,0 +1,125 @@
+"""One look at a host: every reader in turn, and their findings as Facts.
+
+A look is whole or brief. A brief one reads again what can fall ill (GPUs and the members of their groups, vGPUs, nodes)
+and takes the other functions as the look before saw them; a function that is new is always read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
+from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts, Oddity, Platform
+from gpuvirt.facts.vgpu import VgpuHost
+from gpuvirt.hardware import attributes, egm, iommu, pci
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.users import read_users
+from gpuvirt.hardware.vgpu.backend import VgpuBackend
+from gpuvirt.hardware.vgpu.mdev import Mdev
+from gpuvirt.hardware.vgpu.vendor_vfio import VendorVfio
+from gpuvirt.paths import HostPath
+
+T = TypeVar("T")
+
+BACKENDS: tuple[VgpuBackend, ...] = (Mdev(), VendorVfio())
+
+BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
+
+
+def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) -> Facts:
+    """Return what the host shows now; what can't be listed is as `before` saw it."""
+    look = _Look(kernel, before or Facts())
+    functions = look.functions(brief=brief and before is not None)
+    vgpu_hosts = look.vgpu_hosts(functions)
+    group_nodes = look.told(iommu.read_group_nodes(kernel), look.before.group_nodes)
+    cdev_nodes = look.told(iommu.read_cdev_nodes(kernel), look.before.cdev_nodes)
+    return Facts(
+        platform=look.platform(),
+        functions=functions,
+        vgpu_hosts=vgpu_hosts,
+        group_nodes=group_nodes,
+        cdev_nodes=cdev_nodes,
+        users=look.before.users,
+        oddities=tuple(look.oddities),
+        unread=tuple(look.unread),
+    )
+
+
+def with_users(kernel: Kernel, facts: Facts) -> Facts:
+    """Return `facts` with the processes that have VFIO devices open now; this walks all of `/proc`."""
+    return replace(facts, users=read_users(kernel, facts.group_nodes, facts.functions.values()))
+
+
+@dataclass(slots=True)
+class _Look:
+    kernel: Kernel
+    before: Facts
+    oddities: list[Oddity] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+
+    def told(self, found: T | Unread, before: T) -> T:
+        if isinstance(found, Unread):
+            self.unread.append(found)
+            return before
+        return found
+
+    def functions(self, *, brief: bool) -> Mapping[PciAddress, PciFunction]:
+        names = attributes.names(self.kernel, pci.DEVICES)
+        if isinstance(names, Unread):
+            self.unread.append(names)
+            return self.before.functions
+        taken = _dull(self.before.functions) if brief else {}
+        found: dict[PciAddress, PciFunction] = {}
+        for name in names or ():
+            try:
+                address = parse_pci_address(name)
+            except InvalidIdError as error:
+                self.oddities.append(Oddity(HostPath(f"{pci.DEVICES}/{name}"), str(error)))
+                continue
+            read = taken.get(address) or pci.read_function(self.kernel, address, self.before.functions.get(address))
+            if isinstance(read, Oddity):
+                self.oddities.append(read)
+            else:
+                found[address] = read
+        return found
+
+    def vgpu_hosts(self, functions: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, VgpuHost]:
+        found: dict[PciAddress, VgpuHost] = {}
+        for backend in BACKENDS:
+            probe = backend.probe(self.kernel, functions)
+            if isinstance(probe, Unread):
+                self.unread.append(probe)
+                found |= {
+                    gpu: host for gpu, host in self.before.vgpu_hosts.items() if host.framework is backend.framework
+                }
+            else:
+                found |= probe.hosts
+                self.oddities += probe.oddities
+        return found
+
+    def platform(self) -> Platform:
+        boot_id = self.told(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)
+        regions, unread = egm.read_regions(self.kernel)
+        self.unread += unread
+        return Platform(
+            boot_id=BootId(boot_id) if boot_id else None,
+            iommufd=iommu.has_iommufd(self.kernel),
+            vfio_container=iommu.exists(self.kernel, iommu.CONTAINER),
+            egm=regions,
+        )
+
+
+def _dull(functions: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, PciFunction]:
+    """Return the functions that are neither of a kind that we offer nor in the group of one, and were read whole."""
+    bright = {function.iommu_group for function in functions.values() if _matters(function)}
+    return {
+        address: function
+        for address, function in functions.items()
+        if not _matters(function) and function.iommu_group not in bright and not function.unread
+    }
+
+
+def _matters(function: PciFunction) -> bool:
+    return function.kind not in {FunctionKind.OTHER, FunctionKind.BRIDGE}

@@ -1,0 +1,1 @@
+"""The ways in which hosts carry vGPUs, each behind the same Protocol."""

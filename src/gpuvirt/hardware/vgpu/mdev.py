@@ -1,0 +1,120 @@
+"""vGPUs as mediated devices, on a GPU itself or on its VFs (Documentation/driver-api/vfio-mediated-device.rst)."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from gpuvirt.facts.ids import (
+    IommuGroup,
+    PciAddress,
+    VgpuId,
+    VgpuType,
+    parse_iommu_group,
+    parse_mdev_uuid,
+    parse_pci_address,
+)
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.snapshot import Oddity
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.hardware import attributes
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
+from gpuvirt.paths import HostPath
+
+PARENTS = HostPath("/sys/class/mdev_bus")
+LIVE = HostPath("/sys/bus/mdev/devices")
+
+
+def read_type(kernel: Kernel, vgpu: VgpuId) -> VgpuType | Unread | None:
+    """Return the type of a mediated device now: the `name` of its type, its id (`i915-GVTg_V5_4`) where it has none."""
+    name = attributes.text(kernel, HostPath(f"{LIVE}/{vgpu}/mdev_type/name"))
+    if name is None:
+        name = attributes.link_name(kernel, HostPath(f"{LIVE}/{vgpu}/mdev_type"))
+    return VgpuType(name) if isinstance(name, str) else name
+
+
+def read_group(kernel: Kernel, vgpu: VgpuId) -> IommuGroup | Unread | None:
+    """Return the IOMMU group of a mediated device."""
+    path = HostPath(f"{LIVE}/{vgpu}/iommu_group")
+    name = attributes.link_name(kernel, path)
+    return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
+
+
+class Mdev:
+    """Reads mediated devices."""
+
+    framework = Framework.MDEV
+
+    def probe(self, kernel: Kernel, functions: Mapping[PciAddress, PciFunction], /) -> Probe | Unread:
+        """Return the GPUs that carry mediated devices, or could."""
+        parents, devices = attributes.names(kernel, PARENTS), attributes.names(kernel, LIVE)
+        if isinstance(parents, Unread):
+            return parents
+        if isinstance(devices, Unread):
+            return devices
+        oddities: list[Oddity] = []
+        unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)
+        slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
+        live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
+        for parent in parents or ():
+            slot = _address(HostPath(f"{PARENTS}/{parent}"), parent, functions)
+            if isinstance(slot, Oddity):
+                oddities.append(slot)
+            else:
+                gpu = gpu_of(functions, slot)
+                slots[gpu][slot] = dict(_types(kernel, slot, unread[gpu]))
+        for device in devices or ():
+            vgpu = _live(kernel, device, functions)
+            if isinstance(vgpu, Oddity):
+                oddities.append(vgpu)
+            else:
+                live[gpu_of(functions, vgpu.slot)].append(vgpu)
+        hosts = {
+            gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), tuple(unread[gpu]))
+            for gpu in sorted({*slots, *live})
+        }
+        return Probe(hosts, tuple(oddities))
+
+
+def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFunction]) -> PciAddress | Oddity:
+    try:
+        address = parse_pci_address(name)
+    except ValueError:
+        return Oddity(path, "carries mediated devices, but is no PCI function")
+    return address if address in functions else Oddity(path, f"carries mediated devices, but {address} is not listed")
+
+
+def _types(kernel: Kernel, slot: PciAddress, unread: list[Unread]) -> Iterator[tuple[VgpuType, int]]:
+    folder = HostPath(f"{PARENTS}/{slot}/mdev_supported_types")
+    type_ids = attributes.names(kernel, folder)
+    if isinstance(type_ids, Unread):
+        unread.append(type_ids)
+        return
+    for type_id in type_ids or ():
+        name = attributes.text(kernel, HostPath(f"{folder}/{type_id}/name"))
+        left = attributes.parsed(kernel, HostPath(f"{folder}/{type_id}/available_instances"), attributes.number)
+        unread += (found for found in (name, left) if isinstance(found, Unread))
+        if isinstance(left, int):
+            yield VgpuType(name if isinstance(name, str) else type_id), left
+
+
+def _live(kernel: Kernel, name: str, functions: Mapping[PciAddress, PciFunction]) -> LiveVgpu | Oddity:
+    path = HostPath(f"{LIVE}/{name}")
+    try:
+        vgpu = parse_mdev_uuid(name)
+        target = kernel.readlink(path)
+    except (ValueError, OSError) as error:
+        return Oddity(path, f"is no mediated device: {error}")
+    parent = _address(path, target.split("/")[-2] if "/" in target else target, functions)
+    if isinstance(parent, Oddity):
+        return parent
+    found_type = read_type(kernel, vgpu)
+    if found_type is None:
+        return Oddity(path, "went away while it was read")
+    type_id = attributes.link_name(kernel, HostPath(f"{path}/mdev_type"))
+    return LiveVgpu(
+        id=vgpu,
+        type=found_type,
+        slot=parent,
+        group=read_group(kernel, vgpu),
+        type_id=type_id if isinstance(type_id, str) else None,
+    )

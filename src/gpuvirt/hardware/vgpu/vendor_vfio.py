@@ -1,0 +1,85 @@
+"""vGPUs as VFs that stay on the driver `nvidia` and carry a type (read side).
+
+Each VF has `nvidia/creatable_vgpu_types`, lines of `id : name`, and `nvidia/current_vgpu_type`, an id or 0. What can be
+created shrinks as VFs are given types, so the name of a type that exists is looked for on every VF of the host. The
+formats come from vendors' threads and from KubeVirt (pkg/virt-handler/device-manager); they have not been met on
+hardware here.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.hardware import attributes, pci
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
+
+DRIVER = "nvidia"
+NO_TYPE = "0"
+_CREATABLE = re.compile(r"^\s*(?P<id>[0-9]+)\s*:?\s+(?P<name>\S.*?)\s*$", re.MULTILINE)
+
+
+def parse_creatable(text: str) -> Mapping[str, VgpuType]:
+    """Return the names of the types that a VF could take, by id; headings and blank lines are passed over."""
+    return {match["id"]: VgpuType(match["name"]) for match in _CREATABLE.finditer(text)}
+
+
+def parse_type_id(text: str) -> str:
+    """Return the id of a type, `0` for none; raise ValueError for anything that is no number."""
+    return str(attributes.number(text))
+
+
+def read_type_id(kernel: Kernel, slot: PciAddress) -> str | Unread | None:
+    """Return the id of the type that a VF carries now, `0` for none; None for a function that carries none ever."""
+    return attributes.parsed(kernel, pci.attribute(slot, "nvidia/current_vgpu_type"), parse_type_id)
+
+
+def unnamed(type_id: str) -> VgpuType:
+    """Return what a type is called whose name no VF tells."""
+    return VgpuType(f"vGPU type {type_id}")
+
+
+class VendorVfio:
+    """Reads VFs that carry vGPU types."""
+
+    framework = Framework.VENDOR_VFIO
+
+    def probe(self, kernel: Kernel, functions: Mapping[PciAddress, PciFunction], /) -> Probe | Unread:
+        """Return the GPUs whose VFs carry types, or could."""
+        carriers = [function for function in functions.values() if function.physfn and function.driver == DRIVER]
+        names: dict[str, VgpuType] = {}
+        slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
+        unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)
+        current: dict[PciAddress, str | Unread] = {}
+        for function in carriers:
+            type_id = read_type_id(kernel, function.address)
+            if type_id is None:  # an older driver, which makes mdevs on this VF
+                continue
+            current[function.address] = type_id
+            gpu = gpu_of(functions, function.address)
+            path = pci.attribute(function.address, "nvidia/creatable_vgpu_types")
+            creatable = attributes.parsed(kernel, path, parse_creatable)
+            unread[gpu] += (found for found in (type_id, creatable) if isinstance(found, Unread))
+            known = creatable if creatable is not None and not isinstance(creatable, Unread) else {}
+            names.update(known)
+            slots[gpu][function.address] = dict.fromkeys(known.values(), 1)
+        live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
+        for address, type_id in current.items():
+            if type_id != NO_TYPE:
+                live[gpu_of(functions, address)].append(_live(functions[address], type_id, names))
+        return Probe(
+            {gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), tuple(unread[gpu])) for gpu in slots}
+        )
+
+
+def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, VgpuType]) -> LiveVgpu:
+    return LiveVgpu(
+        id=VgpuId(function.address),
+        type=type_id if isinstance(type_id, Unread) else names.get(type_id, unnamed(type_id)),
+        slot=function.address,
+        group=function.iommu_group,
+        type_id=None if isinstance(type_id, Unread) else type_id,
+    )

@@ -1,0 +1,68 @@
+"""The kubelet's own record of which pod has which device: `device-plugins/kubelet_internal_checkpoint`.
+
+Source: pkg/kubelet/cm/devicemanager/checkpoint. A JSON object `{"Data": {...}, "Checksum": n}`; the kubelet writes it
+beside, syncs and renames, after each allocation and device list. Entries of dead pods stay until it is next written.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpuvirt.documents import from_json
+from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
+from gpuvirt.model.ledger import Consumer
+
+
+class PodDevices(msgspec.Struct, frozen=True, rename="pascal"):
+    """What one container has of one resource."""
+
+    pod_uid: str = msgspec.field(name="PodUID")
+    container_name: str
+    resource_name: str
+    device_ids: Mapping[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
+    """By NUMA node since Kubernetes 1.20 (`-1` for none), a list before."""
+    alloc_resp: bytes = b""
+    """The answer that the plugin gave, a serialised ContainerAllocateResponse."""
+
+    def ids(self) -> list[DeviceId]:
+        """Return the device ids, whatever their nodes."""
+        if self.device_ids is None:
+            return []
+        groups: Iterable[list[str] | None]
+        groups = [self.device_ids] if isinstance(self.device_ids, list) else self.device_ids.values()
+        return list(dict.fromkeys(DeviceId(one) for group in groups for one in group or ()))
+
+
+class Data(msgspec.Struct, frozen=True, rename="pascal"):
+    """The content."""
+
+    pod_device_entries: list[PodDevices] | None = None
+    registered_devices: Mapping[str, list[str] | None] | None = None
+    """The healthy devices of each registered resource."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
+    """The file."""
+
+    data: Data
+    checksum: int = 0
+
+
+def parse(content: bytes) -> Checkpoint:
+    """Return a checkpoint, or raise DamagedError.
+
+    The checksum is not asked: it is over a dump of Go types, whose names may change with the kubelet's code, and the
+    kubelet puts the file in its place whole.
+    """
+    return from_json(content, Checkpoint)
+
+
+def holders(checkpoint: Checkpoint) -> Mapping[tuple[ResourceName, DeviceId], Consumer]:
+    """Return who has which device."""
+    return {
+        (ResourceName(entry.resource_name), device): Consumer(
+            pod_uid=PodUid(entry.pod_uid), container=entry.container_name
+        )
+        for entry in checkpoint.data.pod_device_entries or ()
+        for device in entry.ids()
+    }

@@ -1,0 +1,200 @@
+"""The plugin of one resource: a gRPC server at its own socket, with the five calls of the device plugin API."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.kubelet import sockets, wire
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.placement import PlacementError
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.view import ResourceView
+from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.paths import check_socket_path
+
+log = logging.getLogger(__name__)
+
+SERVICE = "v1beta1.DevicePlugin"
+STOP_GRACE_S = 0.2
+
+MOST_MESSAGE_BYTES = 16 << 20
+"""A list of ten thousand devices has some 0.6 MB; gRPC's own limit is 4 MiB."""
+
+
+class Call(Protocol):
+    """A call that is being answered."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End it with an error."""
+        ...
+
+
+class SocketTakenError(GpuvirtError):
+    """Somebody else listens where a resource's plugin should."""
+
+
+class Giver(Protocol):
+    """Who decides on devices."""
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return the devices to prefer."""
+        ...
+
+    def allocate(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        """Give devices to containers."""
+        ...
+
+
+class DevicePlugin:
+    """Serves one resource."""
+
+    def __init__(
+        self, view: ResourceView, path: Path, giver: Giver, clock: Clock, *, unknown_numa_is_node_0: bool
+    ) -> None:
+        self.resource = view.name
+        self.path = path
+        self.streams = 0
+        """How many ListAndWatch streams are open."""
+        self.streamless_since_s = clock.monotonic_s()
+        self._view = view
+        self._giver = giver
+        self._clock = clock
+        self._unknown_numa_is_node_0 = unknown_numa_is_node_0
+        self._server: grpc.aio.Server | None = None
+        self._identity: sockets.FileIdentity | None = None
+        self._watchers: set[Signal] = set()
+        self._ending = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether the socket is there and is the one that this plugin made; the kubelet deletes it when it starts."""
+        return self._server is not None and sockets.identity(self.path) == self._identity
+
+    def show(self, view: ResourceView) -> None:
+        """Have the kubelet told of these devices from now on."""
+        if view.devices == self._view.devices:
+            self._view = view
+            return
+        self._view = view
+        self._wake_watchers()
+
+    async def start(self) -> None:
+        """Listen at the socket; raises OSError when that can't be done.
+
+        gRPC binds to any path, whoever listens there, and when it ends it deletes whatever lies there. So it gets a
+        path of its own, and the socket is moved to its place once nobody else is found there.
+        """
+        await self.stop()
+        if not sockets.clear(self.path):
+            raise SocketTakenError(f"{self.path}: another program listens there, or it is no socket")
+        beside = check_socket_path(self.path.with_name(f".{sockets.digest(self.resource)}"))
+        beside.unlink(missing_ok=True)
+        server = grpc.aio.server(options=[("grpc.max_send_message_length", MOST_MESSAGE_BYTES)])
+        server.add_generic_rpc_handlers([self._handler()])
+        try:
+            server.add_insecure_port(f"unix:{beside}")
+        except RuntimeError as error:
+            raise OSError(f"{beside}: {error}") from error
+        await server.start()
+        self._ending = False
+        self._server = server
+        beside.rename(self.path)
+        self._identity = sockets.identity(self.path)
+        self.streamless_since_s = self._clock.monotonic_s()
+
+    async def stop(self) -> None:
+        """End all streams and close the socket; its file goes too, unless it is somebody else's by now."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if sockets.identity(self.path) == self._identity:
+            self.path.unlink(missing_ok=True)
+        self._ending = True
+        self._wake_watchers()
+        await server.stop(STOP_GRACE_S)
+
+    def _wake_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
+
+    def _handler(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(
+                    self._options, pb.Empty.FromString, pb.DevicePluginOptions.SerializeToString
+                ),
+                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                    self._list_and_watch, pb.Empty.FromString, pb.ListAndWatchResponse.SerializeToString
+                ),
+                "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
+                    self._prefer,
+                    pb.PreferredAllocationRequest.FromString,
+                    pb.PreferredAllocationResponse.SerializeToString,
+                ),
+                "Allocate": grpc.unary_unary_rpc_method_handler(
+                    self._allocate, pb.AllocateRequest.FromString, pb.AllocateResponse.SerializeToString
+                ),
+                "PreStartContainer": grpc.unary_unary_rpc_method_handler(
+                    self._pre_start,
+                    pb.PreStartContainerRequest.FromString,
+                    pb.PreStartContainerResponse.SerializeToString,
+                ),
+            },
+        )
+
+    async def _options(self, _request: pb.Empty, _call: Call) -> pb.DevicePluginOptions:
+        return wire.options()
+
+    async def _list_and_watch(self, _request: pb.Empty, _call: Call) -> AsyncIterator[pb.ListAndWatchResponse]:
+        changed = Signal()
+        self._watchers.add(changed)
+        self.streams += 1
+        log.info("the kubelet watches", extra={"resource": self.resource})
+        try:
+            while not self._ending:
+                yield wire.device_list(self._view, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
+                await changed.wait()
+        finally:
+            self._watchers.discard(changed)
+            self.streams -= 1
+            self.streamless_since_s = self._clock.monotonic_s()
+
+    async def _prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
+        try:
+            return wire.chosen(
+                self._giver.prefer(self.resource, available, must_include, size)
+                for available, must_include, size in wire.choices(request)
+            )
+        except PlacementError as error:
+            await self._refuse(call, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def _allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
+        containers = wire.asked_for(request)
+        try:
+            attachments = self._giver.allocate(self.resource, containers)
+        except AllocationRefusedError as error:
+            unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
+            status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
+            await self._refuse(call, status, error.reason.text, reason=error.reason.code)
+        log.info("allocated", extra={"resource": self.resource, "devices": containers})
+        return wire.given(attachments)
+
+    async def _pre_start(self, _request: pb.PreStartContainerRequest, _call: Call) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+    async def _refuse(
+        self, call: Call, status: grpc.StatusCode, message: str, *, reason: str | None = None
+    ) -> NoReturn:
+        log.warning("refused: %s", message, extra={"resource": self.resource, "reason": reason})
+        await call.abort(status, f"{self.resource}: {message}")

@@ -1,0 +1,164 @@
+"""All resources of a node at the kubelet: a plugin for each, registered, and registered again whenever it must be.
+
+It must be when the kubelet has a new socket (it was restarted, and has deleted ours), and when no stream has watched a
+resource for a while: a kubelet that sees the old stream of a resource end drops its new endpoint with it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.errors import PathTooLongError
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kubelet import sockets
+from gpuvirt.kubelet.deviceplugin import DevicePlugin, Giver, SocketTakenError
+from gpuvirt.kubelet.registration import RegistrationFailedError, register
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.view import NodeView, Registration, ResourceView
+from gpuvirt.node.cell import Cell
+from gpuvirt.node.pace import Pace
+from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.tasks import backoff_s
+
+log = logging.getLogger(__name__)
+
+
+class Node(Giver, Protocol):
+    """The agent, as far as plugins need it."""
+
+    @property
+    def views(self) -> Cell[NodeView]:
+        """What to offer."""
+        ...
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What to count."""
+        ...
+
+    def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
+        """Take where the kubelet stands with a resource."""
+        ...
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """When a resource was last registered, and when to try again."""
+
+    kubelet: sockets.FileIdentity | None = None
+    """The kubelet's socket at which it was registered."""
+    not_before_s: float = 0.0
+    pauses: Iterator[float] = field(default_factory=backoff_s)
+
+
+class Plugins:
+    """The plugins of all resources."""
+
+    def __init__(
+        self, node: Node, paths: KubeletPaths, clock: Clock, pace: Pace, *, unknown_numa_is_node_0: bool = False
+    ) -> None:
+        self._node = node
+        self._paths = paths
+        self._clock = clock
+        self._pace = pace
+        self._unknown_numa_is_node_0 = unknown_numa_is_node_0
+        self._plugins: dict[ResourceName, DevicePlugin] = {}
+        self._attempts: dict[ResourceName, _Attempts] = {}
+        self._added = Signal()
+
+    async def run(self) -> None:
+        """Serve what the node's view shows, for ever; at the end the sockets are gone."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._tend_all())
+                async for view in self._node.views.follow():
+                    self._show(view)
+        finally:
+            await asyncio.gather(*(plugin.stop() for plugin in self._plugins.values()))
+
+    def _show(self, view: NodeView) -> None:
+        for resource in view.resources:
+            if plugin := self._plugins.get(resource.name):
+                plugin.show(resource)
+            elif resource.devices:
+                self._add(resource)
+
+    def _add(self, view: ResourceView) -> None:
+        try:
+            path = sockets.socket_path(self._paths.device_plugins, view.name)
+        except PathTooLongError as error:
+            self._say(view.name, ReasonCode.NOT_REGISTERED, str(error))
+            return
+        self._plugins[view.name] = DevicePlugin(
+            view, path, self._node, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0
+        )
+        self._attempts[view.name] = _Attempts()
+        self._added.set()
+
+    async def _tend_all(self) -> None:
+        while True:
+            await asyncio.gather(*(self._tend(plugin) for plugin in list(self._plugins.values())))
+            now_s = self._clock.monotonic_s()
+            waits = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
+            await self._added.wait_for(self._clock, min([self._pace.kubelet_s, *waits]))
+
+    async def _tend(self, plugin: DevicePlugin) -> None:
+        """See to it that a resource has a socket, and that the kubelet knows and watches it."""
+        attempts = self._attempts[plugin.resource]
+        if attempts.not_before_s > self._clock.monotonic_s():
+            return
+        try:
+            if not plugin.serves:
+                await plugin.start()
+                attempts.kubelet = None
+            kubelet = sockets.identity(self._paths.registration_socket)
+            if kubelet is None:
+                self._say(plugin.resource, ReasonCode.KUBELET_AWAY, f"no {self._paths.registration_socket}")
+            elif kubelet != attempts.kubelet or self._is_unwatched(plugin):
+                await self._register(plugin, attempts, kubelet)
+        except SocketTakenError as error:
+            self._fail(plugin, attempts, ReasonCode.SOCKET_TAKEN, error)
+        except (RegistrationFailedError, OSError) as error:
+            self._fail(plugin, attempts, ReasonCode.NOT_REGISTERED, error)
+
+    async def _register(self, plugin: DevicePlugin, attempts: _Attempts, kubelet: sockets.FileIdentity) -> None:
+        await register(self._paths, plugin.resource, plugin.path.name)
+        attempts.kubelet = kubelet
+        attempts.pauses = backoff_s()
+        plugin.streamless_since_s = self._clock.monotonic_s()
+        self._node.telemetry.registrations[plugin.resource, "ok"] += 1
+        self._node.hear_registration(plugin.resource, Registration(registered=True))
+        log.info("registered", extra={"resource": plugin.resource, "socket": str(plugin.path)})
+
+    def _is_unwatched(self, plugin: DevicePlugin) -> bool:
+        if plugin.streams:
+            return False
+        return self._clock.monotonic_s() - plugin.streamless_since_s >= self._pace.streamless_s
+
+    def _fail(self, plugin: DevicePlugin, attempts: _Attempts, code: ReasonCode, error: Exception) -> None:
+        attempts.kubelet = None
+        attempts.not_before_s = self._clock.monotonic_s() + next(attempts.pauses)
+        self._node.telemetry.registrations[plugin.resource, "failed"] += 1
+        self._say(plugin.resource, code, str(error))
+
+    def _say(self, resource: ResourceName, code: ReasonCode, seen: str) -> None:
+        message, fix = _SAYINGS[code]
+        reason = Reason(code, resource, message, seen=seen, fix=fix)
+        self._node.hear_registration(resource, Registration(registered=False, because=reason))
+
+
+_SAYINGS = {
+    ReasonCode.KUBELET_AWAY: (
+        "is not registered: the kubelet has no socket there",
+        "start the kubelet, or name its folder with --kubelet-dir",
+    ),
+    ReasonCode.NOT_REGISTERED: ("is not registered; tried again with growing pauses", "see the kubelet's log"),
+    ReasonCode.SOCKET_TAKEN: (
+        "is not registered: its socket is another program's",
+        "stop the other device plugin (NVIDIA's kubevirt-gpu-device-plugin or sandbox-device-plugin)",
+    ),
+}

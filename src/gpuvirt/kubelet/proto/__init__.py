@@ -1,0 +1,1 @@
+"""Messages of the kubelet's gRPC services, generated from the .proto files beside (`make generate`)."""

@@ -1,0 +1,85 @@
+"""The device plugin API's messages, from and to our own types; nothing else touches them.
+
+Contract: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.view import ResourceView
+
+VERSION = "v1beta1"
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+PERMISSIONS = "mrw"
+
+
+def options() -> pb.DevicePluginOptions:
+    """Return what the kubelet may ask of us: a preference, and nothing before a container starts."""
+    return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+
+
+def registration(resource: ResourceName, endpoint: str) -> pb.RegisterRequest:
+    """Return the request that registers a resource whose plugin listens at the socket `endpoint`."""
+    return pb.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options())
+
+
+def device_list(view: ResourceView, *, unknown_numa_is_node_0: bool) -> pb.ListAndWatchResponse:
+    """Return all devices of a resource; one whose NUMA node is unknown says nothing of it, unless told to say 0."""
+    return pb.ListAndWatchResponse(
+        devices=[
+            pb.Device(
+                ID=device.id,
+                health=HEALTHY if device.healthy else UNHEALTHY,
+                topology=_topology(0 if device.numa_node is None and unknown_numa_is_node_0 else device.numa_node),
+            )
+            for device in view.devices
+        ]
+    )
+
+
+def _topology(numa_node: int | None) -> pb.TopologyInfo | None:
+    return None if numa_node is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=numa_node)])
+
+
+def asked_for(request: pb.AllocateRequest) -> list[list[DeviceId]]:
+    """Return the devices that an Allocate asks for, by container."""
+    return [_ids(container.devices_ids) for container in request.container_requests]
+
+
+def given(attachments: Iterable[Attachment]) -> pb.AllocateResponse:
+    """Return the answer to an Allocate."""
+    return pb.AllocateResponse(
+        container_responses=[
+            pb.ContainerAllocateResponse(
+                envs=dict(attachment.env),
+                devices=[
+                    pb.DeviceSpec(host_path=node, container_path=node, permissions=PERMISSIONS)
+                    for node in attachment.device_nodes
+                ],
+            )
+            for attachment in attachments
+        ]
+    )
+
+
+def choices(request: pb.PreferredAllocationRequest) -> list[tuple[list[DeviceId], list[DeviceId], int]]:
+    """Return, by container, the devices to choose from, those that must be among them, and how many."""
+    return [
+        (_ids(container.available_deviceIDs), _ids(container.must_include_deviceIDs), container.allocation_size)
+        for container in request.container_requests
+    ]
+
+
+def chosen(preferred: Iterable[Sequence[DeviceId]]) -> pb.PreferredAllocationResponse:
+    """Return the answer to a GetPreferredAllocation."""
+    return pb.PreferredAllocationResponse(
+        container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=list(ids)) for ids in preferred]
+    )
+
+
+def _ids(texts: Iterable[str]) -> list[DeviceId]:
+    """Take ids as the kubelet writes them; each is only ever looked up among those that we gave it."""
+    return [DeviceId(text) for text in texts]

@@ -1,0 +1,192 @@
+"""Whether an offered device can be used: what speaks against it, how long it must stand, how long it must be gone.
+
+Symptoms are what one look at the host shows. They are judged over time, since some pass: a device that a virtual
+machine resets answers 0xffff for a moment, and a group is not viable while its functions change drivers in turn.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.candidates import Candidate
+from gpuvirt.model.holds import Holds
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import spoilers
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+Key = tuple[ResourceName, DeviceId]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What speaks against a device; nothing does when it is healthy."""
+
+    against: tuple[Reason, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a virtual machine could use the device."""
+        return not self.against
+
+
+HEALTHY = Health()
+
+
+@dataclass(frozen=True, slots=True)
+class Debounce:
+    """How long a symptom stands before it counts, and is gone before it no longer does, in seconds."""
+
+    raise_after_s: float = 0.0
+    clear_after_s: float = 0.0
+
+
+DEBOUNCE: Mapping[ReasonCode, Debounce] = {
+    ReasonCode.NODE_MISSING: Debounce(0.0, 0.0),
+    ReasonCode.GROUP_NOT_VIABLE: Debounce(1.0, 0.5),
+    ReasonCode.FELL_OFF_BUS: Debounce(1.5, 1.0),
+    ReasonCode.UNREAD: Debounce(1.0, 0.0),
+    ReasonCode.IN_USE_ELSEWHERE: Debounce(10.0, 0.0),
+}
+"""For the symptoms below; any other reason counts at once and is gone at once.
+
+A reset takes up to a second (PCIe 6.6.2 allows 1 s after a conventional reset), a bind of a group's functions a few
+tenths; a pod's end shows in the kubelet's account up to some seconds before its process has let go.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One symptom of one device, over time."""
+
+    reason: Reason
+    standing: bool
+    """Whether the last look showed it."""
+    since_s: float
+    """Since when that is so."""
+    counts: bool
+    """Whether it speaks against the device."""
+
+
+Traces = Mapping[ReasonCode, Trace]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What health says now; it is handed back at the next look, as what was known before."""
+
+    traces: Mapping[Key, Traces] = field(default_factory=dict)
+    again_in_s: float | None = None
+    """When to look again though nothing else happens: a symptom will have stood, or been gone, for long enough."""
+
+    def health(self, key: Key) -> Health:
+        """Return what speaks against a device."""
+        return Health(tuple(trace.reason for trace in self.traces.get(key, {}).values() if trace.counts))
+
+
+def judge(before: Verdict, symptoms: Mapping[Key, tuple[Reason, ...]], now_s: float) -> Verdict:
+    """Return the verdict on the devices of `symptoms`, given what was known of them before."""
+    traces = {key: _follow(before.traces.get(key), reasons, now_s) for key, reasons in symptoms.items()}
+    return Verdict(traces, min(_waits(traces.values(), now_s), default=None))
+
+
+def _follow(before: Traces | None, reasons: Iterable[Reason], now_s: float) -> Traces:
+    shown = {reason.code: reason for reason in reasons}
+    traces: dict[ReasonCode, Trace] = {}
+    for code, reason in shown.items():
+        past = before.get(code) if before is not None else None
+        since_s = past.since_s if past is not None and past.standing else now_s
+        stood = now_s - since_s >= DEBOUNCE.get(code, Debounce()).raise_after_s
+        # A device that was never seen without its symptom has not come down with it just now.
+        traces[code] = Trace(reason, True, since_s, before is None or (past is not None and past.counts) or stood)
+    for code, past in (before or {}).items():
+        if code not in shown and past.counts:
+            since_s = now_s if past.standing else past.since_s
+            if now_s - since_s < DEBOUNCE.get(code, Debounce()).clear_after_s:
+                traces[code] = Trace(past.reason, False, since_s, True)
+    return traces
+
+
+def _waits(all_traces: Iterable[Traces], now_s: float) -> Iterator[float]:
+    for traces in all_traces:
+        for code, trace in traces.items():
+            if trace.standing != trace.counts:
+                debounce = DEBOUNCE.get(code, Debounce())
+                wait_s = debounce.raise_after_s if trace.standing else debounce.clear_after_s
+                yield max(trace.since_s + wait_s - now_s, 0.0)
+
+
+def symptoms(inventory: Inventory, holds: Holds, candidate: Candidate, *, holders_heard: bool) -> Iterator[Reason]:
+    """Yield what one look at the host shows against a device."""
+    facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
+    if carrier is not None:
+        yield from _of_function(carrier, candidate.id)
+    gpu = facts.functions.get(candidate.target.gpu)
+    if gpu is not None and gpu is not carrier:
+        yield from _of_function(gpu, candidate.id)
+    if candidate.group is None:
+        return
+    if candidate.group not in facts.group_nodes and not _opens_by_cdev(inventory, candidate):
+        yield Reason(
+            ReasonCode.NODE_MISSING,
+            candidate.id,
+            "can't be opened: its group has no node",
+            seen=f"no /dev/vfio/{candidate.group}",
+            fix="rebind it to its driver, or restart udev; the node comes with the first device of the group",
+        )
+    if spoiling := spoilers(facts.functions, _others(inventory, candidate)):
+        names = ", ".join(f"{function.address} ({function.driver})" for function in spoiling)
+        yield Reason(
+            ReasonCode.GROUP_NOT_VIABLE,
+            candidate.id,
+            f"can't be opened while {names} of IOMMU group {candidate.group} is used by the host",
+            seen=f"/sys/bus/pci/devices/{spoiling[0].address}/driver -> {spoiling[0].driver}",
+            fix="bind all functions of the group to vfio-pci, or unbind them",
+        )
+    users = (facts.users or {}).get(candidate.group, ())
+    if users and holders_heard and candidate.group not in holds.by_group:
+        names = ", ".join(f"{user.command} (pid {user.pid})" for user in users)
+        yield Reason(
+            ReasonCode.IN_USE_ELSEWHERE,
+            candidate.id,
+            f"is in use by {names}, which is no pod's as far as the kubelet knows",
+            seen=f"/proc/{users[0].pid}/fd -> {users[0].node}",
+            fix="end that process, or take the device from this node's pool",
+        )
+
+
+def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
+    if function.fell_off_bus:
+        yield Reason(
+            ReasonCode.FELL_OFF_BUS,
+            subject,
+            "no longer answers on the PCI bus",
+            seen=f"/sys/bus/pci/devices/{function.address}/config begins ffff",
+            fix="reset or power-cycle the host; if it stays so the card, its slot or its power is faulty",
+        )
+    unread = next((found for found in function.unread if found.path.endswith(("/vendor", "/device", "/class"))), None)
+    if unread is not None:
+        yield Reason(
+            ReasonCode.UNREAD,
+            subject,
+            "could not be read, so nobody can tell whether it is what it was",
+            seen=f"{unread.path}: {unread.said}",
+            fix="see the kernel's log",
+        )
+
+
+def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
+    carrier = inventory.facts.functions.get(candidate.carrier)
+    return (
+        candidate.framework is not Framework.MDEV
+        and inventory.facts.platform.iommufd
+        and carrier is not None
+        and any(name in inventory.facts.cdev_nodes for name in carrier.cdevs)
+    )
+
+
+def _others(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:
+    """Yield the members of a candidate's group that are not itself: a VF that carries a vGPU stays on nvidia."""
+    members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
+    return (address for address in members if address != candidate.carrier)

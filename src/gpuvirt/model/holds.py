@@ -1,0 +1,83 @@
+"""What is in somebody's hands, whatever resource name it went out under, and what that keeps from others."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gpuvirt.facts.ids import IommuGroup, ResourceName
+from gpuvirt.model.candidates import Candidate, Target
+from gpuvirt.model.ledger import Entry
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The entries, found by what they hold."""
+
+    by_target: Mapping[Target, Entry]
+    by_group: Mapping[IommuGroup, tuple[Entry, ...]]
+
+    def as_held(self, candidate: Candidate) -> Candidate | Reason:
+        """Return a device as it may be offered while others are in use, or why it may not be at all.
+
+        A device that is in somebody's hands keeps the name that it went out under: under two names it would be counted,
+        and given, twice. A group opens once, so what shares a group with it is withheld.
+        """
+        own = self.by_target.get(candidate.target)
+        if own is None:
+            others = self._in_group(candidate)
+            return _group_held(candidate, others[0]) if others else candidate
+        if own.target.type != candidate.target.type:
+            return _other_name(candidate, own)
+        return replace(candidate, named=replace(candidate.named, resource=own.resource))
+
+    def in_the_way(self, resource: ResourceName, wanted: Iterable[Candidate]) -> Reason | None:
+        """Return why these devices can't be given together to one container, None when they can.
+
+        The kubelet sees to it that an id is free or its pod's own. A holder of one of these devices is therefore the
+        same pod or a dead one, and what else it holds is in nobody's way.
+        """
+        candidates = tuple(wanted)
+        targets = {candidate.target for candidate in candidates}
+        for candidate in candidates:
+            own = self.by_target.get(candidate.target)
+            if own is not None and own.resource != resource:
+                return _other_name(candidate, own)
+        renewed = [self.by_target[target] for target in targets if target in self.by_target]
+        for candidate in candidates:
+            for entry in self._in_group(candidate):
+                if entry.target not in targets and not any(entry.together_with(own) for own in renewed):
+                    return _group_held(candidate, entry)
+        return None
+
+    def _in_group(self, candidate: Candidate) -> tuple[Entry, ...]:
+        return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
+
+
+def find_holds(entries: Iterable[Entry]) -> Holds:
+    """Return the entries by target and by group."""
+    entries = tuple(entries)
+    groups: dict[IommuGroup, tuple[Entry, ...]] = {}
+    for entry in entries:
+        if entry.group is not None:
+            groups[entry.group] = (*groups.get(entry.group, ()), entry)
+    return Holds({entry.target: entry for entry in entries}, groups)
+
+
+def _other_name(candidate: Candidate, own: Entry) -> Reason:
+    return Reason(
+        ReasonCode.HELD_UNDER_OTHER_NAME,
+        candidate.id,
+        f"is held by {own.holder} as {own.resource}; it is offered as {candidate.named.resource} when it is free",
+        fix="end the virtual machine that has it, or leave it as it is",
+    )
+
+
+def _group_held(candidate: Candidate, other: Entry) -> Reason:
+    return Reason(
+        ReasonCode.GROUP_HELD,
+        candidate.id,
+        f"shares IOMMU group {candidate.group} with {other.device}, which is held by {other.holder};"
+        " a group goes to one virtual machine",
+        seen=f"/sys/kernel/iommu_groups/{candidate.group}/devices",
+        fix="ask for all devices of the group in one virtual machine, or give each its own group (ACS)",
+    )

@@ -1,0 +1,121 @@
+"""What was handed to whom, by our own account and by the kubelet's, and how the two are brought together.
+
+An entry is made when the kubelet asks for a device, before anybody knows for which pod. What the kubelet later says of
+its pods confirms it and names the pod. It ends when the kubelet has said twice that no pod has the device; as long as
+the kubelet is not heard, it stays.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PodUid, ResourceName
+from gpuvirt.model.candidates import Target
+
+UNCONFIRMED_FOR = timedelta(seconds=10)
+"""How long a new entry waits for the kubelet to name its pod; admission takes well under a second."""
+
+MISSES_TO_END = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A container of a pod, as far as it is known: the checkpoint knows UIDs, the pod-resources API names."""
+
+    pod_uid: PodUid | None = None
+    namespace: str | None = None
+    pod: str | None = None
+    container: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The pod in words."""
+        return f"pod {self.namespace}/{self.pod}" if self.pod else f"pod {self.pod_uid}"
+
+    def same_pod(self, other: "Consumer") -> bool:
+        """Return whether both are containers of one pod."""
+        if self.pod_uid is not None and other.pod_uid is not None:
+            return self.pod_uid == other.pod_uid
+        return self.pod is not None and (self.namespace, self.pod) == (other.namespace, other.pod)
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Which devices the kubelet says that pods have."""
+
+    at: datetime
+    devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One device in somebody's hands."""
+
+    resource: ResourceName
+    device: DeviceId
+    target: Target
+    group: IommuGroup | None
+    allocation: str
+    """What was given in one answer has the same."""
+    since: datetime
+    consumer: Consumer | None = None
+    misses: int = 0
+
+    @property
+    def holder(self) -> str:
+        """Who has it, in words."""
+        return self.consumer.text if self.consumer else "a pod that is being admitted"
+
+    def together_with(self, other: "Entry") -> bool:
+        """Return whether both are in the same hands."""
+        if self.allocation == other.allocation:
+            return True
+        return self.consumer is not None and other.consumer is not None and self.consumer.same_pod(other.consumer)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What is kept on disk."""
+
+    entries: tuple[Entry, ...] = ()
+    first_names: Mapping[str, str] = field(default_factory=dict)
+    """The name under which each PCI id was first offered."""
+
+
+def settle(
+    entries: Iterable[Entry],
+    holders: Holders | None,
+    known: Mapping[tuple[ResourceName, DeviceId], tuple[Target, IommuGroup | None]],
+) -> tuple[Entry, ...]:
+    """Return the entries after the kubelet was heard; with None, which is not having heard it, nothing changes.
+
+    `known` says what the devices of our resources are, so that pods from before our time get an entry too.
+    """
+    entries = tuple(entries)
+    if holders is None:
+        return entries
+    kept = [after for entry in entries if (after := _after(entry, holders)) is not None]
+    ours = {(entry.resource, entry.device) for entry in kept}
+    for key, consumer in holders.devices.items():
+        if key in known and key not in ours:
+            target, group = known[key]
+            allocation = f"kubelet:{consumer.pod_uid or ''}:{consumer.namespace}/{consumer.pod}/{consumer.container}"
+            kept.append(Entry(*key, target, group, allocation, holders.at, consumer))
+    return tuple(kept)
+
+
+def _after(entry: Entry, holders: Holders) -> Entry | None:
+    consumer = holders.devices.get((entry.resource, entry.device))
+    if consumer is not None:
+        return replace(entry, consumer=consumer, misses=0)
+    if holders.at < entry.since + (UNCONFIRMED_FOR if entry.consumer is None else timedelta()):
+        return entry
+    missed = replace(entry, misses=entry.misses + 1)
+    return missed if missed.misses < MISSES_TO_END else None
+
+
+def record(entries: Iterable[Entry], given: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return the entries after an allocation; a device that was in somebody's hands has changed them."""
+    given = tuple(given)
+    renewed = {(entry.resource, entry.device) for entry in given}
+    return (*(entry for entry in entries if (entry.resource, entry.device) not in renewed), *given)

@@ -1,0 +1,200 @@
+"""What is offered to the kubelet: each resource with its devices and their health, and why the rest is not offered."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model import candidates as possible
+from gpuvirt.model.candidates import Candidate
+from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
+from gpuvirt.model.holds import Holds, find_holds
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.ledger import Entry
+from gpuvirt.model.naming import Named, Naming
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDevice:
+    """One device of a resource."""
+
+    candidate: Candidate
+    health: Health = HEALTHY
+
+    @property
+    def id(self) -> DeviceId:
+        """What the kubelet knows it by."""
+        return self.candidate.id
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One resource. It stays when its last device goes, with an empty list: the kubelet counts unhealthy ids too."""
+
+    resource: ResourceName
+    devices: Mapping[DeviceId, OfferedDevice] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """All resources of a node, and why other devices are in none of them."""
+
+    by_resource: Mapping[ResourceName, Offer] = field(default_factory=dict)
+    withheld: Mapping[str, Reason] = field(default_factory=dict)
+    """By what the reason is about: a PCI address or a vGPU's id."""
+    verdict: Verdict = field(default_factory=Verdict)
+    other_names: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    """What the PCI ID database calls a resource today, where its first name was another."""
+
+    def devices(self) -> Iterator[tuple[ResourceName, OfferedDevice]]:
+        """Yield every offered device with its resource."""
+        for offer in self.by_resource.values():
+            for device in offer.devices.values():
+                yield offer.resource, device
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What offers rest on, besides what the host shows."""
+
+    naming: Naming
+    settings: Settings
+    entries: tuple[Entry, ...]
+    holders_heard: bool
+    now_s: float
+
+
+def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
+    """Return what to offer now; `before` is what was offered last.
+
+    A device that can't be read any more stays, unhealthy. One that is in somebody's hands stays listed whatever becomes
+    of it: the kubelet would not start a pod's container again without the devices that it knows.
+    """
+    holds = find_holds(ground.entries)
+    free: list[Candidate] = []
+    withheld: dict[str, Reason] = {}
+    for found in _candidates(inventory, ground):
+        if isinstance(found, Reason):
+            withheld[found.subject] = found
+        elif isinstance(standing := holds.as_held(found), Reason):
+            withheld[found.id] = standing
+        else:
+            free.append(standing)
+    keys = {_key(candidate) for candidate in free}
+    kept = dict(_kept(inventory, before, holds, keys, withheld))
+    seen = {
+        _key(candidate): tuple(symptoms(inventory, holds, candidate, holders_heard=ground.holders_heard))
+        for candidate in free
+    } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
+    verdict = judge(before.verdict, seen, ground.now_s)
+    devices: defaultdict[ResourceName, dict[DeviceId, OfferedDevice]] = defaultdict(dict)
+    for resource in before.by_resource:
+        devices[resource] = {}
+    for candidate in sorted((*free, *kept), key=lambda candidate: candidate.id):
+        resource, device = _key(candidate)
+        devices[resource][device] = OfferedDevice(candidate, verdict.health((resource, device)))
+    return Offers(
+        by_resource={resource: Offer(resource, devices[resource]) for resource in sorted(devices)},
+        withheld={subject: reason for subject, reason in withheld.items() if not _is_kept(subject, kept)},
+        verdict=verdict,
+        other_names=_other_names(free),
+    )
+
+
+def _key(candidate: Candidate) -> Key:
+    return candidate.named.resource, candidate.id
+
+
+def _candidates(inventory: Inventory, ground: Ground) -> Iterator[Candidate | Reason]:
+    yield from possible.passthrough(inventory, ground.naming, ground.settings)
+    yield from possible.vgpus(inventory, ground.naming)
+
+
+def _kept(
+    inventory: Inventory, before: Offers, holds: Holds, keys: set[Key], withheld: Mapping[str, Reason]
+) -> Iterator[tuple[Candidate, Reason]]:
+    """Yield the devices that are no candidates now and stay listed all the same, with what speaks against them."""
+    listed = {(resource, device.id): device.candidate for resource, device in before.devices()}
+    held = {(entry.resource, entry.device): entry for entry in holds.by_target.values()}
+    for key, entry in held.items():
+        if key not in keys:
+            candidate = listed.get(key) or _from_entry(entry)
+            yield candidate, _what_became(inventory, candidate, withheld)
+    for key, candidate in listed.items():
+        reason = withheld.get(candidate.id)
+        if key not in keys and key not in held and reason is not None and reason.code is ReasonCode.UNREAD:
+            yield candidate, reason
+
+
+def _from_entry(entry: Entry) -> Candidate:
+    """Return a device of which only its holder is known: it was gone when this agent started."""
+    return Candidate(
+        id=entry.device,
+        target=entry.target,
+        named=Named(entry.resource),
+        group=entry.group,
+        numa_node=None,
+        framework=None,
+        carrier=entry.target.gpu,
+    )
+
+
+def _what_became(inventory: Inventory, candidate: Candidate, withheld: Mapping[str, Reason]) -> Reason:
+    target = candidate.target
+    if target.vgpu is not None:
+        vgpu = inventory.vgpus.get(target.vgpu)
+        if vgpu is not None and not isinstance(vgpu.live.type, Unread) and vgpu.live.type != target.type:
+            return Reason(
+                ReasonCode.TYPE_CHANGED,
+                candidate.id,
+                f"was a {target.type} when it was given away, and is a {vgpu.live.type} now",
+                fix="restart the virtual machine that has it",
+            )
+        return withheld.get(candidate.id) or _gone(candidate.id, "/sys/bus/mdev/devices")
+    function = inventory.facts.functions.get(target.gpu)
+    if function is None:
+        return _gone(candidate.id, "/sys/bus/pci/devices")
+    found = withheld.get(candidate.id)
+    if found is not None and found.code is ReasonCode.NATIVE_DRIVER:
+        return replace(
+            found,
+            code=ReasonCode.DRIVER_CHANGED,
+            message=f"was given away, and is bound to {function.driver} now",
+            fix="bind it to vfio-pci again, or end the virtual machine that has it",
+        )
+    return found or _gone(candidate.id, "/sys/bus/pci/devices")
+
+
+def _gone(subject: str, folder: str) -> Reason:
+    return Reason(
+        ReasonCode.DEVICE_GONE,
+        subject,
+        "is gone from the host",
+        seen=f"no {folder}/{subject}",
+        fix="put it back, or end the virtual machine that has it",
+    )
+
+
+def _is_kept(subject: str, kept: Mapping[Candidate, Reason]) -> bool:
+    return any(candidate.id == subject for candidate in kept)
+
+
+def _other_names(free: Iterable[Candidate]) -> Mapping[ResourceName, frozenset[str]]:
+    found: defaultdict[ResourceName, set[str]] = defaultdict(set)
+    for candidate in free:
+        if candidate.named.natural is not None:
+            found[candidate.named.resource].add(candidate.named.natural)
+    return {resource: frozenset(names) for resource, names in found.items()}
+
+
+def first_names(offers: Offers, before: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the first names to remember: those of before, and the names of what is offered for the first time."""
+    found = dict(before)
+    for _, device in offers.devices():
+        named = device.candidate.named
+        if named.key is not None and named.first is not None:
+            found.setdefault(named.key, named.first)
+    return found

@@ -1,0 +1,79 @@
+"""Why something is not offered, unhealthy, refused or pending: one code everywhere, with what was seen and the fix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ReasonCode(StrEnum):
+    """The same word in the command line, in metrics and in the log."""
+
+    # not offered
+    NATIVE_DRIVER = "NativeDriver"
+    NO_DRIVER = "NoDriver"
+    NO_IOMMU_GROUP = "NoIommuGroup"
+    ADDRESS_NOT_ACCEPTED = "AddressNotAccepted"
+    NOT_ASKED_FOR = "NotAskedFor"
+    VIRTUAL_FUNCTION = "VirtualFunction"
+    VFS_ENABLED = "VfsEnabled"
+    CARRIES_VGPUS = "CarriesVgpus"
+    NO_VGPUS = "NoVgpus"
+    GROUP_HELD = "GroupHeld"
+    HELD_UNDER_OTHER_NAME = "HeldUnderOtherName"
+    ODD_ENTRY = "OddEntry"
+
+    # offered, unhealthy
+    NODE_MISSING = "NodeMissing"
+    GROUP_NOT_VIABLE = "GroupNotViable"
+    FELL_OFF_BUS = "FellOffBus"
+    UNBIND_PENDING = "UnbindPending"
+    IN_USE_ELSEWHERE = "InUseElsewhere"
+    DRIVER_CHANGED = "DriverChanged"
+    DEVICE_GONE = "DeviceGone"
+    TYPE_CHANGED = "TypeChanged"
+    UNREAD = "Unread"
+
+    # refused at Allocate
+    UNKNOWN_RESOURCE = "UnknownResource"
+    UNKNOWN_DEVICE = "UnknownDevice"
+    IDENTITY_CHANGED = "IdentityChanged"
+    GROUP_CHANGED = "GroupChanged"
+    NOT_A_REQUEST = "NotARequest"
+
+    # the agent itself
+    NOT_REGISTERED = "NotRegistered"
+    KUBELET_AWAY = "KubeletAway"
+    SOCKET_TAKEN = "SocketTaken"
+    SCAN_BLOCKED = "ScanBlocked"
+    SCAN_FAILED = "ScanFailed"
+    LEDGER_LOST = "LedgerLost"
+    LEDGER_NOT_WRITTEN = "LedgerNotWritten"
+    HOLDERS_UNHEARD = "HoldersUnheard"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason."""
+
+    code: ReasonCode
+    subject: str
+    """What it is about: a PCI address, an mdev, a resource, a file."""
+    message: str
+    """What is the matter, as a sentence that follows the subject: `is bound to nvidia`."""
+    seen: str | None = None
+    """Where it was seen and what stood there: `/sys/bus/pci/devices/0000:65:00.0/driver -> nvidia`."""
+    fix: str | None = None
+    """What to do about it."""
+
+    @property
+    def text(self) -> str:
+        """The whole as one line."""
+        parts = [f"{self.code}: {self.subject} {self.message}"]
+        parts += [f"seen: {self.seen}"] if self.seen else []
+        parts += [f"fix: {self.fix}"] if self.fix else []
+        return "; ".join(parts)
+
+
+def in_words(reasons: Sequence[Reason]) -> str:
+    """Return several reasons as one line."""
+    return " | ".join(reason.text for reason in reasons)

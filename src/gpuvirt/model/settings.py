@@ -1,0 +1,69 @@
+"""What an admin may set for a node's agent: the file that `--config` names."""
+
+from enum import StrEnum
+
+import msgspec
+
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import parse_resource_name
+from gpuvirt.facts.pci import FunctionKind
+
+
+class Spread(StrEnum):
+    """Which of several equal vGPUs a virtual machine gets."""
+
+    SPREAD = "spread"
+    """One on the GPU that has most to spare: machines disturb each other least."""
+    PACK = "pack"
+    """One on the GPU that is fullest: other GPUs stay free to be carved anew."""
+
+
+class Compat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Switches back to what the kubevirt-gpu-device-plugin does, where gpuvirt deliberately does otherwise."""
+
+    unknown_numa_is_node_0: bool = False
+    """Say that a device without a NUMA node is on node 0. Default: say nothing, since it would be a false hint."""
+    whole_vfio_folder: bool = False
+    """Give a vGPU's pod all of `/dev/vfio`. Default: its own group alone, since the others are other tenants'."""
+    drop_mismatched_vgpus: bool = False
+    """Leave a vGPU that is gone or of another type out of the answer. Default: refuse, and say so."""
+    offer_companions: bool = False
+    """Offer audio, USB and NVSwitch functions that are on a VFIO driver. Default: those that `offer` names."""
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The agent's settings; everything has a default, so an empty file is a valid one."""
+
+    offer: tuple[FunctionKind, ...] = (FunctionKind.GPU,)
+    """Kinds of functions that are offered when a VFIO driver has them: gpu, audio, usb, serial, nvswitch."""
+    aliases: dict[str, str] = {}
+    """Other names for resources: `GA102GL_A10: a10` makes `nvidia.com/GA102GL_A10` be `nvidia.com/a10`.
+
+    Several names may share one alias; `GA102GL_A10: example.com/a10` changes the domain too.
+    """
+    vgpu_placement: Spread = Spread.SPREAD
+    """Which of several equal vGPUs a virtual machine gets: `spread` or `pack`."""
+    compat: Compat = Compat()
+
+    def offers(self, kind: FunctionKind) -> bool:
+        """Return whether functions of a kind are offered."""
+        companions = {FunctionKind.AUDIO, FunctionKind.USB, FunctionKind.SERIAL, FunctionKind.NVSWITCH}
+        return kind in self.offer or (self.compat.offer_companions and kind in companions)
+
+
+def check(settings: Settings, *, where: str) -> Settings:
+    """Return `settings` when they make sense, else raise ConfigError."""
+    for index, kind in enumerate(settings.offer):
+        if kind in {FunctionKind.BRIDGE, FunctionKind.OTHER}:
+            raise ConfigError(
+                f"{kind} functions can't be offered; expected gpu, audio, usb, serial or nvswitch",
+                where=where,
+                path=f"$.offer[{index}]",
+            )
+    for name, alias in settings.aliases.items():
+        full = alias if "/" in alias else f"nvidia.com/{alias}"
+        try:
+            parse_resource_name(full)
+        except InvalidIdError as error:
+            raise ConfigError(str(error), where=where, path=f"$.aliases.{name}") from error
+    return settings

@@ -1,0 +1,233 @@
+"""The one picture of a node that everything else shows: lists, tables, metrics, files.
+
+It is written to `/run/gpuvirt/node.json` as it stands here, so its fields are a contract (docs/node-json.md): they are
+added to, and not renamed. `version` counts changes that a reader must know of.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu
+from gpuvirt.model.ledger import Entry
+from gpuvirt.model.naming import Naming
+from gpuvirt.model.offers import Offer, OfferedDevice, Offers
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """The agent that wrote the picture."""
+
+    version: str
+    pid: int
+    started: datetime
+    plugin_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device as the kubelet is told of it."""
+
+    id: DeviceId
+    healthy: bool
+    numa_node: int | None
+    group: IommuGroup | None
+    gpu: PciAddress
+    reasons: tuple[Reason, ...] = ()
+    holder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceView:
+    """One resource."""
+
+    name: ResourceName
+    devices: tuple[DeviceView, ...]
+    also_called: tuple[str, ...] = ()
+    """What the PCI ID database calls it today, where it was first offered under another name."""
+    registered: bool = False
+    not_registered_because: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuView:
+    """One vGPU."""
+
+    id: VgpuId
+    type: str
+    slot: PciAddress
+    offered_as: ResourceName | None
+    users: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU, or another function that is offered, with all that an admin asks of it."""
+
+    address: PciAddress
+    pci_id: str
+    kind: str
+    name: str | None
+    mode: Mode
+    driver: str | None
+    group: IommuGroup | None
+    numa_node: int | None
+    offered_as: ResourceName | None
+    healthy: bool | None
+    """Whether a virtual machine could use it as it is offered; None where it is not offered."""
+    companions: tuple[PciAddress, ...] = ()
+    users: tuple[str, ...] = ()
+    vgpus: tuple[VgpuView, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    """Why it is unhealthy, or not offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """The picture."""
+
+    at: datetime
+    gpus: tuple[GpuView, ...] = ()
+    functions: tuple[GpuView, ...] = ()
+    """Functions beside GPUs that are offered or could be: audio, USB, NVSwitches."""
+    resources: tuple[ResourceView, ...] = ()
+    notes: tuple[Reason, ...] = ()
+    """What is wrong with the node or the agent and not with one device."""
+    boot_id: BootId | None = None
+    agent: AgentView | None = None
+    """None in a picture that somebody took by hand, beside any agent."""
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Where the kubelet stands with a resource."""
+
+    registered: bool
+    because: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sitter:
+    """A node as it is when the picture is taken."""
+
+    inventory: Inventory
+    offers: Offers
+    entries: tuple[Entry, ...]
+    naming: Naming
+    registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
+    notes: tuple[Reason, ...] = ()
+    agent: AgentView | None = None
+
+
+Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
+"""By device id: the resource that it is part of."""
+
+
+def draw(sitter: Sitter, at: datetime) -> NodeView:
+    """Return the picture of a node."""
+    facts, gpus = sitter.inventory.facts, sitter.inventory.gpus
+    offered: Offered = {device.id: (resource, device) for resource, device in sitter.offers.devices()}
+    return NodeView(
+        at=at,
+        gpus=tuple(_function(sitter, offered, gpu.function, gpu) for gpu in gpus.values()),
+        functions=tuple(
+            _function(sitter, offered, function, None)
+            for address, function in sorted(facts.functions.items())
+            if address not in gpus and VgpuId(address) not in sitter.inventory.vgpus and _is_shown(function, offered)
+        ),
+        resources=tuple(_resource(sitter, offer) for offer in sitter.offers.by_resource.values()),
+        notes=(*sitter.notes, *_oddities(facts)),
+        boot_id=facts.platform.boot_id,
+        agent=sitter.agent,
+    )
+
+
+def _is_shown(function: PciFunction, offered: Offered) -> bool:
+    """Return whether a function that is no GPU has a row; a VF without a vGPU has none, they are too many."""
+    boring = function.physfn is not None or function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}
+    return function.address in offered or not boring
+
+
+def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
+    resource, device = offered.get(function.address, (None, None))
+    withheld = sitter.offers.withheld.get(function.address)
+    group = function.iommu_group
+    vgpus = [vgpu for vgpu in sitter.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
+    return GpuView(
+        address=function.address,
+        pci_id=str(function.id),
+        kind=function.kind,
+        name=sitter.naming.ids.text(function.id),
+        mode=gpu.mode if gpu is not None else (Mode.PASSTHROUGH if function.on_vfio else Mode.CONTAINER),
+        driver=function.driver if isinstance(function.driver, str) else None,
+        group=None if isinstance(group, Unread) else group,
+        numa_node=function.numa_node,
+        offered_as=resource,
+        healthy=device.health.healthy if device is not None else None,
+        companions=gpu.companions if gpu is not None else (),
+        users=_users(sitter, function.address, group),
+        vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
+        reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
+    )
+
+
+def _vgpu(sitter: Sitter, offered: Offered, vgpu: Vgpu) -> VgpuView:
+    resource, device = offered.get(vgpu.live.id, (None, None))
+    withheld = sitter.offers.withheld.get(vgpu.live.id)
+    return VgpuView(
+        id=vgpu.live.id,
+        type=vgpu.live.type if isinstance(vgpu.live.type, str) else "unknown",
+        slot=vgpu.live.slot,
+        offered_as=resource,
+        users=_users(sitter, vgpu.live.id, vgpu.live.group),
+        reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
+    )
+
+
+def _users(sitter: Sitter, device: str, group: IommuGroup | Unread | None) -> tuple[str, ...]:
+    """Return who uses a device: the pods that hold it, and processes of which no pod is known."""
+    pods = [entry.holder for entry in sitter.entries if entry.device == device]
+    if pods or not isinstance(group, int):
+        return tuple(dict.fromkeys(pods))
+    using = (sitter.inventory.facts.users or {}).get(group, ())
+    return tuple(f"{user.command} (pid {user.pid})" for user in using)
+
+
+def _resource(sitter: Sitter, offer: Offer) -> ResourceView:
+    holders = {entry.device: entry.holder for entry in sitter.entries if entry.resource == offer.resource}
+    registration = sitter.registrations.get(offer.resource, Registration(registered=False))
+    return ResourceView(
+        name=offer.resource,
+        devices=tuple(
+            DeviceView(
+                id=device.id,
+                healthy=device.health.healthy,
+                numa_node=device.candidate.numa_node,
+                group=device.candidate.group,
+                gpu=device.candidate.target.gpu,
+                reasons=device.health.against,
+                holder=holders.get(device.id),
+            )
+            for device in offer.devices.values()
+        ),
+        also_called=tuple(sorted(sitter.offers.other_names.get(offer.resource, ()))),
+        registered=registration.registered,
+        not_registered_because=registration.because,
+    )
+
+
+def _oddities(facts: Facts) -> Iterable[Reason]:
+    for oddity in facts.oddities:
+        yield Reason(ReasonCode.ODD_ENTRY, oddity.path, oddity.what)
+    for unread in facts.unread:
+        yield Reason(
+            ReasonCode.UNREAD, unread.path, "could not be read; what it showed before is taken to stand", unread.said
+        )

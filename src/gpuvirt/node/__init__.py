@@ -1,0 +1,1 @@
+"""One node's agent: sees its devices, remembers who has them, answers who asks; knows no Kubernetes API."""

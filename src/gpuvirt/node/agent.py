@@ -1,0 +1,159 @@
+"""The agent of one node, put together: what it hears comes in here, what it concludes goes out as one view.
+
+Front ends (the kubelet's plugins, probes, later the cluster's side) call `hear_...`, `allocate` and `prefer`, and
+follow `views`. They don't know each other, and none of them touches the host.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.ledger import Holders
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.placement import PlacementError
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import AgentView, NodeView, Registration
+from gpuvirt.node.broker import AllocationRefusedError, Broker
+from gpuvirt.node.cell import Cell
+from gpuvirt.node.journal import Journal
+from gpuvirt.node.lane import Lane
+from gpuvirt.node.pace import Pace
+from gpuvirt.node.state import NodeState
+from gpuvirt.node.statefile import StateFile
+from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.node.watcher import Watcher
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where an agent works: the host, real or simulated, and where its own files lie."""
+
+    kernel: Kernel
+    clock: Clock
+    watching: Lane
+    """The lane of looks at the host."""
+    writing: Lane
+    """The lane of our own files."""
+    ledger: Path
+    state_file: Path | None
+    """None where the host's `/run` is not ours to write."""
+    sees_processes: bool = True
+    """Whether `/proc` shows the host's processes, and not just our own pod's."""
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, site: Site, settings: Settings, ids: PciIds, agent: AgentView, pace: Pace) -> None:
+        self.telemetry = Telemetry()
+        self.allocated = Signal()
+        """Set after each allocation, for whoever asks the kubelet for holders."""
+        self._site = site
+        self._pace = pace
+        self._journal = Journal(site.ledger, site.writing, site.clock)
+        self._state = NodeState(settings, ids, self._journal.load(), agent)
+        self._stale = Signal()
+        self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
+        self._broker = Broker(self._state, site.kernel, site.clock, self._given)
+        self._watcher = Watcher(
+            site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
+        )
+
+    async def run(self) -> None:
+        """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watcher.run(self))
+                group.create_task(self._conclude())
+                group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
+                if self._site.state_file is not None:
+                    state_file = StateFile(self._site.state_file, self._site.clock, self._pace)
+                    group.create_task(state_file.run(self.views))
+        finally:
+            await self._journal.flush()
+
+    @property
+    def looked(self) -> bool:
+        """Whether the host was looked at yet."""
+        return self._state.inventory is not None
+
+    def hear_facts(self, facts: Facts, /) -> None:
+        """Take what a look at the host has shown."""
+        if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
+            self._stale.set()
+
+    def hear_watching(self, trouble: Reason | None, /) -> None:
+        """Take why the host can't be looked at, None when it can."""
+        self.hear_trouble("watcher", trouble)
+
+    def suspicious(self) -> bool:
+        """Return whether a device is in use by somebody unknown."""
+        return self._state.suspicious
+
+    def hear_holders(self, holders: Holders | None) -> None:
+        """Take which pods have which devices, None for not having heard it."""
+        if self._state.hear_holders(holders):
+            self._stale.set()
+
+    def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
+        """Take where the kubelet stands with a resource."""
+        if self._state.registrations.get(resource) != registration:
+            self._state.registrations[resource] = registration
+            if registration.because is not None:
+                log.warning("%s", registration.because.text, extra={"reason": str(registration.because.code)})
+            self._stale.set()
+
+    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
+        """Take what is wrong with a part of the agent, None when nothing is any more."""
+        if self._state.note(who, trouble):
+            if trouble is not None:
+                log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
+            self._stale.set()
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return the devices to prefer; raise PlacementError where the request contradicts itself."""
+        return self._broker.prefer(resource, available, must_include, size)
+
+    def allocate(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing."""
+        began_s = self._site.clock.monotonic_s()
+        try:
+            attachments = self._broker.allocate(resource, containers)
+        except AllocationRefusedError as error:
+            self.telemetry.allocations[resource, error.reason.code] += 1
+            self._watcher.look_soon("refusal")
+            raise
+        self.telemetry.allocations[resource, "given"] += 1
+        self.telemetry.allocate_s.observe(self._site.clock.monotonic_s() - began_s)
+        return attachments
+
+    def _given(self) -> None:
+        self.allocated.set()
+        self._stale.set()
+
+    async def _conclude(self) -> None:
+        """Draw conclusions whenever something new was heard."""
+        while True:
+            await self._stale.wait()
+            self.conclude()
+
+    def conclude(self) -> None:
+        """Draw the conclusions from all that was heard."""
+        self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
+        self._journal.save(self._state.ledger)
+        self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
+
+
+__all__ = ["Agent", "AllocationRefusedError", "PlacementError", "Site"]

@@ -1,0 +1,165 @@
+"""One more look at a device just before it is given away: is it still what it was, where it was, and nobody's?"""
+
+from collections.abc import Iterator
+
+from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
+from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.hardware import pci
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.users import read_users
+from gpuvirt.hardware.vgpu import mdev, vendor_vfio
+from gpuvirt.model.candidates import Candidate
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+
+def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
+    """Yield what is no longer as the last look at the host saw it."""
+    function = inventory.facts.functions.get(device.carrier)
+    if function is None:
+        yield _gone(device)
+        return
+    if device.framework is Framework.MDEV and device.target.vgpu is not None:
+        yield from _of_mdev(kernel, device, device.target.vgpu)
+        return
+    yield from _of_identity(kernel, device, function)
+    yield from _of_driver(kernel, device)
+    for address in inventory.groups.get(device.group, ()) if device.group is not None else ():
+        if address != device.carrier:
+            yield from _of_neighbour(kernel, device, inventory.facts.functions[address])
+    if device.framework is Framework.VENDOR_VFIO:
+        yield from _of_type_id(kernel, inventory, device)
+
+
+def users(kernel: Kernel, facts: Facts, device: Candidate) -> Reason | None:
+    """Return why a device is in use, None when nobody has its group open or that can't be told.
+
+    The group is opened, which tests it and takes it in one step, and closed again. The kubelet takes the device to be
+    free, so no virtual machine of a pod can be hurt by finding its group busy for that moment.
+    """
+    if device.group is None or device.group not in facts.group_nodes:
+        return None
+    try:
+        with kernel.lease(device.group):
+            return None
+    except LeaseUnavailableError:
+        return None
+    except DeviceBusyError as error:
+        members = (function for function in facts.functions.values() if function.iommu_group == device.group)
+        found = (read_users(kernel, [device.group], members) or {}).get(device.group, ())
+        names = (
+            ", ".join(f"{user.command} (pid {user.pid})" for user in found) or "a process that can't be seen from here"
+        )
+        return Reason(
+            ReasonCode.IN_USE_ELSEWHERE,
+            device.id,
+            f"is in use by {names}",
+            seen=str(error),
+            fix="end that process, or take the device from this node's pool",
+        )
+
+
+def _of_identity(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
+    found_id = pci.read_id(kernel, device.carrier)
+    if found_id is None:
+        yield _gone(device)
+    elif isinstance(found_id, Unread):
+        yield _unread(device, found_id)
+    elif found_id != function.id:
+        yield Reason(
+            ReasonCode.IDENTITY_CHANGED,
+            device.id,
+            f"was {function.id} when it was offered, and is {found_id} now",
+            seen=pci.attribute(device.carrier, "device"),
+            fix="nothing: it is offered anew as what it is",
+        )
+    yield from _of_group(device, pci.read_group(kernel, device.carrier))
+
+
+def _of_group(device: Candidate, group: IommuGroup | Unread | None) -> Iterator[Reason]:
+    if isinstance(group, Unread):
+        yield _unread(device, group)
+    elif group != device.group:
+        now = "in none" if group is None else f"in group {group}"
+        yield Reason(
+            ReasonCode.GROUP_CHANGED,
+            device.id,
+            f"was in IOMMU group {device.group} when it was offered, and is {now} now",
+            fix="nothing: it is offered anew as it is",
+        )
+
+
+def _of_driver(kernel: Kernel, device: Candidate) -> Iterator[Reason]:
+    driver = pci.read_driver(kernel, device.carrier)
+    expected = frozenset({vendor_vfio.DRIVER}) if device.framework is Framework.VENDOR_VFIO else VFIO_DRIVERS
+    if isinstance(driver, Unread):
+        yield _unread(device, driver)
+    elif driver not in expected:
+        yield Reason(
+            ReasonCode.DRIVER_CHANGED,
+            device.id,
+            f"is bound to {driver or 'no driver'} now",
+            seen=f"{pci.attribute(device.carrier, 'driver')} -> {driver or 'nothing'}",
+            fix=f"bind it to {' or '.join(sorted(expected)[:1])} again",
+        )
+
+
+def _of_neighbour(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
+    if function.kind is FunctionKind.BRIDGE:
+        return
+    driver = pci.read_driver(kernel, function.address)
+    if isinstance(driver, str) and driver not in GROUP_FRIENDLY_DRIVERS:
+        yield Reason(
+            ReasonCode.GROUP_NOT_VIABLE,
+            device.id,
+            f"can't be opened while {function.address} of its IOMMU group {device.group} is bound to {driver}",
+            seen=f"{pci.attribute(function.address, 'driver')} -> {driver}",
+            fix="bind all functions of the group to vfio-pci, or unbind them",
+        )
+
+
+def _of_mdev(kernel: Kernel, device: Candidate, vgpu: VgpuId) -> Iterator[Reason]:
+    found = mdev.read_type(kernel, vgpu)
+    if found is None:
+        yield _gone(device)
+    elif isinstance(found, Unread):
+        yield _unread(device, found)
+    elif found != device.target.type:
+        yield _other_type(device, found)
+    else:
+        yield from _of_group(device, mdev.read_group(kernel, vgpu))
+
+
+def _of_type_id(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
+    vgpu = inventory.vgpus.get(VgpuId(device.carrier))
+    found = vendor_vfio.read_type_id(kernel, PciAddress(device.carrier))
+    if isinstance(found, Unread):
+        yield _unread(device, found)
+    elif vgpu is None or found is None or found != vgpu.live.type_id:
+        yield _other_type(device, "none" if found in {None, vendor_vfio.NO_TYPE} else f"type {found}")
+
+
+def _gone(device: Candidate) -> Reason:
+    return Reason(ReasonCode.DEVICE_GONE, device.id, "is gone from the host", fix="nothing: it is no longer offered")
+
+
+def _other_type(device: Candidate, found: str) -> Reason:
+    return Reason(
+        ReasonCode.TYPE_CHANGED,
+        device.id,
+        f"was a {device.target.type} when it was offered, and is {found} now",
+        fix="nothing: it is offered anew as what it is",
+    )
+
+
+def _unread(device: Candidate, unread: Unread) -> Reason:
+    return Reason(
+        ReasonCode.UNREAD,
+        device.id,
+        "can't be read, so nobody can tell whether it is what it was",
+        seen=f"{unread.path}: {unread.said}",
+        fix="see the kernel's log",
+    )

@@ -1,0 +1,33 @@
+"""How often the agent looks at what, when nothing tells it to look sooner."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """All intervals, in seconds."""
+
+    nodes_s: float = 1.0
+    """Whether nodes under `/dev/vfio` came or went: a listing; no uevent tells of a node that somebody deletes."""
+    brief_s: float = 10.0
+    """What can fall ill without a uevent: GPUs, their groups, vGPUs."""
+    whole_s: float = 60.0
+    """Everything, in case a uevent was lost."""
+    whole_without_uevents_s: float = 10.0
+    """Everything, on hosts that give no uevents."""
+    users_s: float = 60.0
+    """Who has devices open: a walk through all of `/proc`, the dearest look of all."""
+    suspicious_users_s: float = 5.0
+    """The same while a device is in use by somebody who is no pod."""
+    settle_s: float = 0.1
+    """After a uevent, so that a burst is one look."""
+    state_file_s: float = 30.0
+    """The state file is written anew, as a sign of life, when nothing has changed for so long."""
+    holders_s: float = 15.0
+    """Which pods have which devices, from the kubelet."""
+    holders_after_allocation_s: float = 1.0
+    """The same, after the kubelet was given a device."""
+    kubelet_s: float = 1.0
+    """Whether the kubelet's socket is a new one, and ours are still there."""
+    streamless_s: float = 5.0
+    """A resource that no ListAndWatch stream has watched for so long is registered again."""

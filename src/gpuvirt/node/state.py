@@ -1,0 +1,94 @@
+"""What the agent knows: the last facts, who has what, and what follows from both for what is offered.
+
+Nothing here waits, or does anything to the host. Whoever hears something new puts it in; `refresh` concludes from it.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.candidates import Target
+from gpuvirt.model.inventory import Inventory, build_inventory
+from gpuvirt.model.ledger import Entry, Holders, Ledger, settle
+from gpuvirt.model.naming import Naming
+from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
+
+
+class NodeState:
+    """Everything the agent knows."""
+
+    def __init__(self, settings: Settings, ids: PciIds, ledger: Ledger, agent: AgentView | None) -> None:
+        self.settings = settings
+        self.inventory: Inventory | None = None
+        """None until the host was looked at."""
+        self.offers = Offers()
+        self.entries: tuple[Entry, ...] = ledger.entries
+        self.first_names: Mapping[str, str] = ledger.first_names
+        self.holders_heard = False
+        self.registrations: dict[ResourceName, Registration] = {}
+        self.notes: dict[str, Reason] = {}
+        """What is wrong, by who says so."""
+        self._ids = ids
+        self._agent = agent
+
+    @property
+    def naming(self) -> Naming:
+        """What decides names now."""
+        return Naming(self._ids, self.settings.aliases, self.first_names)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is to be kept on disk."""
+        return Ledger(self.entries, self.first_names)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether a device is in use by somebody who is no pod, or looks as if."""
+        return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self.offers.verdict.traces.values())
+
+    def hear_facts(self, facts: Facts) -> bool:
+        """Take what a look at the host has shown; return whether it is news."""
+        if self.inventory is not None and facts == self.inventory.facts:
+            return False
+        self.inventory = build_inventory(facts)
+        return True
+
+    def hear_holders(self, holders: Holders | None) -> bool:
+        """Take which pods have which devices, None for not having heard it; return whether it is news."""
+        before = self.entries, self.holders_heard
+        self.entries = settle(self.entries, holders, self._known())
+        self.holders_heard = self.holders_heard or holders is not None
+        return (self.entries, self.holders_heard) != before
+
+    def note(self, who: str, reason: Reason | None) -> bool:
+        """Take what is wrong, None when nothing is any more; return whether it is news."""
+        if self.notes.get(who) == reason:
+            return False
+        if reason is None:
+            del self.notes[who]
+        else:
+            self.notes[who] = reason
+        return True
+
+    def refresh(self, now_s: float, at: datetime) -> NodeView:
+        """Draw the conclusions from what is known, and the picture of them."""
+        if self.inventory is None:
+            return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent)
+        ground = Ground(self.naming, self.settings, self.entries, self.holders_heard, now_s)
+        self.offers = make_offers(self.inventory, ground, self.offers)
+        self.first_names = first_names(self.offers, self.first_names)
+        notes = tuple(self.notes.values())
+        sitter = Sitter(self.inventory, self.offers, self.entries, self.naming, self.registrations, notes, self._agent)
+        return draw(sitter, at)
+
+    def _known(self) -> Mapping[tuple[ResourceName, DeviceId], tuple[Target, IommuGroup | None]]:
+        """Return what the devices of our resources are."""
+        return {
+            (resource, device.id): (device.candidate.target, device.candidate.group)
+            for resource, device in self.offers.devices()
+        }

@@ -1,0 +1,158 @@
+"""Puts a simulated machine together from its file."""
+
+import uuid
+
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import (
+    IommuGroup,
+    PciAddress,
+    PciId,
+    VgpuType,
+    parse_pci_address,
+    parse_pci_id,
+    slot_of,
+)
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import BoardSpec, MachineSpec, SlotSpec, shared_boards
+from gpuvirt.sim.pci import SimFunction
+from gpuvirt.sim.tree import DeviceNode, constant
+from gpuvirt.sim.vgpu import Carving
+
+UUID_SPACE = uuid.UUID("6f9a2c4e-55a0-4d0e-9a44-2f0c5a6b7d10")
+"""Simulated mdevs have UUIDs made from their slot and number, so that every run has the same."""
+
+EGM_MAJOR = 509
+FIRST_VF_OFFSET = 4
+"""NVIDIA's boards put their first VF four functions after the physical one."""
+
+
+def build_machine(spec: MachineSpec, *, where: str = "machine", wait: bool = False) -> SimKernel:
+    """Return the simulated kernel of a machine; raise ConfigError where its file makes no sense.
+
+    `wait` makes callers sleep where the kernel would, for simulators that have a thread for each caller.
+    """
+    return _Builder(spec, where, SimKernel(iommufd=spec.iommufd, group_nodes=spec.group_nodes, wait=wait)).build()
+
+
+class _Builder:
+    """One machine being built, slot by slot."""
+
+    def __init__(self, spec: MachineSpec, where: str, kernel: SimKernel) -> None:
+        self.spec = spec
+        self.where = where
+        self.kernel = kernel
+        self.boards = shared_boards() | spec.boards
+        self.next_vf_group = 1 + max((slot.group for slot in spec.slots if slot.group is not None), default=0)
+
+    def build(self) -> SimKernel:
+        self.kernel.vfio.load()
+        for driver in ("vfio-pci", "nvidia", "pcieport"):
+            self.kernel.pci.add_driver(driver)
+        for index, slot in enumerate(self.spec.slots):
+            try:
+                self._add(slot)
+            except (ValueError, KeyError, StopIteration, OSError) as error:
+                message = f"no {error} among the boards, bridges or types" if isinstance(error, KeyError) else error
+                raise ConfigError(
+                    f"this slot can't be built: {message}", where=self.where, path=f"$.slots[{index}]"
+                ) from error
+        for number, region in enumerate(self.spec.egm):
+            self.kernel.tree.place(
+                HostPath(f"/sys/class/egm/{region.name}/gpu_devices"), constant("\n".join(region.gpus))
+            )
+            self.kernel.tree.place(HostPath(f"/dev/{region.name}"), DeviceNode(EGM_MAJOR << 8 | number))
+        return self.kernel
+
+    def _add(self, slot: SlotSpec) -> None:
+        board, first = self.boards[slot.board], parse_pci_address(slot.at)
+        for number in range(len(board.functions)):
+            self._add_function(slot, board, PciAddress(f"{slot_of(first)}.{int(first[-1]) + number}"), number)
+        vfs = [self._add_vf(slot, board, first, number) for number in range(slot.vfs)]
+        types = slot.vgpu_types or board.vgpu_types
+        if types and self.kernel.pci.functions[first].driver == "nvidia":
+            carving = Carving(first, types, vfs or [first])
+            self._offer(carving, board)
+            for name, count in slot.vgpus.items():
+                for _ in range(count):
+                    self._make(carving, board, name)
+
+    def _add_function(self, slot: SlotSpec, board: BoardSpec, address: PciAddress, number: int) -> None:
+        part = board.functions[number]
+        function = SimFunction(
+            address=address,
+            id=parse_pci_id(part.id),
+            class_code=int(part.class_code, 16),
+            folder=self._folder(address, slot.behind),
+            subsystem=parse_pci_id(part.subsystem) if part.subsystem else None,
+            revision=int(part.revision, 16),
+            group=self._group(slot),
+            numa_node=slot.numa,
+            native_driver=part.native_driver,
+            total_vfs=board.total_vfs if number == 0 else None,
+        )
+        self.kernel.pci.add(function)
+        driver = {"native": part.native_driver, "none": None}.get(slot.driver or "none", slot.driver)
+        if driver is not None:
+            function.override = driver if driver != part.native_driver else None
+            self.kernel.pci.bind(function, driver)
+
+    def _add_vf(self, slot: SlotSpec, board: BoardSpec, first: PciAddress, number: int) -> PciAddress:
+        parent = self.kernel.pci.functions[first]
+        address = _vf_address(first, number)
+        group = IommuGroup(self.next_vf_group) if self.spec.iommu else None
+        self.next_vf_group += 1
+        function = SimFunction(
+            address=address,
+            id=parse_pci_id(board.vf_id) if board.vf_id else parent.id,
+            class_code=parent.class_code,
+            folder=self._folder(address, slot.behind),
+            subsystem=parent.subsystem or PciId(0, 0),
+            revision=parent.revision,
+            group=group,
+            numa_node=slot.numa,
+            native_driver=parent.native_driver,
+            physfn=first,
+        )
+        self.kernel.pci.add(function)
+        if function.native_driver is not None:
+            self.kernel.pci.bind(function, function.native_driver)
+        return address
+
+    def _group(self, slot: SlotSpec) -> IommuGroup | None:
+        return IommuGroup(slot.group) if self.spec.iommu and slot.group is not None else None
+
+    def _folder(self, address: PciAddress, behind: str | None) -> HostPath:
+        if behind is not None:
+            return HostPath(f"{self.kernel.pci.functions[parse_pci_address(behind)].folder}/{address}")
+        domain, bus, _ = address.split(":")
+        return HostPath(f"/sys/devices/pci{domain}:{bus}/{address}")
+
+    def _offer(self, carving: Carving, board: BoardSpec) -> None:
+        functions = {slot: self.kernel.pci.functions[slot] for slot in carving.slots}
+        folders = {slot: function.folder for slot, function in functions.items()}
+        match board.vgpus:
+            case Framework.MDEV:
+                self.kernel.mdev.offer(carving, folders)
+            case Framework.VENDOR_VFIO:
+                groups = {slot: function.group for slot, function in functions.items() if function.group is not None}
+                self.kernel.vendor_vfio.offer(carving, folders, groups)
+            case None:
+                raise ValueError(f"board {board.functions[0].id} has vGPU types, but no way of making them")
+
+    def _make(self, carving: Carving, board: BoardSpec, name: VgpuType) -> None:
+        spec = carving.named(name)
+        slot = next(slot for slot in carving.slots if carving.left(spec, slot) > 0)
+        if board.vgpus is Framework.MDEV:
+            self.kernel.mdev.create(carving, slot, spec, str(uuid.uuid5(UUID_SPACE, f"{slot} {len(carving.live)}")))
+        else:
+            self.kernel.write(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), str(spec.id).encode())
+            self.kernel.writes.clear()
+
+
+def _vf_address(first: PciAddress, number: int) -> PciAddress:
+    domain, bus, rest = first.split(":")
+    device, function = rest.split(".")
+    routing = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + FIRST_VF_OFFSET + number
+    return PciAddress(f"{domain}:{routing >> 8:02x}:{routing >> 3 & 0x1F:02x}.{routing & 7}")

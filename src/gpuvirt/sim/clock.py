@@ -1,0 +1,77 @@
+"""Time that passes when it is told to: hours of an agent's life in a moment, and always in the same order."""
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+
+TURNS = 20
+"""Turns of the event loop after which everything that could go on has gone on, and waits."""
+
+
+class SimTimer:
+    """A call at a later time."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Take the call back."""
+        self._call = None
+
+    def ring(self) -> None:
+        """Make the call, unless it was taken back."""
+        if self._call is not None:
+            self._call()
+
+
+class SimClock:
+    """A clock that stands still until `advance`."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._timers: list[tuple[float, int, SimTimer]] = []
+        self._order = itertools.count()
+
+    def now(self) -> datetime:
+        """Wall-clock time, in UTC."""
+        return BEGINNING + timedelta(seconds=self._now_s)
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back."""
+        return self._now_s
+
+    def call_later(self, delay_s: float, call: Callable[[], None], /) -> SimTimer:
+        """Run `call` once so much time has passed."""
+        timer = SimTimer(call)
+        heapq.heappush(self._timers, (self._now_s + delay_s, next(self._order), timer))
+        return timer
+
+    async def sleep(self, seconds: float, /) -> None:
+        """Wait until so much time has passed."""
+        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self.call_later(seconds, lambda: None if passed.done() else passed.set_result(None))
+        try:
+            await passed
+        finally:
+            timer.cancel()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and everything happen that waits for it."""
+        end_s = self._now_s + seconds
+        await self.settle()
+        while self._timers and self._timers[0][0] <= end_s:
+            at_s, _, timer = heapq.heappop(self._timers)
+            self._now_s = max(self._now_s, at_s)
+            timer.ring()
+            await self.settle()
+        self._now_s = end_s
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let everything go on that can without time passing."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)  # noqa: TID251  a turn of the loop, not a wait

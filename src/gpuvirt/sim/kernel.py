@@ -1,0 +1,219 @@
+"""A simulated kernel: answers as a real one was seen to, and takes what people and machines do to a host.
+
+The first half is the `Kernel` that gpuvirt works through. The second is what happens to a host from outside: a virtual
+machine takes a GPU, a card falls off its bus, somebody rebinds a driver. What was read and written is kept, so that a
+test can tell what gpuvirt did.
+"""
+
+import errno
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS
+from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.faults import Faults
+from gpuvirt.sim.mdev import MdevBus
+from gpuvirt.sim.pci import PciBus
+from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
+from gpuvirt.sim.vendor_vfio import VendorVfioBus
+from gpuvirt.sim.vfio import Vfio
+
+OUR_PID = 1
+FIRST_PID = 4001
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on the simulated host."""
+
+    pid: int
+    command: str
+
+
+class SimKernel:
+    """A host in memory."""
+
+    def __init__(self, *, iommufd: bool = False, group_nodes: bool = True, wait: bool = False) -> None:
+        self.tree = Tree()
+        self.blocking = Blocking(wait=wait)
+        self.faults = Faults()
+        self.vfio = Vfio(self.tree, iommufd=iommufd, group_nodes=group_nodes, changed=self._changed)
+        self.pci = PciBus(self.tree, self.vfio, self.blocking, self._changed)
+        self.mdev = MdevBus(self.tree, self.vfio, self.blocking, self._changed)
+        self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self._changed)
+        self.writes: list[tuple[HostPath, bytes]] = []
+        self.reads: set[HostPath] = set()
+        self._wakers: list[Callable[[], None]] = []
+        self._pids = itertools.count(FIRST_PID)
+        self._boots = 0
+        self.reboot_id()
+
+    # --- the Kernel that gpuvirt works through
+
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        """Return the first bytes of a file."""
+        with self.blocking.condition:
+            self.reads.add(path)
+            instead = self.faults.apply(path)
+            if instead is not None:
+                return instead[:limit]
+            node = self.tree.find(path)
+            if not isinstance(node, File):
+                raise fails(errno.EISDIR if isinstance(node, Folder) else errno.EINVAL, path)
+            if node.read is None:
+                raise fails(errno.EACCES, path)
+            content = node.read()
+            return (content.encode() if isinstance(content, str) else content)[:limit]
+
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        """Write a file; what it does is done before this returns, unless the kernel would keep the writer asleep."""
+        with self.blocking.condition:
+            node = self.tree.find(path)
+            if not isinstance(node, File) or node.write is None:
+                raise fails(errno.EISDIR if isinstance(node, Folder) else errno.EACCES, path)
+            self.writes.append((path, data))
+            node.write(data.decode())
+
+    def listdir(self, path: HostPath, /) -> Sequence[str]:
+        """Return the names in a folder."""
+        with self.blocking.condition:
+            self.faults.apply(path)
+            return list(self.tree.folder(path).entries)
+
+    def readlink(self, path: HostPath, /) -> str:
+        """Return where a symbolic link points."""
+        with self.blocking.condition:
+            self.faults.apply(path)
+            node = self.tree.find(path, follow=False)
+            if not isinstance(node, Link):
+                raise fails(errno.EINVAL, path)
+            return node.target
+
+    def device_number(self, path: HostPath, /) -> int:
+        """Return the device number of a node."""
+        with self.blocking.condition:
+            self.faults.apply(path)
+            node = self.tree.find(path)
+            return node.number if isinstance(node, DeviceNode) else 0
+
+    @contextmanager
+    def lease(self, group: IommuGroup, /) -> Iterator[None]:
+        """Hold a VFIO group open."""
+        node = HostPath(f"/dev/vfio/{group}")
+        with self.blocking.condition:
+            try:
+                self.faults.apply(node)
+                self.vfio.open(group, OUR_PID)
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    raise DeviceBusyError(f"{node} is open in another process") from error
+                raise LeaseUnavailableError(f"{node} can't be opened: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            with self.blocking.condition:
+                self.vfio.close(group)
+                self._changed(quiet=True)
+
+    def open_files(self) -> Iterator[OpenFile]:
+        """Yield the nodes that processes have open."""
+        for pid in [name for name in self.listdir(HostPath("/proc")) if name.isdigit()]:
+            folder = HostPath(f"/proc/{pid}/fd")
+            for number in self.listdir(folder):
+                path = HostPath(self.readlink(HostPath(f"{folder}/{number}")))
+                yield OpenFile(int(pid), path, self.device_number(path))
+
+    def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
+        """Call `wake` when devices come, go or change driver."""
+        self._wakers.append(wake)
+        return lambda: self._wakers.remove(wake)
+
+    # --- what happens to a host
+
+    def reboot_id(self) -> None:
+        """Give the host another boot id, as a restart does."""
+        self._boots += 1
+        self.tree.place(
+            HostPath("/proc/sys/kernel/random/boot_id"), constant(f"00000000-0000-4000-8000-{self._boots:012d}")
+        )
+
+    def start_machine(self, group: IommuGroup, command: str = "qemu-system-x86") -> Process:
+        """Start a virtual machine that takes all devices of a group; it fails as QEMU would where it can't."""
+        with self.blocking.condition:
+            process = Process(next(self._pids), command)
+            self.vfio.open(group, process.pid)  # its own failure leaves the group with whoever has it
+            try:
+                for device in list(self.vfio.groups[group].vfio_devices):
+                    self.vfio.use(group, device, self._is_friendly)
+            except OSError:
+                self.vfio.close(group)
+                raise
+            self.tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(command))
+            self.tree.place(HostPath(f"/proc/{process.pid}/fd/23"), Link(f"/dev/vfio/{group}"))
+            return process
+
+    def end_machine(self, process: Process) -> None:
+        """End a virtual machine; its devices are free, and whoever waited for them goes on."""
+        with self.blocking.condition:
+            for group in list(self.vfio.groups.values()):
+                if group.user == process.pid:
+                    self.vfio.close(group.number)
+            self.tree.remove(HostPath(f"/proc/{process.pid}"))
+            self._changed(quiet=True)
+
+    def unplug(self, address: PciAddress) -> None:
+        """Take a function out of the machine."""
+        with self.blocking.condition:
+            self.pci.take_away(address)
+
+    def plug_in(self, address: PciAddress) -> None:
+        """Put a function back that was taken out."""
+        with self.blocking.condition:
+            self.pci.bring_back(address)
+
+    def rebind(self, address: PciAddress, driver: str | None) -> None:
+        """Give a function to another driver, as an admin or another program would."""
+        with self.blocking.condition:
+            function = self.pci.functions[address]
+            function.override = driver
+            if function.driver is not None:
+                self.pci.unbind(function)
+            if driver is not None:
+                self.pci.bind(function, driver)
+
+    def fall_off_bus(self, address: PciAddress, *, fallen: bool = True) -> None:
+        """Let a card stop answering, or answer again; the kernel says nothing of either."""
+        self.pci.functions[address].fell_off_bus = fallen
+
+    def delete_node(self, group: IommuGroup) -> None:
+        """Delete a group's node by hand; no uevent tells of it."""
+        with self.blocking.condition:
+            self.vfio.hidden_nodes.add(group)
+            self.tree.remove(HostPath(f"/dev/vfio/{group}"))
+
+    def restore_node(self, group: IommuGroup) -> None:
+        """Make a deleted node again, if its group still has devices; no uevent tells of it."""
+        with self.blocking.condition:
+            self.vfio.hidden_nodes.discard(group)
+            if self.vfio.groups[group].vfio_devices:
+                self.vfio.show_node(group)
+
+    def _is_friendly(self, device: str) -> bool:
+        function = self.pci.functions.get(PciAddress(device))
+        if function is None or function.driver is None or function.driver in GROUP_FRIENDLY_DRIVERS:
+            return True
+        # A VF that carries a vendor-VFIO vGPU is a VFIO device, though its driver is the vendor's.
+        return function.group is not None and device in self.vfio.groups[function.group].vfio_devices
+
+    def _changed(self, *, quiet: bool = False) -> None:
+        with self.blocking.condition:
+            self.blocking.condition.notify_all()
+        if not quiet:
+            for wake in list(self._wakers):
+                wake()

@@ -1,0 +1,1 @@
+"""A simulated kubelet: its device manager, and the sockets and files around it."""

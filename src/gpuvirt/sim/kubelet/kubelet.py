@@ -1,0 +1,259 @@
+"""A simulated kubelet: registration, device lists, pods, the checkpoint and pod resources, on real sockets.
+
+It has one of the real one's peculiarities that plugins must live with: when any stream of a resource ends, the
+resource's present plugin is dropped, also when it is a newer one than that of the stream.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import stat
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from gpuvirt.clock import Clock
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import parse_resource_name
+from gpuvirt.kubelet import wire
+from gpuvirt.kubelet.deviceplugin import Call
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
+from gpuvirt.node.files import replace_file
+from gpuvirt.paths import KubeletPaths, check_socket_path
+from gpuvirt.sim.kubelet.client import PluginClient
+from gpuvirt.sim.kubelet.manager import AdmissionError, DeviceManager, Held
+
+NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What a container asks for, and then has."""
+
+    name: str
+    limits: Mapping[str, int]
+    init: bool = False
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod on this node."""
+
+    name: str
+    uid: str
+    containers: Sequence[Container]
+    held: list[Held] = field(default_factory=list)
+
+    def answer(self, container: str = "compute") -> pb.ContainerAllocateResponse:
+        """Return what a container got from all its plugins."""
+        whole = pb.ContainerAllocateResponse()
+        for held in self.held:
+            if held.container == container:
+                whole.MergeFromString(held.answer)
+        return whole
+
+    def env(self, container: str = "compute") -> Mapping[str, str]:
+        """Return a container's environment, as far as plugins made it."""
+        return dict(self.answer(container).envs)
+
+    def device_nodes(self, container: str = "compute") -> Sequence[str]:
+        """Return the device nodes that a container got."""
+        return [device.host_path for device in self.answer(container).devices]
+
+
+class SimKubelet:
+    """One node's kubelet."""
+
+    def __init__(self, root: Path, clock: Clock, group: asyncio.TaskGroup) -> None:
+        """Use `running` instead, which stops it at the end."""
+        self.paths = KubeletPaths(root)
+        self.pods: dict[str, Pod] = {}
+        self.manager = DeviceManager()
+        self.registrations: list[str] = []
+        """The resources of all Register calls, in their order."""
+        self._clock = clock
+        self._group = group
+        self._clients: dict[str, PluginClient] = {}
+        self._servers: list[grpc.aio.Server] = []
+        self._streams: set[asyncio.Task[None]] = set()
+        self._uids = itertools.count(1)
+
+    async def start(self) -> None:
+        """Start, or start again: read the checkpoint, delete all sockets of plugins, listen."""
+        folder = self.paths.device_plugins
+        folder.mkdir(parents=True, exist_ok=True)
+        self.paths.pod_resources_socket.parent.mkdir(parents=True, exist_ok=True)
+        stored = self.paths.checkpoint.read_bytes() if self.paths.checkpoint.exists() else None
+        self.manager = DeviceManager(stored, self._clock.monotonic_s())
+        for entry in folder.iterdir():
+            if stat.S_ISSOCK(entry.stat().st_mode):
+                entry.unlink()
+        self.paths.pod_resources_socket.unlink(missing_ok=True)
+        register = grpc.unary_unary_rpc_method_handler(
+            self._register, pb.RegisterRequest.FromString, pb.Empty.SerializeToString
+        )
+        list_pods = grpc.unary_unary_rpc_method_handler(
+            self._list_pods,
+            pods_pb.ListPodResourcesRequest.FromString,
+            pods_pb.ListPodResourcesResponse.SerializeToString,
+        )
+        registration = grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": register})
+        pod_resources = grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": list_pods})
+        await self._serve(self.paths.registration_socket, registration)
+        await self._serve(self.paths.pod_resources_socket, pod_resources)
+
+    async def stop(self) -> None:
+        """Stop: connections to plugins end, pods go on."""
+        for server in self._servers:
+            await server.stop(None)
+        self._servers.clear()
+        for task in self._streams:
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+    async def restart(self) -> None:
+        """Stop and start."""
+        await self.stop()
+        await self.start()
+
+    async def run_pod(self, name: str, *containers: Container) -> Pod:
+        """Admit a pod, or raise AdmissionError with what its status would say."""
+        pod = Pod(name, f"00000000-0000-4000-9000-{next(self._uids):012d}", containers)
+        self.manager.free_all_but(self._uids_of_pods())
+        try:
+            for container in sorted(containers, key=lambda container: not container.init):
+                for resource, count in container.limits.items():
+                    pod.held.append(await self._give(pod, container, resource, count))
+                    if container.init:
+                        self.manager.keep_for_reuse(pod.held[-1])
+        except AdmissionError:
+            self.manager.free_all_but(self._uids_of_pods())
+            raise
+        self.pods[name] = pod
+        self._write_checkpoint()
+        return pod
+
+    def end_pod(self, name: str) -> None:
+        """End a pod; its devices are free, though the checkpoint says so only when it is next written."""
+        del self.pods[name]
+        self.manager.free_all_but(self._uids_of_pods())
+
+    def capacity(self) -> Mapping[str, int]:
+        """Return the node's capacity."""
+        return self.manager.capacity(self._clock.monotonic_s())
+
+    def allocatable(self) -> Mapping[str, int]:
+        """Return what pods can have."""
+        return self.manager.allocatable(self._clock.monotonic_s())
+
+    async def _give(self, pod: Pod, container: Container, resource: str, count: int) -> Held:
+        async def allocate(devices: Sequence[str]) -> bytes:
+            answer = await self._client(resource).allocate([devices])
+            return answer.container_responses[0].SerializeToString()
+
+        async def prefer(available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+            return await self._client(resource).prefer(available, must_include, size)
+
+        return await self.manager.give(pod.uid, container.name, resource, count, prefer, allocate)
+
+    def _client(self, resource: str) -> PluginClient:
+        client = self._clients.get(resource)
+        if client is None:
+            raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
+        return client
+
+    async def _register(self, request: pb.RegisterRequest, call: Call) -> pb.Empty:
+        self.registrations.append(request.resource_name)
+        if request.version != wire.VERSION:
+            await call.abort(grpc.StatusCode.UNKNOWN, f"requested API version {request.version!r} is not supported")
+        try:
+            parse_resource_name(request.resource_name)
+        except InvalidIdError as error:
+            await call.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName is invalid: {error}")
+        client = PluginClient(self.paths.device_plugins / request.endpoint)
+        self._clients[request.resource_name] = client
+        await client.options()
+        self.manager.connected(request.resource_name)
+        task = self._group.create_task(self._follow(request.resource_name, client))
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+        return pb.Empty()
+
+    async def _follow(self, resource: str, client: PluginClient) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for answer in client.lists():
+                nodes = {device.ID: _numa_node(device) for device in answer.devices}
+                healthy = {device.ID for device in answer.devices if device.health == wire.HEALTHY}
+                self.manager.updated(
+                    resource,
+                    {device: node for device, node in nodes.items() if device in healthy},
+                    {device: node for device, node in nodes.items() if device not in healthy},
+                )
+                self._write_checkpoint()
+        present = self._clients.pop(resource, None)  # whichever it is by now
+        if present is not None:
+            await present.close()
+            self.manager.disconnected(resource, self._clock.monotonic_s())
+
+    async def _list_pods(
+        self, _request: pods_pb.ListPodResourcesRequest, _call: Call
+    ) -> pods_pb.ListPodResourcesResponse:
+        self.manager.free_all_but(self._uids_of_pods())
+        return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])
+
+    async def _serve(self, path: Path, handler: grpc.GenericRpcHandler) -> None:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers([handler])
+        server.add_insecure_port(f"unix:{check_socket_path(path)}")
+        await server.start()
+        self._servers.append(server)
+
+    def _write_checkpoint(self) -> None:
+        replace_file(self.paths.checkpoint, self.manager.checkpoint(), durable=False)
+
+    def _uids_of_pods(self) -> list[str]:
+        return [pod.uid for pod in self.pods.values()]
+
+
+@asynccontextmanager
+async def running(root: Path, clock: Clock) -> AsyncIterator[SimKubelet]:
+    """Run a kubelet whose folder is `root`, for as long as the context lasts."""
+    async with asyncio.TaskGroup() as group:
+        kubelet = SimKubelet(root, clock, group)
+        await kubelet.start()
+        try:
+            yield kubelet
+        finally:
+            await kubelet.stop()
+
+
+def _numa_node(device: pb.Device) -> int | None:
+    return device.topology.nodes[0].ID if device.topology.nodes else None
+
+
+def _resources_of(pod: Pod) -> pods_pb.PodResources:
+    """Return what the API says of a pod; containers that only initialise it are left out."""
+    containers = [container for container in pod.containers if not container.init]
+    return pods_pb.PodResources(
+        name=pod.name,
+        namespace=NAMESPACE,
+        containers=[
+            pods_pb.ContainerResources(
+                name=container.name,
+                devices=[
+                    pods_pb.ContainerDevices(resource_name=held.resource, device_ids=held.devices)
+                    for held in pod.held
+                    if held.container == container.name
+                ],
+            )
+            for container in containers
+        ],
+    )

@@ -1,0 +1,186 @@
+"""A kubelet's device manager: what it counts, whom it gave what, and the rules by which it chooses.
+
+After pkg/kubelet/cm/devicemanager of Kubernetes 1.36: unhealthy devices count as capacity; a resource whose plugin is
+gone keeps its capacity for five minutes with nothing allocatable; after a restart a resource counts nothing until its
+plugin registers again; a device that an init container had goes to the pod's other containers first.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuvirt.kubelet.checkpoint import Data, PodDevices, parse
+from gpuvirt.sim.kubelet import checkpoint
+
+STOP_GRACE_S = 300.0
+
+Prefer = Callable[[Sequence[str], Sequence[str], int], Awaitable[Sequence[str]]]
+"""What the plugin prefers: of the available, including these, so many."""
+
+Allocate = Callable[[Sequence[str]], Awaitable[bytes]]
+"""What the plugin answers for these devices, serialised."""
+
+
+class AdmissionError(Exception):
+    """A pod can't be admitted; the text is what its status would say."""
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """A registered plugin."""
+
+    stopped_at_s: float | None = None
+
+
+@dataclass(slots=True)
+class Resource:
+    """What is known of one resource."""
+
+    endpoint: Endpoint = field(default_factory=Endpoint)
+    healthy: set[str] = field(default_factory=set)
+    unhealthy: set[str] = field(default_factory=set)
+    numa_nodes: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one container has of one resource, and the answer that came with it."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    by_node: Mapping[str, list[str]]
+    answer: bytes
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices, whatever their nodes."""
+        return [device for devices in self.by_node.values() for device in devices]
+
+
+class DeviceManager:
+    """The device manager's books."""
+
+    def __init__(self, stored: bytes | None = None, now_s: float = 0.0) -> None:
+        """`stored` is a checkpoint from before."""
+        self.resources: dict[str, Resource] = {}
+        self.held: list[Held] = []
+        self._reusable: tuple[str, dict[str, list[str]]] = ("", {})
+        if stored is not None:
+            self._restore(parse(stored).data, now_s)
+
+    def connected(self, resource: str) -> None:
+        """A plugin has registered and was reached."""
+        self.resources.setdefault(resource, Resource()).endpoint = Endpoint()
+
+    def updated(self, resource: str, healthy: Mapping[str, int | None], unhealthy: Mapping[str, int | None]) -> None:
+        """A plugin has sent its list: devices with their NUMA nodes."""
+        known = self.resources.setdefault(resource, Resource())
+        known.healthy, known.unhealthy = set(healthy), set(unhealthy)
+        known.numa_nodes = {**unhealthy, **healthy}
+
+    def disconnected(self, resource: str, now_s: float) -> None:
+        """A plugin's stream has ended; whichever plugin the resource has now is taken for gone."""
+        known = self.resources.get(resource)
+        if known is not None:
+            known.unhealthy |= known.healthy
+            known.healthy = set()
+            known.endpoint.stopped_at_s = now_s
+
+    def capacity(self, now_s: float) -> Mapping[str, int]:
+        """Return how many devices of each resource the node has."""
+        self._forget_stopped(now_s)
+        return {name: len(known.healthy) + len(known.unhealthy) for name, known in sorted(self.resources.items())}
+
+    def allocatable(self, now_s: float) -> Mapping[str, int]:
+        """Return how many of them pods can have."""
+        self._forget_stopped(now_s)
+        return {name: len(known.healthy) for name, known in sorted(self.resources.items())}
+
+    async def give(
+        self, pod_uid: str, container: str, resource: str, count: int, prefer: Prefer, allocate: Allocate
+    ) -> Held:
+        """Give a container its devices of one resource, or raise AdmissionError."""
+        if self._reusable[0] != pod_uid:
+            self._reusable = (pod_uid, {})
+        chosen = await self._choose(resource, count, prefer)
+        try:
+            answer = await allocate(chosen)
+        except Exception as error:
+            raise AdmissionError(f"Allocate failed due to {error}, which is unexpected") from error
+        nodes = self.resources[resource].numa_nodes
+        by_node: dict[str, list[str]] = {}
+        for device in chosen:
+            node = nodes.get(device)
+            by_node.setdefault(checkpoint.NO_TOPOLOGY if node is None else str(node), []).append(device)
+        held = Held(pod_uid, container, resource, by_node, answer)
+        self.held = [one for one in self.held if (one.pod_uid, one.container, one.resource) != held_key(held)] + [held]
+        return held
+
+    def keep_for_reuse(self, held: Held) -> None:
+        """Let the pod's next container have the devices of an init container that has ended."""
+        self._reusable[1].setdefault(held.resource, []).extend(held.devices)
+
+    def free_all_but(self, pod_uids: Iterable[str]) -> None:
+        """Free what pods had that are no longer."""
+        alive = set(pod_uids)
+        self.held = [held for held in self.held if held.pod_uid in alive]
+
+    def checkpoint(self) -> bytes:
+        """Return the checkpoint as it would be written now."""
+        entries = [
+            PodDevices(held.pod_uid, held.container, held.resource, dict(held.by_node), held.answer)
+            for held in self.held
+        ]
+        registered = {name: sorted(known.healthy) for name, known in sorted(self.resources.items())}
+        return checkpoint.encode(Data(entries or None, registered))
+
+    async def _choose(self, resource: str, count: int, prefer: Prefer) -> list[str]:
+        known = self.resources.get(resource)
+        if known is None:
+            raise AdmissionError(f"cannot allocate unregistered device {resource}")
+        if not known.healthy:
+            raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        reusable = self._reusable[1].pop(resource, [])
+        chosen = reusable[:count]
+        self._reusable[1][resource] = reusable[count:]
+        missing = count - len(chosen)
+        if not missing:
+            return chosen
+        used = {device for held in self.held if held.resource == resource for device in held.devices}
+        available = sorted(known.healthy - used)
+        if len(available) < missing:
+            raise AdmissionError(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {missing}, Available: {len(available)}"
+            )
+        if known.endpoint.stopped_at_s is not None:
+            raise AdmissionError(f"endpoint {resource} has been stopped")
+        preferred = await prefer(sorted({*available, *chosen}), chosen, count)
+        ranked = [*(device for device in preferred if device in available), *available]
+        return [*chosen, *list(dict.fromkeys(ranked))[:missing]]
+
+    def _forget_stopped(self, now_s: float) -> None:
+        for name, known in list(self.resources.items()):
+            stopped_s = known.endpoint.stopped_at_s
+            if stopped_s is not None and now_s - stopped_s > STOP_GRACE_S:
+                del self.resources[name]
+
+    def _restore(self, data: Data, now_s: float) -> None:
+        for name in data.registered_devices or {}:
+            self.resources[name] = Resource(Endpoint(stopped_at_s=now_s))
+        for entry in data.pod_device_entries or []:
+            by_node = entry.device_ids if isinstance(entry.device_ids, dict) else {}
+            self.held.append(
+                Held(
+                    entry.pod_uid,
+                    entry.container_name,
+                    entry.resource_name,
+                    {node: list(devices or ()) for node, devices in by_node.items()},
+                    entry.alloc_resp,
+                )
+            )
+
+
+def held_key(held: Held) -> tuple[str, str, str]:
+    """Return what makes two holdings the same one."""
+    return held.pod_uid, held.container, held.resource

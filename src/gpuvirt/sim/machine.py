@@ -1,0 +1,113 @@
+"""Machine files: which boards a machine has in which slots, and in what state."""
+
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt import documents
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import VgpuType
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.sim.vgpu import VgpuTypeSpec
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One function of a board."""
+
+    id: str
+    """`10de:2236`"""
+    class_code: str = msgspec.field(name="class")
+    """Six hexadecimal digits: `030200`"""
+    subsystem: str | None = None
+    revision: str = "a1"
+    native_driver: str | None = None
+    """The driver that the kernel would give it."""
+
+
+class BoardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A kind of card."""
+
+    functions: tuple[FunctionSpec, ...]
+    vf_id: str | None = None
+    total_vfs: int | None = None
+    vgpus: Framework | None = None
+    vgpu_types: tuple[VgpuTypeSpec, ...] = ()
+
+
+class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A card in a slot."""
+
+    at: str
+    """The address of its first function: `0000:65:00.0`"""
+    board: str
+    driver: str | None = "native"
+    """`native`, `none`, or the driver that has all its functions: `vfio-pci`."""
+    group: int | None = None
+    """The IOMMU group; left out where the machine has no IOMMU."""
+    numa: int = -1
+    behind: str | None = None
+    """The address of the bridge that it sits behind, which stands earlier in the file."""
+    vfs: int = 0
+    """VFs that are switched on."""
+    vgpus: dict[VgpuType, int] = {}
+    """vGPUs that exist from the start."""
+    vgpu_types: tuple[VgpuTypeSpec, ...] = ()
+    """In place of the board's: the types that a GPU in MIG mode offers."""
+
+
+class EgmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A region of extended GPU memory."""
+
+    name: str
+    gpus: tuple[str, ...]
+
+
+class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A machine file."""
+
+    about: str
+    slots: tuple[SlotSpec, ...] = ()
+    boards: dict[str, BoardSpec] = {}
+    """Boards of this file alone, beside those that all machines know."""
+    iommu: bool = True
+    iommufd: bool = False
+    group_nodes: bool = True
+    """False: a kernel without VFIO_GROUP, where devices are opened by their own nodes alone."""
+    egm: tuple[EgmSpec, ...] = ()
+
+
+class BoardsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The boards that all machines know."""
+
+    boards: dict[str, BoardSpec]
+
+
+def machine_names() -> tuple[str, ...]:
+    """Return the names of the machines that come with gpuvirt."""
+    names = (entry.name.removesuffix(".yaml") for entry in _folder().iterdir() if entry.name.endswith(".yaml"))
+    return tuple(sorted(name for name in names if name != "boards"))
+
+
+def load_machine(name: str) -> MachineSpec:
+    """Return a machine by its name, or from a file when `name` is a path; raise ConfigError where there is none."""
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"} or path.is_absolute():
+        return documents.load(path, MachineSpec)
+    if name not in machine_names():
+        raise ConfigError(
+            f"no such machine; there are {', '.join(machine_names())}, or give the path of a file", where=name
+        )
+    entry = _folder() / f"{name}.yaml"
+    return documents.parse(entry.read_text("utf-8"), MachineSpec, where=entry.name)
+
+
+def shared_boards() -> dict[str, BoardSpec]:
+    """Return the boards that all machines know."""
+    entry = _folder() / "boards.yaml"
+    return documents.parse(entry.read_text("utf-8"), BoardsFile, where=entry.name).boards
+
+
+def _folder() -> Traversable:
+    return resources.files("gpuvirt.sim") / "machines"

@@ -1,0 +1,119 @@
+"""Simulated mediated devices: types under their parents, `create`, `remove`, and the early vanishing of one in use."""
+
+import errno
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.tree import File, Tree, constant, fails
+from gpuvirt.sim.vfio import Vfio
+from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
+
+LIVE = "/sys/bus/mdev/devices"
+PARENTS = "/sys/class/mdev_bus"
+DRIVER = "/sys/bus/mdev/drivers/nvidia-vgpu-vfio"
+FIRST_GROUP = 200
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}.?")
+"""Any one character more passes (kernel 6.1 compares the length with 36 and 37)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimMdev:
+    """One mediated device."""
+
+    uuid: str
+    spec: VgpuTypeSpec
+    carving: Carving
+    slot: PciAddress
+    folder: HostPath
+    group: IommuGroup
+
+
+class MdevBus:
+    """All mediated devices of a machine."""
+
+    def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
+        self.devices: dict[str, SimMdev] = {}
+        self._tree = tree
+        self._vfio = vfio
+        self._blocking = blocking
+        self._changed = changed
+        self._next_group = FIRST_GROUP
+
+    def offer(self, carving: Carving, folders: Mapping[PciAddress, HostPath]) -> None:
+        """Let the slots of a GPU make mediated devices; `folders` says where each slot lies."""
+        self._tree.make(HostPath(LIVE))
+        for slot in carving.slots:
+            self._tree.link(HostPath(f"{PARENTS}/{slot}"), folders[slot])
+            for spec in carving.types:
+                self._place_type(carving, slot, folders[slot], spec)
+
+    def create(self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, text: str) -> None:
+        """Make a mediated device."""
+        uuid = text.strip()
+        if not uuid:
+            return
+        if not _UUID.fullmatch(uuid):
+            raise fails(errno.EINVAL, uuid)
+        uuid = uuid[:36].lower()
+        if uuid in self.devices:
+            raise fails(errno.EEXIST, uuid)
+        if carving.left(spec, slot) < 1:
+            raise fails(errno.ENOSPC, uuid)
+        parent = self._tree.real_path(HostPath(f"{PARENTS}/{slot}"))
+        device = SimMdev(uuid, spec, carving, slot, HostPath(f"{parent}/{uuid}"), IommuGroup(self._next_group))
+        self._next_group += 1
+        carving.live[uuid] = spec, slot
+        self.devices[uuid] = device
+        self._place_device(device, parent)
+        self._changed()
+
+    def remove(self, uuid: str) -> None:
+        """Remove a mediated device: it vanishes at once, and is gone when its user lets go."""
+        device = self.devices[uuid]
+        self._tree.remove(HostPath(f"{LIVE}/{uuid}"))
+        if not self._vfio.in_use(device.group, uuid):
+            self._finish(device)
+            return
+        self._vfio.ask_back(device.group, uuid, lambda: self._finish(device))
+        self._changed()
+        self._blocking.until(lambda: uuid not in self.devices, f"removal of {uuid}, which is in use")
+
+    def _finish(self, device: SimMdev) -> None:
+        self._vfio.discharge(device.group, device.uuid, device.folder)
+        self._vfio.leave(device.group, device.uuid)
+        self._tree.remove(device.folder)
+        del device.carving.live[device.uuid]
+        del self.devices[device.uuid]
+        self._changed()
+
+    def _write_remove(self, uuid: str, text: str) -> None:
+        if text.strip() == "1":  # any other number is taken and does nothing
+            self.remove(uuid)
+
+    def _place_type(self, carving: Carving, slot: PciAddress, parent: HostPath, spec: VgpuTypeSpec) -> None:
+        folder = f"{parent}/mdev_supported_types/nvidia-{spec.id}"
+        files = {
+            "name": constant(spec.name),
+            "device_api": constant("vfio-pci"),
+            "description": constant(f"framebuffer={spec.size}, max_instance={spec.most}"),
+            "available_instances": File(read=lambda: f"{carving.left(spec, slot)}\n"),
+            "create": File(write=lambda text: self.create(carving, slot, spec, text)),
+        }
+        for name, file in files.items():
+            self._tree.place(HostPath(f"{folder}/{name}"), file)
+        self._tree.make(HostPath(f"{folder}/devices"))
+
+    def _place_device(self, device: SimMdev, parent: HostPath) -> None:
+        place, link = self._tree.place, self._tree.link
+        place(HostPath(f"{device.folder}/remove"), File(write=lambda text: self._write_remove(device.uuid, text)))
+        link(HostPath(f"{device.folder}/mdev_type"), HostPath(f"{parent}/mdev_supported_types/nvidia-{device.spec.id}"))
+        self._tree.make(HostPath(DRIVER))
+        link(HostPath(f"{device.folder}/driver"), HostPath(DRIVER))
+        link(HostPath(f"{device.folder}/iommu_group"), HostPath(f"/sys/kernel/iommu_groups/{device.group}"))
+        link(HostPath(f"{LIVE}/{device.uuid}"), device.folder)
+        self._vfio.join(device.group, device.uuid, device.folder)
+        self._vfio.enlist(device.group, device.uuid, device.folder)

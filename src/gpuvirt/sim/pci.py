@@ -1,0 +1,247 @@
+"""The simulated PCI bus: functions, drivers, and what writes to their files do.
+
+Behaviour and errnos are those measured on kernel 6.1: binding a bound device is EBUSY, an absent one ENODEV; unbinding
+from a driver that hasn't got the device is ENODEV. While somebody waits to unbind a device that is in use, its
+`driver_override` and `uevent` hang, and so does a write to `reset`.
+"""
+
+import errno
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
+from gpuvirt.facts.pci import VFIO_DRIVERS
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.tree import File, Tree, constant, fails
+from gpuvirt.sim.vfio import Vfio
+
+DEVICES = "/sys/bus/pci/devices"
+DRIVERS = "/sys/bus/pci/drivers"
+
+
+@dataclass(slots=True, eq=False)
+class SimFunction:
+    """One function: what it is, and the state that writes change."""
+
+    address: PciAddress
+    id: PciId
+    class_code: int
+    folder: HostPath
+    """Where it really lies, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
+    subsystem: PciId | None = None
+    revision: int = 0xA1
+    group: IommuGroup | None = None
+    numa_node: int = -1
+    native_driver: str | None = None
+    """The driver that the kernel would give it."""
+    override: str | None = None
+    driver: str | None = None
+    leaving: bool = False
+    """Somebody waits to unbind it; it is in use until then."""
+    fell_off_bus: bool = False
+    physfn: PciAddress | None = None
+    virtfns: list[PciAddress] = field(default_factory=list)
+    total_vfs: int | None = None
+
+
+class PciBus:
+    """All functions and drivers of a machine."""
+
+    def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
+        self.functions: dict[PciAddress, SimFunction] = {}
+        self.removed: dict[PciAddress, SimFunction] = {}
+        """Functions that were taken away, and that come back when they are plugged in or the bus is rescanned."""
+        self._tree = tree
+        self._vfio = vfio
+        self._blocking = blocking
+        self._changed = changed
+        tree.make(HostPath(DEVICES))
+        tree.make(HostPath(DRIVERS))
+        tree.place(HostPath("/sys/bus/pci/drivers_probe"), File(write=self._write_probe))
+        tree.place(HostPath("/sys/bus/pci/rescan"), File(write=self._write_rescan))
+
+    def add(self, function: SimFunction) -> None:
+        """Make a function appear, without a driver."""
+        self.functions[function.address] = function
+        self._place_files(function)
+        link = HostPath(f"{DEVICES}/{function.address}")
+        self._tree.link(link, function.folder)
+        if function.group is not None:
+            self._vfio.join(function.group, function.address, function.folder)
+        self._changed()
+
+    def add_driver(self, name: str) -> None:
+        """Make a driver available; one that is there stays as it is."""
+        folder = f"{DRIVERS}/{name}"
+        if self._tree.exists(HostPath(folder)):
+            return
+        self._tree.place(HostPath(f"{folder}/bind"), File(write=lambda text: self._write_bind(name, text)))
+        self._tree.place(HostPath(f"{folder}/unbind"), File(write=lambda text: self._write_unbind(name, text)))
+
+    def take_away(self, address: PciAddress) -> None:
+        """Unplug a function; the driver lets go of it first, in use or not."""
+        function = self.functions.pop(address)
+        if function.driver is not None:
+            self._release(function)
+        if function.group is not None:
+            self._vfio.leave(function.group, address)
+        self._tree.remove(HostPath(f"{DEVICES}/{address}"))
+        self._tree.remove(function.folder)
+        function.leaving = False
+        self.removed[address] = function
+        self._changed()
+
+    def bring_back(self, address: PciAddress) -> None:
+        """Plug an unplugged function in again; the kernel gives it its driver."""
+        function = self.removed.pop(address)
+        function.driver, function.fell_off_bus = None, False
+        self.add(function)
+        self._probe(function)
+
+    def bind(self, function: SimFunction, driver: str) -> None:
+        """Give a function to a driver."""
+        if driver in VFIO_DRIVERS and function.group is None:
+            raise fails(errno.EINVAL, driver)  # vfio-pci needs an IOMMU: probe of 0000:65:00.0 failed with error -22
+        function.driver = driver
+        self.add_driver(driver)
+        self._tree.link(HostPath(f"{function.folder}/driver"), HostPath(f"{DRIVERS}/{driver}"))
+        self._tree.link(HostPath(f"{DRIVERS}/{driver}/{function.address}"), function.folder)
+        if driver in VFIO_DRIVERS and function.group is not None:
+            self._vfio.enlist(function.group, function.address, function.folder)
+        self._changed()
+
+    def unbind(self, function: SimFunction) -> None:
+        """Take a function from its driver; while it is in use the caller waits, and its user is asked to let go."""
+        self._tree.remove(HostPath(f"{function.folder}/driver"))
+        if function.group is None or not self._vfio.in_use(function.group, function.address):
+            self._finish_unbind(function)
+            return
+        function.leaving = True
+        self._vfio.ask_back(function.group, function.address, lambda: self._finish_unbind(function))
+        self._changed()
+        self._blocking.until(lambda: not function.leaving, f"unbind of {function.address}, which is in use")
+
+    def _finish_unbind(self, function: SimFunction) -> None:
+        function.leaving = False
+        self._release(function)
+        self._changed()
+
+    def _release(self, function: SimFunction) -> None:
+        self._tree.remove(HostPath(f"{function.folder}/driver"))
+        self._tree.remove(HostPath(f"{DRIVERS}/{function.driver}/{function.address}"))
+        if function.driver in VFIO_DRIVERS and function.group is not None:
+            self._vfio.discharge(function.group, function.address, function.folder)
+        function.driver = None
+
+    def _probe(self, function: SimFunction) -> None:
+        wanted = function.override or function.native_driver
+        if function.driver is None and wanted is not None:
+            self.bind(function, wanted)
+
+    def _find(self, text: str) -> SimFunction:
+        function = self.functions.get(PciAddress(text.strip()))
+        if function is None:
+            raise fails(errno.ENODEV, text)
+        return function
+
+    def _write_bind(self, driver: str, text: str) -> None:
+        function = self._find(text)
+        if function.driver is not None:
+            raise fails(errno.EBUSY, text)
+        accepting = function.override or function.native_driver
+        if driver != accepting:
+            raise fails(errno.ENODEV, text)
+        self.bind(function, driver)
+
+    def _write_unbind(self, driver: str, text: str) -> None:
+        function = self._find(text)
+        if function.driver != driver:
+            raise fails(errno.ENODEV, text)
+        if function.leaving:
+            self._hang(function, "unbind")
+        self.unbind(function)
+
+    def _write_probe(self, text: str) -> None:
+        function = self._find(text)
+        if function.leaving:
+            self._hang(function, "drivers_probe")
+        self._probe(function)
+
+    def _write_rescan(self, text: str) -> None:
+        if text.strip() == "1":
+            for address in list(self.removed):
+                self.bring_back(address)
+
+    def _hang(self, function: SimFunction, what: str) -> None:
+        self._blocking.until(lambda: not function.leaving, f"{what} of {function.address}, which waits to be unbound")
+
+    def _read_override(self, function: SimFunction) -> str:
+        if function.leaving:
+            self._hang(function, "driver_override")
+        return (function.override or "(null)") + "\n"
+
+    def _write_override(self, function: SimFunction, text: str) -> None:
+        if function.leaving:
+            self._hang(function, "driver_override")
+        function.override = text.strip() or None
+
+    def _read_uevent(self, function: SimFunction) -> str:
+        if function.leaving:
+            self._hang(function, "uevent")
+        lines = [f"PCI_CLASS={function.class_code:X}", f"PCI_ID={str(function.id).upper()}"]
+        lines += [f"DRIVER={function.driver}"] if function.driver else []
+        return "\n".join([*lines, f"PCI_SLOT_NAME={function.address}", ""])
+
+    def _write_reset(self, function: SimFunction) -> None:
+        if function.leaving:
+            self._hang(function, "reset")
+
+    def _write_remove(self, function: SimFunction, text: str) -> None:
+        if text.strip() == "1":
+            if function.group is not None and self._vfio.in_use(function.group, function.address):
+                self.unbind(function)
+            self.take_away(function.address)
+
+    def _config(self, function: SimFunction) -> bytes:
+        if function.fell_off_bus:
+            return b"\xff" * 256
+        head = struct.pack("<HHHHB", function.id.vendor, function.id.device, 0x0406, 0x0010, function.revision)
+        head += struct.pack("<I", function.class_code)[:3]
+        board = function.subsystem or PciId(0, 0)
+        return head.ljust(0x2C, b"\0") + struct.pack("<HH", board.vendor, board.device).ljust(212, b"\0")
+
+    def _place_files(self, function: SimFunction) -> None:
+        ids = {"vendor": f"0x{function.id.vendor:04x}", "device": f"0x{function.id.device:04x}"}
+        ids |= {"class": f"0x{function.class_code:06x}", "revision": f"0x{function.revision:02x}"}
+        if function.subsystem is not None:
+            ids["subsystem_vendor"] = f"0x{function.subsystem.vendor:04x}"
+            ids["subsystem_device"] = f"0x{function.subsystem.device:04x}"
+        files = {name: constant(content) for name, content in ids.items()}
+        files["numa_node"] = File(read=lambda: f"{function.numa_node}\n")
+        files["config"] = File(read=lambda: self._config(function))
+        files["uevent"] = File(read=lambda: self._read_uevent(function))
+        files["driver_override"] = File(
+            read=lambda: self._read_override(function), write=lambda text: self._write_override(function, text)
+        )
+        files["reset"] = File(write=lambda _text: self._write_reset(function))
+        files["remove"] = File(write=lambda text: self._write_remove(function, text))
+        if function.total_vfs is not None:
+            files["sriov_totalvfs"] = constant(str(function.total_vfs))
+            files["sriov_numvfs"] = File(read=lambda: f"{len(function.virtfns)}\n")
+        for name, file in files.items():
+            self._tree.place(HostPath(f"{function.folder}/{name}"), file)
+        if function.group is not None:
+            self._tree.link(
+                HostPath(f"{function.folder}/iommu_group"), HostPath(f"/sys/kernel/iommu_groups/{function.group}")
+            )
+        if function.physfn is not None:
+            self._place_vf_links(function, self.functions[function.physfn])
+
+    def _place_vf_links(self, function: SimFunction, parent: SimFunction) -> None:
+        if function.address not in parent.virtfns:
+            parent.virtfns.append(function.address)
+        number = parent.virtfns.index(function.address)
+        self._tree.link(HostPath(f"{function.folder}/physfn"), parent.folder)
+        self._tree.link(HostPath(f"{parent.folder}/virtfn{number}"), function.folder)

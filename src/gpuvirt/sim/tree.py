@@ -1,0 +1,155 @@
+"""A file system in memory: folders, files that answer and act, links and device nodes, with the kernel's errnos."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpuvirt.paths import HostPath
+
+MOST_LINKS = 40
+"""Links followed in one path before ELOOP, as Linux does (fs/namei.c)."""
+
+
+@dataclass(slots=True, eq=False)
+class Folder:
+    """A folder."""
+
+    entries: dict[str, "Node"] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class File:
+    """A file whose content is asked for at each read, and whose writes do something."""
+
+    read: Callable[[], str | bytes] | None = None
+    """None: not readable (mode 0200)."""
+    write: Callable[[str], None] | None = None
+    """None: not writable (mode 0444)."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """A symbolic link."""
+
+    target: str
+
+
+@dataclass(slots=True, eq=False)
+class DeviceNode:
+    """A character device."""
+
+    number: int
+
+
+Node = Folder | File | Link | DeviceNode
+
+
+def fails(number: int, path: str) -> OSError:
+    """Return the error that the kernel would give."""
+    return OSError(number, os.strerror(number), path)
+
+
+def constant(content: str) -> File:
+    """Return a file that always reads as `content` and a newline."""
+    return File(read=lambda: content + "\n")
+
+
+def relative(target: HostPath, *, of_link: HostPath) -> str:
+    """Return the text of a link at `of_link` that points to `target`, relative as sysfs writes it."""
+    return os.path.relpath(target, os.path.dirname(of_link))  # noqa: PTH120  host paths are texts, not files here
+
+
+class Tree:
+    """The root folder, and ways to find and place nodes in it."""
+
+    def __init__(self) -> None:
+        self.root = Folder()
+
+    def find(self, path: HostPath, *, follow: bool = True) -> Node:
+        """Return the node at `path`; a link as last component is followed, or not."""
+        return self._resolve(path, follow=follow)[1]
+
+    def folder(self, path: HostPath) -> Folder:
+        """Return the folder at `path`."""
+        node = self.find(path)
+        if not isinstance(node, Folder):
+            raise fails(errno.ENOTDIR, path)
+        return node
+
+    def make(self, path: HostPath) -> Folder:
+        """Return the folder at `path`, made with all above it where it is missing."""
+        folder = self.root
+        for name in _parts(path):
+            child = folder.entries.setdefault(name, Folder())
+            if not isinstance(child, Folder):
+                raise fails(errno.ENOTDIR, path)
+            folder = child
+        return folder
+
+    def place(self, path: HostPath, node: Node) -> None:
+        """Put `node` at `path`, in place of what was there."""
+        above, _, name = path.rpartition("/")
+        self.make(HostPath(above)).entries[name] = node
+
+    def link(self, path: HostPath, target: HostPath) -> None:
+        """Put a relative link to `target` at `path`."""
+        self.place(path, Link(relative(target, of_link=path)))
+
+    def remove(self, path: HostPath) -> None:
+        """Take away what is at `path`, with all in it; nothing there is fine."""
+        above, _, name = path.rpartition("/")
+        try:
+            self.folder(HostPath(above)).entries.pop(name, None)
+        except OSError:
+            return
+
+    def exists(self, path: HostPath) -> bool:
+        """Return whether something is at `path`; a dangling link counts."""
+        try:
+            self.find(path, follow=False)
+        except OSError:
+            return False
+        return True
+
+    def walk(self) -> Iterator[tuple[HostPath, Node]]:
+        """Yield every node with its path, folders before what is in them."""
+        todo: list[tuple[str, Folder]] = [("", self.root)]
+        while todo:
+            above, folder = todo.pop()
+            for name, node in folder.entries.items():
+                path = f"{above}/{name}"
+                yield HostPath(path), node
+                if isinstance(node, Folder):
+                    todo.append((path, node))
+
+    def real_path(self, path: HostPath) -> HostPath:
+        """Return where `path` really lies, all links followed."""
+        return self._resolve(path, follow=True)[0]
+
+    def _resolve(self, path: HostPath, *, follow: bool, links: int = 0) -> tuple[HostPath, Node]:
+        parts = _parts(path)
+        trail: list[tuple[str, Folder]] = [("", self.root)]
+        for index, name in enumerate(parts):
+            if name == "..":
+                trail = trail[:-1] or trail
+                continue
+            above, folder = trail[-1]
+            here, rest = f"{above}/{name}", parts[index + 1 :]
+            child = folder.entries.get(name)
+            if isinstance(child, Link) and (rest or follow):
+                if links >= MOST_LINKS:
+                    raise fails(errno.ELOOP, path)
+                start = child.target if child.target.startswith("/") else f"{above}/{child.target}"
+                return self._resolve(HostPath("/".join([start, *rest])), follow=follow, links=links + 1)
+            if isinstance(child, Folder):
+                trail.append((here, child))
+                continue
+            if child is None or rest:
+                raise fails(errno.ENOENT if child is None else errno.ENOTDIR, path)
+            return HostPath(here), child
+        return HostPath(trail[-1][0] or "/"), trail[-1][1]
+
+
+def _parts(path: str) -> Sequence[str]:
+    return [part for part in path.split("/") if part not in {"", "."}]

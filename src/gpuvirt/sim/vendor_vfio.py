@@ -1,0 +1,71 @@
+"""Simulated VFs that carry vGPU types while they stay on the driver `nvidia` (vendor VFIO).
+
+The files and their formats are those that users and KubeVirt describe; no hardware has confirmed this simulation.
+"""
+
+import errno
+from collections.abc import Callable, Mapping
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.tree import File, Tree, fails
+from gpuvirt.sim.vfio import Vfio
+from gpuvirt.sim.vgpu import Carving
+
+NO_TYPE = 0
+
+
+class VendorVfioBus:
+    """All VFs of a machine that carry types."""
+
+    def __init__(self, tree: Tree, vfio: Vfio, changed: Callable[[], None]) -> None:
+        self._tree = tree
+        self._vfio = vfio
+        self._changed = changed
+
+    def offer(
+        self, carving: Carving, folders: Mapping[PciAddress, HostPath], groups: Mapping[PciAddress, IommuGroup]
+    ) -> None:
+        """Let the VFs of a GPU carry types; `folders` and `groups` say where each lies and which group it is in."""
+        for slot in carving.slots:
+            self._offer_slot(carving, slot, folders[slot], groups[slot])
+
+    def _offer_slot(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
+        self._tree.place(
+            HostPath(f"{folder}/nvidia/creatable_vgpu_types"), File(read=lambda: _creatable(carving, slot))
+        )
+        current = File(
+            read=lambda: f"{_current(carving, slot)}\n",
+            write=lambda text: self._set_type(carving, slot, folder, group, text),
+        )
+        self._tree.place(HostPath(f"{folder}/nvidia/current_vgpu_type"), current)
+
+    def _set_type(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup, text: str) -> None:
+        try:
+            wanted = int(text)
+        except ValueError as error:
+            raise fails(errno.EINVAL, slot) from error
+        if self._vfio.in_use(group, slot):
+            raise fails(errno.EBUSY, slot)
+        if wanted == NO_TYPE:
+            if carving.live.pop(slot, None):
+                self._vfio.discharge(group, slot, folder)
+        else:
+            spec = next((spec for spec in carving.types if spec.id == wanted), None)
+            if spec is None or slot in carving.live:
+                raise fails(errno.EINVAL, slot)
+            if carving.left(spec, slot) < 1:
+                raise fails(errno.EPERM, slot)
+            carving.live[slot] = spec, slot
+            self._vfio.enlist(group, slot, folder)
+        self._changed()
+
+
+def _creatable(carving: Carving, slot: PciAddress) -> str:
+    rows = [f"{spec.id:<6}: {spec.name}" for spec in carving.types if carving.left(spec, slot) > 0]
+    return "\n".join(["ID    : vGPU Name", *rows, ""])
+
+
+def _current(carving: Carving, slot: PciAddress) -> int:
+    spec_and_slot = carving.live.get(slot)
+    return spec_and_slot[0].id if spec_and_slot else NO_TYPE

@@ -1,0 +1,140 @@
+"""Simulated IOMMU groups and VFIO: who has which group open, and what its devices' users are asked.
+
+Measured on kernel 6.1: a group opens once, a second open gives EBUSY; its node comes with the first device on a VFIO
+driver and goes with the last; asked to give a device back, the user's request eventfd fires and the device stays until
+the user closes it.
+"""
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.tree import DeviceNode, Folder, Tree, fails
+
+GROUPS = "/sys/kernel/iommu_groups"
+VFIO_MAJOR = 511
+"""A dynamic major, as alloc_chrdev_region would give."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One IOMMU group."""
+
+    number: IommuGroup
+    members: set[str] = field(default_factory=set)
+    vfio_devices: dict[str, HostPath] = field(default_factory=dict)
+    """The members that a VFIO driver has, with their folders."""
+    user: int | None = None
+    """The process that has the group open."""
+    devices_in_use: set[str] = field(default_factory=set)
+    """The devices of which that process also has the device open, as a virtual machine has."""
+    asked_back: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """Devices that somebody waits for, with what happens when the user lets go."""
+
+
+class Vfio:
+    """All groups of a machine."""
+
+    def __init__(self, tree: Tree, *, iommufd: bool, group_nodes: bool, changed: Callable[[], None]) -> None:
+        self.groups: dict[IommuGroup, Group] = {}
+        self.requests: list[str] = []
+        """Devices whose user was asked to give them back: each is a virtual machine that loses its GPU."""
+        self.hidden_nodes: set[IommuGroup] = set()
+        """Groups whose node somebody has deleted by hand."""
+        self._tree = tree
+        self._iommufd = iommufd
+        self._group_nodes = group_nodes
+        self._changed = changed
+        self._cdevs: dict[str, int] = {}
+        tree.make(HostPath(GROUPS))
+        if iommufd:
+            tree.place(HostPath("/dev/iommu"), DeviceNode(10 << 8 | 125))
+            tree.make(HostPath("/sys/class/misc/iommu"))
+
+    def load(self) -> None:
+        """Load the modules: from now on there is `/dev/vfio/vfio`, unless the kernel has no groups (VFIO_GROUP=n)."""
+        self._tree.make(HostPath("/dev/vfio"))
+        if self._group_nodes:
+            self._tree.place(HostPath("/dev/vfio/vfio"), DeviceNode(10 << 8 | 196))
+
+    def join(self, number: IommuGroup, device: str, folder: HostPath) -> None:
+        """Put a device into a group."""
+        group = self.groups.setdefault(number, Group(number))
+        group.members.add(device)
+        self._tree.make(HostPath(f"{GROUPS}/{number}/devices"))
+        self._tree.link(HostPath(f"{GROUPS}/{number}/devices/{device}"), folder)
+
+    def leave(self, number: IommuGroup, device: str) -> None:
+        """Take a device out of a group; the last one takes the group with it."""
+        group = self.groups[number]
+        group.members.discard(device)
+        self._tree.remove(HostPath(f"{GROUPS}/{number}/devices/{device}"))
+        if not group.members:
+            self._tree.remove(HostPath(f"{GROUPS}/{number}"))
+            del self.groups[number]
+
+    def enlist(self, number: IommuGroup, device: str, folder: HostPath) -> None:
+        """A VFIO driver has taken a device: its group can be opened."""
+        self.groups[number].vfio_devices[device] = folder
+        if number not in self.hidden_nodes:
+            self.show_node(number)
+        if self._iommufd:
+            index = self._cdevs.setdefault(device, len(self._cdevs))
+            self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
+            self._tree.place(HostPath(f"/dev/vfio/devices/vfio{index}"), DeviceNode((VFIO_MAJOR - 1) << 8 | index))
+
+    def discharge(self, number: IommuGroup, device: str, folder: HostPath) -> None:
+        """A VFIO driver has let a device go."""
+        group = self.groups[number]
+        group.vfio_devices.pop(device, None)
+        group.asked_back.pop(device, None)
+        if not group.vfio_devices:
+            self._tree.remove(HostPath(f"/dev/vfio/{number}"))
+        if self._iommufd:
+            self._tree.remove(HostPath(f"{folder}/vfio-dev"))
+            self._tree.remove(HostPath(f"/dev/vfio/devices/vfio{self._cdevs[device]}"))
+
+    def show_node(self, number: IommuGroup) -> None:
+        """Put a group's node under `/dev/vfio`."""
+        if self._group_nodes:
+            self._tree.place(HostPath(f"/dev/vfio/{number}"), DeviceNode(VFIO_MAJOR << 8 | number))
+
+    def open(self, number: IommuGroup, pid: int) -> None:
+        """Open a group for a process."""
+        node = f"/dev/vfio/{number}"
+        if not self._tree.exists(HostPath(node)):
+            raise fails(errno.ENOENT, node)
+        group = self.groups[number]
+        if group.user is not None:
+            raise fails(errno.EBUSY, node)
+        group.user = pid
+
+    def use(self, number: IommuGroup, device: str, is_friendly: Callable[[str], bool]) -> None:
+        """Open a device of a group that is open, as a virtual machine does."""
+        group = self.groups[number]
+        if not all(is_friendly(member) for member in group.members):
+            raise fails(errno.EPERM, device)  # VFIO_GROUP_SET_CONTAINER on a group that is not viable
+        if device not in group.vfio_devices:
+            raise fails(errno.ENODEV, device)
+        group.devices_in_use.add(device)
+
+    def close(self, number: IommuGroup) -> None:
+        """Close a group and its devices; those who waited for them go on."""
+        group = self.groups.get(number)
+        if group is None:  # its last device went while it was open
+            return
+        group.user = None
+        group.devices_in_use.clear()
+        for finish in list(group.asked_back.values()):
+            finish()
+
+    def in_use(self, number: IommuGroup, device: str) -> bool:
+        """Return whether a process has this device open; a group that is merely open stops nobody."""
+        return device in self.groups[number].devices_in_use
+
+    def ask_back(self, number: IommuGroup, device: str, finish: Callable[[], None]) -> None:
+        """Ask the user of a device to let go; `finish` runs when it has."""
+        self.requests.append(device)
+        self.groups[number].asked_back[device] = finish

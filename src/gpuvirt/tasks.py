@@ -1,0 +1,36 @@
+"""Supervision of a process's tasks: what ends it, what is started again, and how long to wait before.
+
+An essential task is a plain member of the process's TaskGroup: its failure ends the process, and the supervisor above
+(the kubelet, systemd) starts it again. Work whose failure the rest can outlive runs under `keep_going`.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+
+from gpuvirt.clock import Clock
+
+log = logging.getLogger(__name__)
+
+
+def backoff_s(*, first_s: float = 0.2, factor: float = 2.0, most_s: float = 10.0) -> Iterator[float]:
+    """Yield the pauses between attempts, for ever: 0.2, 0.4, 0.8 ... 10, 10 seconds."""
+    pause_s = first_s
+    while True:
+        yield pause_s
+        pause_s = min(pause_s * factor, most_s)
+
+
+async def keep_going(name: str, work: Callable[[], Awaitable[None]], clock: Clock) -> None:
+    """Run `work`; when it fails, log why and run it again after a pause. Returns when `work` returns."""
+    pauses = backoff_s()
+    while True:
+        began_s = clock.monotonic_s()
+        try:
+            await work()
+        except Exception:
+            log.exception("task failed, will be started again", extra={"task": name})
+        else:
+            return
+        if clock.monotonic_s() - began_s > 60:
+            pauses = backoff_s()
+        await clock.sleep(next(pauses))

@@ -1,0 +1,1 @@
+"""What the agent serves on the network: probes and metrics, and nothing else."""

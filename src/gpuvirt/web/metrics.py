@@ -1,0 +1,147 @@
+"""The metrics page: a node's view and the agent's counters as Prometheus text (exposition format 0.0.4)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from gpuvirt.model.view import NodeView
+from gpuvirt.node.telemetry import Telemetry
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values by their labels' values."""
+
+HEALTHY = "healthy"
+UNHEALTHY = "unhealthy"
+NOT_OFFERED = "not-offered"
+
+
+def page(view: NodeView, telemetry: Telemetry) -> str:
+    """Return the page."""
+    return "".join(
+        f"{line}\n"
+        for metric in (
+            _gpus(view),
+            _resources(view),
+            _registered(view),
+            _notes(view),
+            _counter(
+                "gpuvirt_allocations_total",
+                "Allocate calls by outcome: given, or the code of the reason for a refusal.",
+                ("resource", "outcome"),
+                telemetry.allocations.items(),
+            ),
+            _allocate_seconds(telemetry),
+            _counter(
+                "gpuvirt_registrations_total",
+                "Registrations at the kubelet by outcome.",
+                ("resource", "outcome"),
+                telemetry.registrations.items(),
+            ),
+            _counter(
+                "gpuvirt_looks_total",
+                "Looks at the host by depth and cause.",
+                ("depth", "cause"),
+                telemetry.looks.items(),
+            ),
+            _info(view),
+        )
+        for line in metric
+    )
+
+
+def _gpus(view: NodeView) -> Iterator[str]:
+    """GPUs and vGPUs by mode and health; the reason is the first that speaks against one."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for gpu in (*view.gpus, *view.functions):
+        health = NOT_OFFERED if gpu.healthy is None else HEALTHY if gpu.healthy else UNHEALTHY
+        counts[str(gpu.mode), health, str(gpu.reasons[0].code) if gpu.reasons else ""] += 1
+        for vgpu in gpu.vgpus:
+            health = NOT_OFFERED if vgpu.offered_as is None else UNHEALTHY if vgpu.reasons else HEALTHY
+            counts[f"{gpu.mode}-device", health, str(vgpu.reasons[0].code) if vgpu.reasons else ""] += 1
+    yield from _gauge(
+        "gpuvirt_devices",
+        "GPUs and vGPUs (mode vgpu-device) by mode, health, and the reason against them.",
+        ("mode", "health", "reason"),
+        counts.items(),
+    )
+
+
+def _resources(view: NodeView) -> Iterator[str]:
+    counts = {
+        (resource.name, health): float(sum(device.healthy is (health == HEALTHY) for device in resource.devices))
+        for resource in view.resources
+        for health in (HEALTHY, UNHEALTHY)
+    }
+    yield from _gauge(
+        "gpuvirt_resource_devices", "Devices as the kubelet is told.", ("resource", "health"), counts.items()
+    )
+    held = {
+        (resource.name,): float(sum(device.holder is not None for device in resource.devices))
+        for resource in view.resources
+    }
+    yield from _gauge("gpuvirt_resource_devices_held", "Devices that pods have.", ("resource",), held.items())
+
+
+def _registered(view: NodeView) -> Iterator[str]:
+    registered = {
+        (resource.name, str(resource.not_registered_because.code) if resource.not_registered_because else ""): float(
+            resource.registered
+        )
+        for resource in view.resources
+    }
+    yield from _gauge(
+        "gpuvirt_resource_registered",
+        "1 when the kubelet knows a resource.",
+        ("resource", "reason"),
+        registered.items(),
+    )
+
+
+def _notes(view: NodeView) -> Iterator[str]:
+    counts = Counter((str(note.code),) for note in view.notes)
+    yield from _gauge(
+        "gpuvirt_notes", "What is wrong with the node or the agent, by code.", ("reason",), counts.items()
+    )
+
+
+def _info(view: NodeView) -> Iterator[str]:
+    version = view.agent.version if view.agent is not None else ""
+    yield from _gauge("gpuvirt_info", "The agent's version.", ("version",), [((version,), 1)])
+
+
+def _allocate_seconds(telemetry: Telemetry) -> Iterator[str]:
+    name, histogram = "gpuvirt_allocate_seconds", telemetry.allocate_s
+    yield from _head(name, "How long an Allocate that gave something took.", "histogram")
+    running = 0
+    for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
+        running += count
+        yield f'{name}_bucket{{le="{bound_s:g}"}} {running}'
+    total = sum(histogram.counts)
+    yield f'{name}_bucket{{le="+Inf"}} {total}'
+    yield f"{name}_sum {histogram.total_s:.6f}"
+    yield f"{name}_count {total}"
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
+    yield from _head(name, text, "counter")
+    yield from _samples(name, labels, values)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
+    yield from _head(name, text, "gauge")
+    yield from _samples(name, labels, values)
+
+
+def _head(name: str, text: str, kind: str) -> Iterable[str]:
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+
+
+def _samples(name: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
+    for key, value in sorted(values):
+        pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True))
+        yield f"{name}{{{pairs}}} {value:g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,100 @@
+"""GPUs of one IOMMU group never go to two pods."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+RTX4090 = "nvidia.com/AD102_GEFORCE_RTX_4090"
+LEFT, RIGHT, ALONE = "0000:0b:01.0", "0000:0b:02.0", "0000:0c:00.0"
+
+
+@pytest.fixture
+async def node(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
+    async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+        yield node
+
+
+async def test_the_sibling_of_a_given_gpu_is_refused_at_once(node: SimNode) -> None:
+    node.allocate(RTX4090, [LEFT])
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+async def test_the_sibling_is_no_longer_listed(node: SimNode) -> None:
+    node.allocate(RTX4090, [LEFT])
+    await node.settle()
+    assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
+    assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
+
+
+async def test_both_go_to_one_container(node: SimNode) -> None:
+    (both,) = node.allocate(RTX4090, [LEFT, RIGHT])
+    assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
+    await node.settle()
+    assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
+
+
+async def test_two_containers_of_one_call_do_not_share_a_group(node: SimNode) -> None:
+    assert node.refused(RTX4090, [LEFT], [RIGHT]) is ReasonCode.GROUP_HELD
+    assert node.allocate(RTX4090, [RIGHT]), "the refused request has left nothing behind"
+
+
+async def test_the_sibling_is_free_when_the_pod_has_ended(node: SimNode) -> None:
+    node.allocate(RTX4090, [LEFT])
+    node.hold(RTX4090, LEFT)
+    await node.say_holders()
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+    node.free(LEFT)
+    await node.say_holders()
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD, "once unheard is not gone"
+    await node.say_holders()
+    assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
+    assert node.allocate(RTX4090, [RIGHT])
+
+
+async def test_a_pod_that_was_never_admitted_lets_go_after_a_while(node: SimNode) -> None:
+    node.allocate(RTX4090, [LEFT])
+    await node.say_holders()
+    await node.say_holders()
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+    await node.advance(10)
+    await node.say_holders()
+    await node.say_holders()
+    assert node.allocate(RTX4090, [RIGHT])
+
+
+async def test_as_long_as_the_kubelet_is_not_heard_nothing_is_freed(node: SimNode) -> None:
+    node.allocate(RTX4090, [LEFT])
+    for _ in range(10):
+        await node.advance(60)
+        node.agent.hear_holders(None)
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+async def test_the_same_device_again_is_the_same_pod_or_a_dead_one(node: SimNode) -> None:
+    node.allocate(RTX4090, [LEFT])
+    assert node.allocate(RTX4090, [LEFT]), "an app container gets what its pod's init container had"
+    assert node.allocate(RTX4090, [LEFT, RIGHT])
+    assert node.allocate(RTX4090, [LEFT]), "and less than that"
+
+
+async def test_a_restart_remembers(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    kernel = machine("2xRTX4090-one-group")
+    async with running_node(kernel, tmp_path) as node:
+        node.allocate(RTX4090, [LEFT])
+        await node.settle()
+    async with running_node(kernel, tmp_path) as node:
+        assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+async def test_pods_from_before_our_time_count(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+        node.hold(RTX4090, LEFT)
+        await node.say_holders()
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+        assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}

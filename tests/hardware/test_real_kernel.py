@@ -1,0 +1,143 @@
+"""The real kernel seam over plain files, and what the two kernels answer alike."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.errors import LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.kernel import Kernel, RealKernel
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.hardware.uevents import concerns_devices, parse
+from gpuvirt.paths import HostPath, HostRoots
+from gpuvirt.sim.export import export
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import machine_names
+
+Machine = Callable[[str], SimKernel]
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_machine_in_files_shows_what_it_shows_in_memory(machine: Machine, tmp_path: Path, name: str) -> None:
+    kernel = machine(name)
+    export(kernel, tmp_path)
+    assert scan(RealKernel(HostRoots.under(tmp_path))) == scan(kernel)
+
+
+@pytest.fixture(params=["simulated", "real"])
+def kernel(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> Kernel:
+    simulated = machine("2xA10")
+    if request.param == "simulated":
+        return simulated
+    export(simulated, tmp_path)
+    return RealKernel(HostRoots.under(tmp_path))
+
+
+FOLDER = "/sys/bus/pci/devices/0000:65:00.0"
+
+
+def test_reading(kernel: Kernel) -> None:
+    assert kernel.read(HostPath(f"{FOLDER}/vendor")) == b"0x10de\n"
+    assert kernel.read(HostPath(f"{FOLDER}/config"), limit=2) == b"\xde\x10"
+    assert kernel.readlink(HostPath(f"{FOLDER}/driver")) == "../../../../bus/pci/drivers/vfio-pci"
+    assert "0000:65:00.0" in kernel.listdir(HostPath("/sys/bus/pci/devices"))
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda kernel: kernel.read(HostPath("/sys/none")), FileNotFoundError),
+        (lambda kernel: kernel.read(HostPath("/sys/bus/pci")), IsADirectoryError),
+        (lambda kernel: kernel.listdir(HostPath("/sys/none")), FileNotFoundError),
+        (lambda kernel: kernel.listdir(HostPath(f"{FOLDER}/vendor")), NotADirectoryError),
+        (lambda kernel: kernel.readlink(HostPath(f"{FOLDER}/vendor")), OSError),
+        (lambda kernel: kernel.readlink(HostPath("/sys/none")), FileNotFoundError),
+        (lambda kernel: kernel.device_number(HostPath("/dev/vfio/99")), FileNotFoundError),
+        (lambda kernel: kernel.write(HostPath("/sys/none"), b"1"), FileNotFoundError),
+        (lambda kernel: kernel.write(HostPath("/sys/bus/pci"), b"1"), IsADirectoryError),
+    ],
+)
+def test_errors_are_alike(kernel: Kernel, ask: Callable[[Kernel], object], error: type[OSError]) -> None:
+    with pytest.raises(error):
+        ask(kernel)
+
+
+def test_leases_are_alike_where_there_is_no_node(kernel: Kernel) -> None:
+    with kernel.lease(IommuGroup(12)):
+        pass
+    with pytest.raises(LeaseUnavailableError), kernel.lease(IommuGroup(99)):
+        pass
+
+
+def test_links_that_go_round(kernel: Kernel, tmp_path: Path) -> None:
+    if isinstance(kernel, RealKernel):
+        (tmp_path / "sys/loop").symlink_to("loop")
+        with pytest.raises(OSError, match="Too many levels"):
+            kernel.read(HostPath("/sys/loop"))
+
+
+def test_writing(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "sys/x").write_text("before")
+    RealKernel(HostRoots.under(tmp_path)).write(HostPath("/sys/x"), b"after")
+    assert (tmp_path / "sys/x").read_text().startswith("after")
+
+
+def test_a_path_of_the_host_is_found_below_its_root() -> None:
+    roots = HostRoots.under(Path("/host"))
+    assert roots.local(HostPath("/dev/vfio/12")) == Path("/host/dev/vfio/12")
+    assert roots.local(HostPath("/usr/share/misc/pci.ids")) == Path("/host/usr/share/misc/pci.ids")
+    assert roots.local(HostPath("/sys")) == Path("/host/sys")
+
+
+def test_open_nodes_of_real_processes_are_found() -> None:
+    kernel = RealKernel(HostRoots.under(Path("/")))
+    with Path("/dev/null").open("rb"):
+        mine = [found for found in kernel.open_files() if found.pid == os.getpid()]
+    assert (HostPath("/dev/null"), Path("/dev/null").stat().st_rdev) in [(found.path, found.device) for found in mine]
+
+
+def test_nobody_uses_what_nobody_has(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    assert with_users(RealKernel(HostRoots.under(Path("/"))), scan(kernel)).users == {}
+
+
+BIND = (
+    b"bind@/devices/pci0000:64/0000:64:02.0/0000:65:00.0\0ACTION=bind\0"
+    b"DEVPATH=/devices/pci0000:64/0000:64:02.0/0000:65:00.0\0SUBSYSTEM=pci\0DRIVER=vfio-pci\0PCI_SLOT_NAME=0000:65:00.0\0"
+)
+
+
+def test_what_a_uevent_says() -> None:
+    assert parse(BIND)["PCI_SLOT_NAME"] == "0000:65:00.0"
+    assert concerns_devices(BIND)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"\0", b"libudev\0\xfe\xed\xca\xfe", b"add@/devices/virtual/net/veth0\0SUBSYSTEM=net\0", b"\xff\xfe@\0=\0"],
+)
+def test_what_is_no_news(message: bytes) -> None:
+    assert not concerns_devices(message)
+
+
+@pytest.fixture
+def real() -> RealKernel:
+    return RealKernel(HostRoots.under(Path("/")))
+
+
+def test_uevents_of_a_real_kernel_wake(real: RealKernel) -> None:
+    """A device's `uevent` file makes the kernel send one, for whoever may write it."""
+    trigger = next((path for path in Path("/sys/bus/pci/devices").glob("*/uevent") if os.access(path, os.W_OK)), None)
+    if trigger is None:
+        pytest.skip("no PCI device whose uevent file may be written: run as root, not in a container")
+    woken = threading.Event()
+    stop = real.on_uevent(woken.set)
+    try:
+        trigger.write_text("change")
+        assert woken.wait(5)
+    finally:
+        stop()

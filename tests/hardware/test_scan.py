@@ -1,0 +1,210 @@
+"""What one look at a host finds, and how odd hosts are told."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
+from gpuvirt.facts.pci import FunctionKind, Unread
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model.inventory import Mode, build_inventory
+from gpuvirt.model.naming import Naming
+from gpuvirt.model.offers import Ground, Offers, make_offers
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import MachineSpec, SlotSpec, machine_names
+from gpuvirt.sim.tree import Link, constant
+from simnode import IDS
+
+Machine = Callable[[str], SimKernel]
+
+GPU = PciAddress("0000:65:00.0")
+FOLDER = f"/sys/bus/pci/devices/{GPU}"
+
+
+def test_a_gpu_with_all_that_it_shows(machine: Machine) -> None:
+    facts = scan(machine("2xA10"))
+    function = facts.functions[GPU]
+    assert function.id == PciId(0x10DE, 0x2236)
+    assert function.subsystem == PciId(0x10DE, 0x1482)
+    assert (function.class_code, function.revision, function.kind) == (0x030200, 0xA1, FunctionKind.GPU)
+    assert (function.driver, function.iommu_group, function.numa_node) == ("vfio-pci", 12, 0)
+    assert (function.sriov_total_vfs, function.virtfns, function.physfn) == (32, (), None)
+    assert function.unread == ()
+    assert facts.group_nodes == {12, 22}
+    assert facts.platform.vfio_container
+    assert not facts.platform.iommufd
+    assert facts.oddities == ()
+    assert facts.unread == ()
+
+
+def test_companions_of_a_slot(machine: Machine) -> None:
+    facts = scan(machine("4xRTX2060"))
+    inventory = build_inventory(facts)
+    gpu = inventory.gpus[PciAddress("0000:04:00.0")]
+    assert gpu.companions == ("0000:04:00.1", "0000:04:00.2", "0000:04:00.3")
+    kinds = [facts.functions[address].kind for address in gpu.companions]
+    assert kinds == [FunctionKind.AUDIO, FunctionKind.USB, FunctionKind.SERIAL]
+    assert len(inventory.units) == 4
+
+
+def test_vfs_mdevs_and_their_gpu(machine: Machine) -> None:
+    facts = scan(machine("8xA100"))
+    host = facts.vgpu_hosts[PciAddress("0000:07:00.0")]
+    assert host.framework is Framework.MDEV
+    assert (len(host.slots), len(host.live)) == (20, 4)
+    assert facts.functions[host.live[0].slot].physfn == "0000:07:00.0"
+    mig = facts.vgpu_hosts[PciAddress("0000:bd:00.0")]
+    assert [live.type for live in mig.live] == ["NVIDIA A100DX-1-10C"] * 2
+    inventory = build_inventory(facts)
+    assert [gpu.mode for gpu in inventory.gpus.values()].count(Mode.PASSTHROUGH) == 3
+    assert len(inventory.gpus) == 8, "VFs are no GPUs of their own"
+    assert sum(function.kind is FunctionKind.NVSWITCH for function in facts.functions.values()) == 6
+
+
+def test_vfs_that_carry_types(machine: Machine) -> None:
+    facts = scan(machine("8xH100"))
+    host = facts.vgpu_hosts[PciAddress("0000:9d:00.0")]
+    assert host.framework is Framework.VENDOR_VFIO
+    assert [(live.id, live.type, live.type_id) for live in host.live] == [
+        ("0000:9d:00.4", "NVIDIA H100XM-40C", "1136"),
+        ("0000:9d:00.5", "NVIDIA H100XM-40C", "1136"),
+    ]
+    assert facts.platform.iommufd
+    assert "vfio0" in facts.cdev_nodes
+
+
+def test_a_machine_that_uses_a_gpu_is_found_by_device_number(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    process = kernel.start_machine(IommuGroup(12))
+    kernel.tree.place(HostPath(f"/proc/{process.pid}/fd/23"), Link("/dev/vfio/in-a-container/12"))
+    kernel.tree.place(HostPath("/dev/vfio/in-a-container/12"), kernel.tree.find(HostPath("/dev/vfio/12")))
+    facts = with_users(kernel, scan(kernel))
+    assert facts.users is not None
+    assert [(user.pid, user.command) for user in facts.users[IommuGroup(12)]] == [(process.pid, "qemu-system-x86")]
+
+
+def test_where_processes_cannot_be_seen_users_are_unknown(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    kernel.faults.fail(HostPath("/proc"), errno.EACCES)
+    assert with_users(kernel, scan(kernel)).users is None
+
+
+@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_look_never_reads_what_can_hang(machine: Machine, name: str, brief: bool) -> None:
+    kernel = machine(name)
+    scan(kernel, scan(kernel), brief=brief)
+    with_users(kernel, scan(kernel))
+    assert not [path for path in kernel.reads if path.endswith(("/driver_override", "/uevent", "/reset"))]
+    assert kernel.writes == []
+
+
+# Odd hosts: the others go on, and the odd one has a reason.
+
+
+def test_a_device_that_vanishes_while_it_is_read(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    kernel.faults.before_read(HostPath(f"{FOLDER}/device"), lambda: kernel.unplug(GPU))
+    facts = scan(kernel)
+    assert GPU not in facts.functions
+    assert len(facts.functions) == 6
+    assert [oddity.path for oddity in facts.oddities] == [FOLDER]
+
+
+@pytest.mark.parametrize("entry", ["hello", "0000:65:00", "not a device", "0000:65:00.8"])
+def test_an_entry_that_is_no_address(machine: Machine, entry: str) -> None:
+    kernel = machine("2xA10")
+    kernel.tree.place(HostPath(f"/sys/bus/pci/devices/{entry}"), constant("x"))
+    facts = scan(kernel)
+    assert len(facts.functions) == 7
+    assert [oddity.path for oddity in facts.oddities] == [f"/sys/bus/pci/devices/{entry}"]
+
+
+def test_a_dangling_entry(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    kernel.tree.place(HostPath("/sys/bus/pci/devices/0000:99:00.0"), Link("../../../devices/gone"))
+    facts = scan(kernel)
+    assert len(facts.functions) == 7
+    assert [oddity.path for oddity in facts.oddities] == ["/sys/bus/pci/devices/0000:99:00.0"]
+
+
+def test_a_five_digit_domain_is_read_and_not_offered() -> None:
+    spec = MachineSpec(
+        about="a GPU behind VMD", slots=(SlotSpec(at="10000:01:00.0", board="A10", driver="vfio-pci", group=1),)
+    )
+    inventory = build_inventory(scan(build_machine(spec)))
+    assert PciAddress("10000:01:00.0") in inventory.gpus
+    ground = Ground(Naming(IDS), Settings(), entries=(), holders_heard=True, now_s=0.0)
+    offers = make_offers(inventory, ground, Offers())
+    assert offers.by_resource == {}
+    assert offers.withheld["10000:01:00.0"].code is ReasonCode.ADDRESS_NOT_ACCEPTED
+
+
+@pytest.mark.parametrize("attribute", ["vendor", "device", "class"])
+def test_a_function_that_was_never_understood_is_an_oddity(machine: Machine, attribute: str) -> None:
+    kernel = machine("2xA10")
+    kernel.faults.answer(HostPath(f"{FOLDER}/{attribute}"), b"0x")
+    facts = scan(kernel)
+    assert GPU not in facts.functions
+    assert [oddity.path for oddity in facts.oddities] == [f"{FOLDER}/{attribute}"]
+
+
+def test_what_cannot_be_read_is_unread_and_not_absent(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    kernel.faults.fail(HostPath(f"{FOLDER}/iommu_group"), errno.EIO)
+    function = scan(kernel).functions[GPU]
+    assert function.iommu_group == Unread(HostPath(f"{FOLDER}/iommu_group"), errno=errno.EIO)
+    assert function.iommu_group in function.unread
+
+
+def test_an_odd_group_link_is_unread(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/iommu_group"), Link("../../kernel/iommu_groups/x"))
+    assert isinstance(scan(kernel).functions[GPU].iommu_group, Unread)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"0000:65:00", b"hello world", b"\xff"])
+def test_an_egm_region_that_makes_no_sense_is_left_out(machine: Machine, content: bytes) -> None:
+    kernel = machine("2xGH200")
+    kernel.faults.answer(HostPath("/sys/class/egm/egm0/gpu_devices"), content)
+    assert [region.node for region in scan(kernel).platform.egm] == ["/dev/egm1"]
+
+
+def test_an_egm_region_without_a_node_is_left_out_and_told(machine: Machine) -> None:
+    kernel = machine("2xGH200")
+    kernel.tree.remove(HostPath("/dev/egm0"))
+    facts = scan(kernel)
+    assert [region.node for region in facts.platform.egm] == ["/dev/egm1"]
+    assert [unread.path for unread in facts.unread] == ["/dev/egm0"]
+
+
+def test_a_thousand_functions_in_one_pass() -> None:
+    slots = tuple(
+        SlotSpec(at=f"{domain:04x}:{bus:02x}:00.0", board="A10", driver="vfio-pci", group=domain * 256 + bus)
+        for domain in range(4)
+        for bus in range(256)
+    )
+    facts = scan(build_machine(MachineSpec(about="1,024 GPUs", slots=slots)))
+    assert len(facts.functions) == 1024
+    assert len(build_inventory(facts).units) == 1024
+
+
+def test_a_brief_look_takes_dull_functions_from_before_and_reads_new_ones(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    before = scan(kernel)
+    kernel.reads.clear()
+    kernel.unplug(PciAddress("0000:18:00.0"))
+    kernel.rebind(GPU, "nvidia")
+    after = scan(kernel, before, brief=True)
+    assert PciAddress("0000:18:00.0") not in after.functions
+    assert after.functions[GPU].driver == "nvidia"
+    assert after.functions[PciAddress("0000:17:00.0")] is before.functions[PciAddress("0000:17:00.0")]
+    assert HostPath("/sys/bus/pci/devices/0000:17:00.0/vendor") not in kernel.reads
+    kernel.plug_in(PciAddress("0000:18:00.0"))
+    assert PciAddress("0000:18:00.0") in scan(kernel, after, brief=True).functions

@@ -1,0 +1,151 @@
+"""vGPUs that go, change, or lose the GPU below them."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.blocking import WouldBlock
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+T4_8Q = "nvidia.com/GRID_T4-8Q"
+L40S_12Q = "nvidia.com/NVIDIA_L40S-12Q"
+L40S_24Q = "nvidia.com/NVIDIA_L40S-24Q"
+
+
+@pytest.fixture
+async def t4(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
+    async with running_node(machine("4xT4"), tmp_path) as node:
+        yield node
+
+
+@pytest.fixture
+async def l40s(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
+    async with running_node(machine("4xL40S"), tmp_path) as node:
+        yield node
+
+
+def mdevs(node: SimNode, resource: str) -> list[str]:
+    return list(node.offered[resource])
+
+
+async def test_existing_mdevs_are_offered_by_their_type(t4: SimNode) -> None:
+    assert {name: len(devices) for name, devices in t4.offered.items()} == {"nvidia.com/GRID_T4-1Q": 4, T4_8Q: 3}
+
+
+async def test_an_mdev_that_is_removed_goes_within_two_seconds(t4: SimNode) -> None:
+    first, *others = mdevs(t4, T4_8Q)
+    t4.kernel.write(HostPath(f"/sys/bus/mdev/devices/{first}/remove"), b"1")
+    await t4.advance(2)
+    assert t4.offered[T4_8Q] == dict.fromkeys(others, True)
+
+
+async def test_an_mdev_that_is_made_comes_within_two_seconds(t4: SimNode) -> None:
+    path = "/sys/class/mdev_bus/0000:86:00.0/mdev_supported_types/nvidia-233/create"
+    t4.kernel.write(HostPath(path), b"aaaaaaaa-0000-4000-8000-000000000001\n")
+    await t4.advance(2)
+    assert t4.offered[T4_8Q]["aaaaaaaa-0000-4000-8000-000000000001"] is True
+
+
+async def test_an_mdev_in_use_that_somebody_removes_stays_listed_and_unhealthy(t4: SimNode) -> None:
+    first = mdevs(t4, T4_8Q)[0]
+    t4.hold(T4_8Q, first)
+    await t4.say_holders()
+    t4.kernel.start_machine(t4.kernel.mdev.devices[first].group)
+    with pytest.raises(WouldBlock):
+        t4.kernel.write(HostPath(f"/sys/bus/mdev/devices/{first}/remove"), b"1")
+    await t4.advance(2)
+    assert t4.offered[T4_8Q][first] is False
+    assert t4.reasons(first) == [ReasonCode.DEVICE_GONE]
+
+
+async def test_an_mdev_node_that_goes_is_seen(t4: SimNode) -> None:
+    first = mdevs(t4, T4_8Q)[0]
+    t4.kernel.delete_node(t4.kernel.mdev.devices[first].group)
+    await t4.advance(2)
+    assert t4.reasons(first) == [ReasonCode.NODE_MISSING]
+
+
+async def test_a_gpu_off_the_bus_takes_its_vgpus_along(t4: SimNode) -> None:
+    t4.kernel.fall_off_bus(PciAddress("0000:3b:00.0"))
+    await t4.advance(13)
+    assert sorted(t4.offered[T4_8Q].values()) == [False, False, True]
+
+
+async def test_vfs_with_a_type_are_offered_by_it(l40s: SimNode) -> None:
+    assert {name: len(devices) for name, devices in l40s.offered.items()} == {L40S_12Q: 6, L40S_24Q: 2}
+    assert "0000:25:00.4" in l40s.offered[L40S_12Q]
+
+
+async def test_a_vf_that_gets_another_type_moves_to_its_resource(l40s: SimNode) -> None:
+    path = HostPath("/sys/bus/pci/devices/0000:5a:00.4/nvidia/current_vgpu_type")
+    other = HostPath("/sys/bus/pci/devices/0000:5a:00.5/nvidia/current_vgpu_type")
+    l40s.kernel.write(other, b"0")
+    l40s.kernel.write(path, b"0")
+    l40s.kernel.write(path, b"1156")
+    await l40s.advance(2)
+    assert l40s.offered[L40S_24Q] == {}
+    assert l40s.offered[L40S_12Q]["0000:5a:00.4"] is True
+
+
+async def test_a_vf_that_a_pod_has_and_that_changes_stays_where_it_was_unhealthy(l40s: SimNode) -> None:
+    vf = "0000:5a:00.4"
+    l40s.hold(L40S_24Q, vf)
+    await l40s.say_holders()
+    path = HostPath(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type")
+    l40s.kernel.write(HostPath("/sys/bus/pci/devices/0000:5a:00.5/nvidia/current_vgpu_type"), b"0")
+    l40s.kernel.write(path, b"0")
+    l40s.kernel.write(path, b"1156")
+    await l40s.advance(2)
+    assert l40s.offered[L40S_24Q] == {vf: False}
+    assert vf not in l40s.offered[L40S_12Q], "it would be given to two pods"
+    l40s.free(vf)
+    await l40s.say_holders()
+    await l40s.say_holders()
+    await l40s.advance(2)
+    assert l40s.offered[L40S_12Q][vf] is True
+    assert l40s.offered[L40S_24Q] == {}
+
+
+async def test_a_type_without_a_name_anywhere_is_offered_by_its_number(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    kernel = machine("4xL40S")
+    for function in kernel.pci.functions.values():
+        if function.physfn is not None:
+            kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{function.address}/nvidia/creatable_vgpu_types"), b"")
+    async with running_node(kernel, tmp_path) as node:
+        assert {name: len(devices) for name, devices in node.offered.items()} == {
+            "nvidia.com/vGPU_type_1156": 6,
+            "nvidia.com/vGPU_type_1158": 2,
+        }
+
+
+async def test_the_pf_falls_ill_with_its_vf(l40s: SimNode) -> None:
+    l40s.kernel.fall_off_bus(PciAddress("0000:25:00.0"))
+    await l40s.advance(13)
+    assert sum(not healthy for healthy in l40s.offered[L40S_12Q].values()) == 4
+
+
+async def test_an_mdev_of_a_device_that_is_no_gpu_is_a_note(t4: SimNode) -> None:
+    kernel = t4.kernel
+    kernel.tree.make(HostPath("/sys/devices/virtual/mtty/mtty/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"))
+    kernel.tree.link(
+        HostPath("/sys/bus/mdev/devices/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"),
+        HostPath("/sys/devices/virtual/mtty/mtty/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"),
+    )
+    await t4.advance(11)
+    assert [note.code for note in t4.view.notes] == [ReasonCode.ODD_ENTRY]
+    assert {name: len(devices) for name, devices in t4.offered.items()} == {"nvidia.com/GRID_T4-1Q": 4, T4_8Q: 3}
+
+
+async def test_a_group_number_that_vanishes_makes_a_vgpu_unoffered(t4: SimNode) -> None:
+    first = mdevs(t4, T4_8Q)[0]
+    t4.kernel.tree.remove(HostPath(f"{t4.kernel.mdev.devices[first].folder}/iommu_group"))
+    await t4.advance(11)
+    assert first not in t4.offered[T4_8Q]
+    assert t4.reasons(first) == [ReasonCode.NO_IOMMU_GROUP]

@@ -1,0 +1,76 @@
+"""Names over time: restarts, databases that change, aliases that come while pods hold devices, colliding ids."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model import pciids
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
+from simnode import running_node
+
+A10 = "nvidia.com/GA102GL_A10"
+FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"
+
+
+async def test_a_newer_database_renames_nothing(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    """The agent that ran first knew no name for the card."""
+    kernel = machine("2xA10")
+    old = PciIds((pciids.parse("10de  NVIDIA\n\t1eb8  TU104GL [Tesla T4]\n", where="old"),))
+    async with running_node(kernel, tmp_path, ids=old) as node:
+        assert list(node.offered) == ["nvidia.com/2236"]
+    async with running_node(kernel, tmp_path) as node:
+        assert list(node.offered) == ["nvidia.com/2236"]
+        assert node.view.resources[0].also_called == ("GA102GL_A10",)
+
+
+async def test_colliding_ids_share_one_resource(tmp_path: Path) -> None:
+    boards = {
+        "one": BoardSpec(functions=(FunctionSpec(id="10de:20b1", class_code="030200"),)),
+        "other": BoardSpec(functions=(FunctionSpec(id="10de:20f1", class_code="030200"),)),
+    }
+    slots = (
+        SlotSpec(at="0000:01:00.0", board="one", driver="vfio-pci", group=1),
+        SlotSpec(at="0000:02:00.0", board="other", driver="vfio-pci", group=2),
+    )
+    async with running_node(build_machine(MachineSpec(about="two ids", boards=boards, slots=slots)), tmp_path) as node:
+        assert node.offered == {"nvidia.com/GA100_A100_PCIE_40GB": {"0000:01:00.0": True, "0000:02:00.0": True}}
+
+
+async def test_a_device_in_use_keeps_the_name_it_went_out_under(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path) as node:
+        node.allocate(A10, [FIRST])
+        await node.settle()
+    async with running_node(kernel, tmp_path, Settings(aliases={"GA102GL_A10": "a10"})) as node:
+        assert node.offered == {A10: {FIRST: True}, "nvidia.com/a10": {SECOND: True}}
+        assert node.refused("nvidia.com/a10", [FIRST]) is ReasonCode.UNKNOWN_DEVICE
+        node.hold(A10, FIRST)
+        await node.say_holders()
+        node.free(FIRST)
+        await node.say_holders()
+        await node.say_holders()
+        assert node.offered == {A10: {}, "nvidia.com/a10": {FIRST: True, SECOND: True}}
+
+
+async def test_a_virtual_function_is_no_whole_gpu(tmp_path: Path) -> None:
+    """An Intel VF has the id of its GPU; under one name a pod would get the one for the other."""
+    flex = BoardSpec(functions=(FunctionSpec(id="8086:56c0", class_code="038000", native_driver="xe"),), total_vfs=31)
+    slots = (
+        SlotSpec(at="0000:01:00.0", board="flex", group=1, vfs=2),
+        SlotSpec(at="0000:02:00.0", board="flex", driver="vfio-pci", group=20),
+    )
+    kernel = build_machine(MachineSpec(about="one GPU whole, one cut up", boards={"flex": flex}, slots=slots))
+    for vf in ("0000:01:00.4", "0000:01:00.5"):
+        kernel.rebind(PciAddress(vf), "vfio-pci")
+    async with running_node(kernel, tmp_path) as node:
+        assert node.offered == {
+            "intel.com/ATSM_DATA_CENTER_GPU_FLEX_170": {"0000:02:00.0": True},
+            "intel.com/ATSM_DATA_CENTER_GPU_FLEX_170_VF": {"0000:01:00.4": True, "0000:01:00.5": True},
+        }

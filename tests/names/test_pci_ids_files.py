@@ -1,0 +1,92 @@
+"""pci.ids files, good and bad."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cli.options import read_pci_ids
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import PciId
+from gpuvirt.model import pciids
+from gpuvirt.paths import HostRoots
+
+GOOD = """\
+# a comment
+8086  Intel Corporation
+\t2331  DH89xxCC Chap Counter
+
+10de  NVIDIA Corporation
+\t2331  GH100 [H100 PCIe]
+\t\t10de 1626  H100 PCIe board
+# a comment in between
+
+\t2236  GA102GL [A10]
+C 03  Display controller
+\t00  VGA compatible controller
+\t\t01  8514 controller
+"""
+
+
+def test_vendors_keep_their_devices_apart_and_blank_lines_end_nothing() -> None:
+    assert pciids.parse(GOOD, where="pci.ids") == {
+        PciId(0x8086, 0x2331): "DH89xxCC Chap Counter",
+        PciId(0x10DE, 0x2331): "GH100 [H100 PCIe]",
+        PciId(0x10DE, 0x2236): "GA102GL [A10]",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no device"),
+        ("\t2236  GA102GL [A10]\n", r"mine:1: .*before any vendor"),
+        ("10de  NVIDIA\n\t2236  A10\nhello\n", r"mine:3: 'hello': no line of a pci.ids file"),
+        ("10de  NVIDIA\n\t22G6  A10\n", r"mine:2"),
+        ("10DE  NVIDIA\n\t2236  A10\n", r"mine:1"),
+        ("{}", r"mine:1"),
+    ],
+)
+def test_a_bad_file_is_told_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pciids.parse(text, where="mine")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        assert pciids.parse(text, where="mine")
+    except ConfigError:
+        return
+
+
+def host(folder: Path, content: bytes) -> HostRoots:
+    path = folder / "usr/share/misc/pci.ids"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    return HostRoots.under(folder)
+
+
+def test_the_systems_file_is_found_below_the_host_root(tmp_path: Path) -> None:
+    ids = read_pci_ids(None, host(tmp_path, b"10de  NVIDIA\n\t3182  GB110 [B300]\n"))
+    assert ids.text(PciId(0x10DE, 0x3182)) == "GB110 [B300]"
+
+
+@pytest.mark.parametrize("content", [b"no pci.ids", b"\xff\xfe\x00"])
+def test_a_bad_system_file_is_passed_over_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    ids = read_pci_ids(None, host(tmp_path, content))
+    assert ids.text(PciId(0x10DE, 0x2236)) == "GA102GL [A10]"
+    assert "the system's database is passed over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"no pci.ids", b"\xff\xfe\x00"])
+def test_a_bad_file_that_was_asked_for_is_an_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=str(path)):
+        read_pci_ids(path, HostRoots.under(tmp_path))
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_pci_ids(tmp_path / "none", HostRoots.under(tmp_path))

@@ -1,0 +1,128 @@
+"""The ledger on disk: torn, foreign, newer, unwritable."""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.model.candidates import Target
+from gpuvirt.model.ledger import Consumer, Entry, Ledger
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node import journal
+from gpuvirt.node.files import replace_file
+from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.sim.kernel import SimKernel
+from simnode import running_node
+
+A10 = "nvidia.com/GA102GL_A10"
+FIRST = "0000:65:00.0"
+
+LEDGER = Ledger(
+    entries=(
+        Entry(
+            ResourceName(A10),
+            DeviceId(FIRST),
+            Target(PciAddress(FIRST)),
+            IommuGroup(12),
+            "allocate:1",
+            BEGINNING,
+            Consumer(namespace="default", pod="vm-a", container="compute"),
+        ),
+        Entry(
+            ResourceName("nvidia.com/GRID_T4-8Q"),
+            DeviceId("aaaaaaaa-0000-4000-8000-000000000001"),
+            Target(PciAddress("0000:3b:00.0"), VgpuId("aaaaaaaa-0000-4000-8000-000000000001"), VgpuType("GRID T4-8Q")),
+            None,
+            "allocate:2",
+            BEGINNING,
+        ),
+    ),
+    first_names={"10de:2236": "GA102GL_A10"},
+)
+
+
+def test_what_is_written_is_read() -> None:
+    assert journal.decode(journal.encode(LEDGER)) == (LEDGER, {})
+
+
+def test_fields_of_a_newer_version_are_kept() -> None:
+    body = msgspec.json.decode(journal.encode(LEDGER).split(b"\n")[1], type=dict[str, msgspec.Raw])
+    newer = {**body, "plans": msgspec.Raw(b'{"a":1}')}
+    content = journal.encode(LEDGER, {"plans": newer["plans"]})
+    ledger, unknown = journal.decode(content)
+    assert ledger == LEDGER
+    assert {name: bytes(raw) for name, raw in unknown.items()} == {"plans": b'{"a":1}'}
+    assert journal.encode(ledger, unknown) == content
+
+
+@given(st.integers(0, len(journal.encode(LEDGER)) - 2))
+def test_a_torn_file_is_refused(length: int) -> None:
+    with pytest.raises(DamagedError):
+        journal.decode(journal.encode(LEDGER)[:length])
+
+
+@given(st.integers(0, len(journal.encode(LEDGER)) - 2), st.integers(1, 255))
+def test_a_flipped_bit_is_refused_or_changes_nothing(place: int, mask: int) -> None:
+    content = bytearray(journal.encode(LEDGER))
+    content[place] ^= mask
+    try:
+        assert journal.decode(bytes(content))[0] == LEDGER  # in the header's own white space, or its version
+    except DamagedError:
+        return
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(content: bytes) -> None:
+    with pytest.raises(DamagedError):
+        journal.decode(content)
+
+
+async def test_a_damaged_file_is_put_aside_and_the_agent_goes_on(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    (tmp_path / "ledger.json").write_bytes(b"torn")
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        assert node.offered[A10][FIRST] is True
+        assert [note.code for note in node.view.notes] == [ReasonCode.LEDGER_LOST]
+        assert (tmp_path / "ledger.json.damaged").read_bytes() == b"torn"
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        assert node.view.notes == ()
+
+
+async def test_a_folder_that_cannot_be_written_is_a_note_that_goes_when_it_can(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the folder should be")
+    async with running_node(machine("2xA10"), blocked) as node:
+        assert [note.code for note in node.view.notes] == [ReasonCode.LEDGER_NOT_WRITTEN]
+        assert node.allocate(A10, [FIRST]), "an answer to the kubelet does not wait for our disk"
+        blocked.unlink()
+        await node.advance(30)
+        assert node.view.notes == ()
+    assert (blocked / "ledger.json").exists()
+
+
+async def test_what_was_given_is_on_disk_when_the_agent_ends(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        node.allocate(A10, [FIRST])
+    ledger, _ = journal.decode((tmp_path / "ledger.json").read_bytes())
+    assert [entry.device for entry in ledger.entries] == [FIRST]
+    assert ledger.first_names == {"10de:2236": "GA102GL_A10"}
+
+
+def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "new/ledger.json"
+    replace_file(path, b"one")
+    replace_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["ledger.json"]

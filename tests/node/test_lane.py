@@ -1,0 +1,65 @@
+"""Lanes: work that sleeps in the kernel holds up nobody, not even the end of the process."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gpuvirt.node.lane import InlineLane, LaneBlockedError, ThreadLane
+
+
+@pytest.mark.parametrize("lane", [InlineLane(), ThreadLane("test")])
+async def test_results_and_errors_come_back(lane: InlineLane | ThreadLane) -> None:
+    assert await lane.run(lambda: 42, name="answer", timeout_s=5) == 42
+
+    def fail() -> None:
+        raise OSError("as it was")
+
+    with pytest.raises(OSError, match="as it was"):
+        await lane.run(fail, name="fail", timeout_s=5)
+    assert await lane.run(lambda: 43, name="answer", timeout_s=5) == 43
+
+
+async def test_a_job_that_sleeps_blocks_its_lane_until_it_wakes() -> None:
+    lane, wake, woke = ThreadLane("test"), threading.Event(), threading.Event()
+
+    def sleep() -> None:
+        wake.wait()
+        woke.set()
+
+    with pytest.raises(LaneBlockedError, match="unbind sleeps in the kernel"):
+        await lane.run(sleep, name="unbind", timeout_s=0.01)
+    with pytest.raises(LaneBlockedError, match="unbind has not come back"):
+        await lane.run(lambda: 42, name="answer", timeout_s=5)
+    wake.set()
+    assert woke.wait(5)
+    while True:
+        try:
+            assert await lane.run(lambda: 42, name="answer", timeout_s=5) == 42
+        except LaneBlockedError:
+            continue
+        break
+
+
+async def test_a_job_that_times_out_by_itself_is_no_blocked_lane() -> None:
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await ThreadLane("test").run(fail, name="fail", timeout_s=5)
+
+
+def test_a_process_ends_while_a_job_sleeps() -> None:
+    program = """
+import asyncio, threading
+from gpuvirt.node.lane import LaneBlockedError, ThreadLane
+async def main():
+    try:
+        await ThreadLane("test").run(threading.Event().wait, name="unbind", timeout_s=0.01)
+    except LaneBlockedError:
+        print("blocked")
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=8, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "blocked\n")

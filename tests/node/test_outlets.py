@@ -1,0 +1,100 @@
+"""What the agent tells: the view, its file, cells and signals."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt.clock import RealClock, Signal
+from gpuvirt.facts.ids import BootId, PciAddress
+from gpuvirt.model.view import NodeView
+from gpuvirt.node import statefile
+from gpuvirt.node.cell import Cell
+from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+
+async def test_the_state_file_is_the_view(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    async with running_node(machine("4xL40S"), tmp_path) as node:
+        assert msgspec.json.decode(path.read_bytes(), type=NodeView) == node.view
+        node.kernel.fall_off_bus(PciAddress("0000:25:00.0"))
+        await node.advance(15)
+        written = msgspec.json.decode(path.read_bytes(), type=NodeView)
+        assert written.resources == node.view.resources
+    assert not path.exists(), "an agent that has ended says nothing any more"
+
+
+async def test_the_state_file_is_renewed_as_a_sign_of_life(two_a10: SimNode, tmp_path: Path) -> None:
+    await two_a10.advance(600)
+    boot_id = two_a10.view.boot_id
+    path, now = tmp_path / "node.json", two_a10.clock.now()
+    view = statefile.read(path, now, boot_id)
+    assert view is not None
+    assert (now - view.at).total_seconds() <= 30
+    assert statefile.read(path, now + statefile.LIFE * 2, boot_id) is None, "nobody has renewed it"
+    assert statefile.read(path, now, BootId("another boot")) is None
+    assert statefile.read(tmp_path / "none", now, boot_id) is None
+    path.write_text("{")
+    assert statefile.read(path, now, boot_id) is None
+
+
+async def test_a_follower_sees_the_latest_and_skips_what_came_too_fast() -> None:
+    cell, seen = Cell(0), list[int]()
+
+    async def follow() -> None:
+        async for value in cell.follow():
+            seen.append(value)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(follow())
+        await SimClock().settle()
+        for value in (1, 2, 3):
+            cell.set(value)
+        await SimClock().settle()
+        cell.set(4)
+        await SimClock().settle()
+        task.cancel()
+    assert seen == [0, 3, 4]
+
+
+async def test_a_signal_is_not_lost_between_two_waits() -> None:
+    signal, clock = Signal(), SimClock()
+    signal.set()
+    assert await signal.wait_for(clock, 1) is True
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(signal.wait_for(clock, 1))
+        await clock.settle()
+        signal.set()
+        signal.set()  # the waiter is awake already, so this is for the next wait
+        assert await waiting is True
+    assert await signal.wait_for(clock, 1) is True
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(signal.wait_for(clock, 1))
+        await clock.advance(1)
+        assert await waiting is False
+
+
+async def test_simulated_time_passes_in_order() -> None:
+    clock, happened = SimClock(), list[str]()
+
+    async def after(seconds: float, name: str) -> None:
+        await clock.sleep(seconds)
+        happened.append(f"{name} at {clock.monotonic_s():g}")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(after(2, "b"))
+        group.create_task(after(1, "a"))
+        await clock.advance(1.5)
+        assert happened == ["a at 1"]
+        await clock.advance(10)
+    assert happened == ["a at 1", "b at 2"]
+    assert (clock.now() - BEGINNING).total_seconds() == 11.5
+
+
+def test_the_real_clock_goes_forward() -> None:
+    clock = RealClock()
+    assert clock.monotonic_s() <= clock.monotonic_s()
+    assert clock.now().utcoffset() is not None

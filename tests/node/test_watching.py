@@ -1,0 +1,151 @@
+"""When the agent looks: soon after a uevent, seldom otherwise, and never in a way that can hang or harm."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from typing_extensions import override
+
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.lane import InlineLane, ThreadLane
+from gpuvirt.node.pace import Pace
+from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.node.watcher import Watcher
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.clock import SimClock
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+FIRST = PciAddress("0000:65:00.0")
+
+
+async def test_a_burst_of_uevents_is_one_look(two_a10: SimNode) -> None:
+    for _ in range(100):
+        two_a10.kernel.rebind(FIRST, "nvidia")
+        two_a10.kernel.rebind(FIRST, "vfio-pci")
+    await two_a10.advance(0.2)
+    assert two_a10.agent.telemetry.looks["whole", "uevent"] == 1
+
+
+async def test_how_often_it_looks_when_nothing_happens(two_a10: SimNode) -> None:
+    await two_a10.advance(1200)
+    looks = two_a10.agent.telemetry.looks
+    assert looks["whole", "interval"] == 20
+    assert 95 <= looks["brief", "interval"] <= 120
+    assert looks["users", "interval"] == 21
+    assert looks["whole", "uevent"] == 0
+
+
+class DeafKernel(SimKernel):
+    """A host without uevents."""
+
+    @override
+    def on_uevent(self, _wake: Callable[[], None], /) -> Callable[[], None]:
+        raise OSError(93, "Protocol not supported")
+
+
+class Audience:
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.facts: list[Facts] = []
+        self.troubles: list[Reason | None] = []
+
+    def hear_facts(self, facts: Facts, /) -> None:
+        self.facts.append(facts)
+
+    def hear_watching(self, trouble: Reason | None, /) -> None:
+        self.troubles.append(trouble)
+
+    def suspicious(self) -> bool:
+        return False
+
+
+def watcher(kernel: Kernel, clock: SimClock, telemetry: Telemetry) -> Watcher:
+    return Watcher(kernel, InlineLane(), clock, Pace(), telemetry=telemetry, sees_processes=False)
+
+
+async def test_without_uevents_everything_is_looked_at_every_ten_seconds() -> None:
+    clock, telemetry = SimClock(), Telemetry()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(watcher(DeafKernel(), clock, telemetry).run(Audience()))
+        await clock.advance(100)
+        task.cancel()
+    assert telemetry.looks["whole", "interval"] == 10
+    assert telemetry.looks["users", "interval"] == 0, "a pod that sees no processes does not look for them"
+
+
+async def test_a_look_that_fails_is_a_note_and_what_was_seen_stands(two_a10: SimNode) -> None:
+    def fail() -> None:
+        raise RuntimeError("a host that nobody has met")
+
+    two_a10.kernel.faults.before_read(HostPath("/sys/bus/pci/devices"), fail)
+    await two_a10.advance(11)
+    assert [note.code for note in two_a10.view.notes] == [ReasonCode.SCAN_FAILED]
+    assert two_a10.offered == {"nvidia.com/GA102GL_A10": {FIRST: True, "0000:ca:00.0": True}}
+    await two_a10.advance(11)
+    assert two_a10.view.notes == ()
+
+
+async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(machine: Callable[[str], SimKernel]) -> None:
+    """The lane is the real one; its job waits for an event that the test sets."""
+
+    wake, kernel, audience = threading.Event(), machine("2xA10"), Audience()
+
+    def sleep() -> None:
+        wake.wait(5)
+
+    kernel.faults.before_read(HostPath("/sys/bus/pci/devices"), sleep)
+    lane = ThreadLane("test")
+    blocked = Watcher(kernel, lane, RealClock(), Pace(nodes_s=0.01), telemetry=Telemetry(), sees_processes=False)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(blocked.run(audience))
+        await RealClock().sleep(0.05)
+        assert audience.facts == []
+        wake.set()
+        while not audience.facts:
+            await RealClock().sleep(0.01)
+        task.cancel()
+
+
+async def test_nothing_that_an_agent_does_writes_to_the_host(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    """Rule 1: started, killed, started again, with a machine running: not one write, not one question to its user."""
+    for name in ("2xA10", "4xT4", "4xL40S", "4xRTX2060"):
+        kernel = machine(name)
+        kernel.start_machine(next(group for group in kernel.vfio.groups if kernel.vfio.groups[group].vfio_devices))
+        for _ in range(3):
+            async with running_node(kernel, tmp_path / name) as node:
+                for resource, devices in node.offered.items():
+                    for device in devices:
+                        try:
+                            node.allocate(resource, [device])
+                        except Exception:  # noqa: BLE001, S112  refused is fine
+                            continue
+                await node.advance(120)
+        assert kernel.writes == []
+        assert kernel.vfio.requests == []
+        assert all(group.user is None or group.user > 4000 for group in kernel.vfio.groups.values())
+
+
+async def test_a_group_that_is_open_is_not_disturbed_by_looking(two_a10: SimNode) -> None:
+    """Opening a group, even for a moment, would keep a machine from starting; only an allocation may try."""
+    opened: list[IommuGroup] = []
+    original = two_a10.kernel.vfio.open
+
+    def watch(number: IommuGroup, pid: int) -> None:
+        opened.append(number)
+        original(number, pid)
+
+    two_a10.kernel.vfio.open = watch  # type: ignore[method-assign]
+    await two_a10.say_holders()
+    await two_a10.advance(600)
+    assert opened == []
+    two_a10.allocate("nvidia.com/GA102GL_A10", [FIRST])
+    assert opened == [12]

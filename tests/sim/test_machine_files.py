@@ -1,0 +1,64 @@
+"""Machine files: those that come with gpuvirt, and bad ones."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.errors import ConfigError
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.machine import MachineSpec, load_machine, machine_names
+
+
+def test_the_machines_that_there_must_be() -> None:
+    assert {
+        "2xA10", "4xT4", "8xA100", "8xH100", "4xL40S", "4xRTX2060", "8xMI300X", "2xRTX4090-one-group", "2xA10-no-iommu",
+    } <= set(machine_names())  # fmt: skip
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_machine_can_be_built_twice_and_is_the_same(name: str) -> None:
+    one, other = (build_machine(load_machine(name), where=name) for _ in range(2))
+    assert sorted(path for path, _ in one.tree.walk()) == sorted(path for path, _ in other.tree.walk())
+    assert one.writes == []
+
+
+def test_an_unknown_machine_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"3xA10: .*no such machine; there are 2xA10, "):
+        load_machine("3xA10")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("about: x\nslots: [{at: hello, board: A10}]", r"\$\.slots\[0\]: .*'hello' is not a PCI address"),
+        ("about: x\nslots: [{at: 0000:01:00.0, board: A11}]", r"\$\.slots\[0\]: .*no 'A11' among"),
+        ("about: x\nslots: [{at: 0000:01:00.0}]", r"mine.yaml:2: \$\.slots\[0\]: .*missing required field `board`"),
+        ("about: x\nslots: [{at: 0000:01:00.0, board: A10, drivr: y}]", r"\$\.slots\[0\]\.drivr: no such key"),
+        ("about: x\nslots: [{at: 0000:01:00.0, board: A10, behind: '0000:00:01.0'}]", r"no '0000:00:01.0' among"),
+        ("about: x\niommu: false\nslots: [{at: 0000:01:00.0, board: A10, driver: vfio-pci}]", r"Invalid argument"),
+        ("slots: []", r"missing required field `about`"),
+        ("about: [", r"mine.yaml:2: \$: not YAML"),
+    ],
+)
+def test_a_bad_file_is_told_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        build_machine(load_machine(str(path)), where=str(path))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read: No such file"):
+        load_machine(str(tmp_path / "none.yaml"))
+
+
+def test_a_machine_may_bring_its_own_boards(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "about: a card nobody knows\n"
+        "boards:\n  new: {functions: [{id: '10de:3182', class: '030200'}]}\n"
+        "slots: [{at: '0000:01:00.0', board: new, driver: vfio-pci, group: 1}]\n"
+    )
+    spec = load_machine(str(path))
+    assert isinstance(spec, MachineSpec)
+    assert list(build_machine(spec).pci.functions) == ["0000:01:00.0"]

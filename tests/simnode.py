@@ -1,0 +1,121 @@
+"""An agent on a simulated host, in virtual time and without a kubelet: the test plays that part."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.model import pciids
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.ledger import Consumer, Holders
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import AgentView, GpuView, NodeView
+from gpuvirt.node.agent import Agent, Site
+from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.lane import InlineLane
+from gpuvirt.node.pace import Pace
+from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt.sim.kernel import SimKernel
+
+IDS = PciIds((pciids.shipped(),))
+
+
+class SimNode:
+    """The agent, its host and its time."""
+
+    def __init__(self, kernel: SimKernel, clock: SimClock, agent: Agent) -> None:
+        self.kernel = kernel
+        self.clock = clock
+        self.agent = agent
+        self.held: dict[tuple[ResourceName, DeviceId], Consumer] = {}
+
+    @property
+    def view(self) -> NodeView:
+        return self.agent.views.get()
+
+    @property
+    def offered(self) -> Mapping[str, Mapping[str, bool]]:
+        """Health by resource and device id."""
+        return {one.name: {device.id: device.healthy for device in one.devices} for one in self.view.resources}
+
+    def gpu(self, address: str) -> GpuView:
+        return next(gpu for gpu in (*self.view.gpus, *self.view.functions) if gpu.address == address)
+
+    def reasons(self, address: str) -> list[ReasonCode]:
+        """The codes of the reasons against a GPU, or against one of its vGPUs."""
+        for gpu in (*self.view.gpus, *self.view.functions):
+            if gpu.address == address:
+                return [reason.code for reason in gpu.reasons]
+            for vgpu in gpu.vgpus:
+                if vgpu.id == address:
+                    return [reason.code for reason in vgpu.reasons]
+        for resource in self.view.resources:
+            for device in resource.devices:
+                if device.id == address:
+                    return [reason.code for reason in device.reasons]
+        raise AssertionError(f"{address} is not in the view")
+
+    async def advance(self, seconds: float) -> None:
+        await self.clock.advance(seconds)
+
+    async def settle(self) -> None:
+        await self.clock.settle()
+
+    def allocate(self, resource: str, *containers: Sequence[str]) -> tuple[Attachment, ...]:
+        ids = [[DeviceId(device) for device in container] for container in containers]
+        return self.agent.allocate(ResourceName(resource), ids)
+
+    def refused(self, resource: str, *containers: Sequence[str]) -> ReasonCode:
+        """Ask for what must be refused, and return why it was."""
+        try:
+            self.allocate(resource, *containers)
+        except AllocationRefusedError as error:
+            return error.reason.code
+        raise AssertionError(f"{containers} of {resource} were given")
+
+    def hold(self, resource: str, *devices: str, pod: str = "vm-a") -> None:
+        """Have the kubelet say from now on that a pod has these devices."""
+        for device in devices:
+            key = (ResourceName(resource), DeviceId(device))
+            self.held[key] = Consumer(namespace="default", pod=pod, container="compute")
+
+    def free(self, *devices: str) -> None:
+        """Have the kubelet say from now on that nobody has these devices."""
+        self.held = {key: consumer for key, consumer in self.held.items() if key[1] not in devices}
+
+    async def say_holders(self) -> None:
+        """Have the kubelet say who holds what."""
+        self.agent.hear_holders(Holders(self.clock.now(), dict(self.held)))
+        await self.settle()
+
+
+@asynccontextmanager
+async def running_node(
+    kernel: SimKernel, folder: Path, settings: Settings | None = None, *, ids: PciIds = IDS
+) -> AsyncIterator[SimNode]:
+    """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
+    clock = SimClock()
+    site = Site(
+        kernel=kernel,
+        clock=clock,
+        watching=InlineLane(),
+        writing=InlineLane(),
+        ledger=folder / "ledger.json",
+        state_file=folder / "node.json",
+    )
+    who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
+    agent = Agent(site, settings or Settings(), ids, who, Pace())
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(agent.run())
+        await clock.settle()
+        try:
+            yield SimNode(kernel, clock, agent)
+        except Exception as error:  # noqa: BLE001  raised again below, without the group around it
+            failure = error
+        running.cancel()
+    if failure is not None:
+        raise failure
