@@ -16,7 +16,18 @@ LEFT, RIGHT, ALONE = "0000:0b:01.0", "0000:0b:02.0", "0000:0c:00.0"
 @pytest.fixture
 async def node(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
     async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+        await node.say_holders()
         yield node
+
+
+async def test_until_it_is_known_who_has_what_shared_groups_are_not_offered(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+        assert node.offered == {RTX4090: {ALONE: True}}
+        assert node.refused(RTX4090, [LEFT]) is ReasonCode.HOLDERS_UNHEARD
+        await node.say_holders()
+        assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
 
 
 async def test_the_sibling_of_a_given_gpu_is_refused_at_once(node: SimNode) -> None:
@@ -26,7 +37,7 @@ async def test_the_sibling_of_a_given_gpu_is_refused_at_once(node: SimNode) -> N
 
 async def test_the_sibling_is_no_longer_listed(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
-    await node.settle()
+    await node.advance(0.3)
     assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
     assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
 
@@ -34,7 +45,7 @@ async def test_the_sibling_is_no_longer_listed(node: SimNode) -> None:
 async def test_both_go_to_one_container(node: SimNode) -> None:
     (both,) = node.allocate(RTX4090, [LEFT, RIGHT])
     assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
-    await node.settle()
+    await node.advance(0.3)
     assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
 
 
@@ -85,10 +96,12 @@ async def test_the_same_device_again_is_the_same_pod_or_a_dead_one(node: SimNode
 async def test_a_restart_remembers(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
     kernel = machine("2xRTX4090-one-group")
     async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
         node.allocate(RTX4090, [LEFT])
-        await node.settle()
+        await node.advance(0.3)
     async with running_node(kernel, tmp_path) as node:
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
+        await node.say_holders()
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
@@ -96,5 +109,22 @@ async def test_pods_from_before_our_time_count(machine: Callable[[str], SimKerne
     async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
         node.hold(RTX4090, LEFT)
         await node.say_holders()
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    """A container of amd.com/gpu has the card; that resource is not ours to serve, but the card is not free either."""
+    async with running_node(machine("8xMI300X"), tmp_path) as node:
+        ours = "amd.com/AQUA_VANJARAM_INSTINCT_MI300X"
+        node.hold("amd.com/gpu", "0000:05:00.0")
+        await node.say_holders()
+        assert list(node.offered) == [ours]
+        assert "0000:05:00.0" not in node.offered[ours]
+        assert node.reasons("0000:05:00.0") == [ReasonCode.HELD_UNDER_OTHER_NAME]
+        node.free("0000:05:00.0")
+        await node.say_holders()
+        await node.say_holders()
+        assert node.offered[ours]["0000:05:00.0"] is True

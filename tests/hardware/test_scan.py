@@ -140,7 +140,7 @@ def test_a_five_digit_domain_is_read_and_not_offered() -> None:
     )
     inventory = build_inventory(scan(build_machine(spec)))
     assert PciAddress("10000:01:00.0") in inventory.gpus
-    ground = Ground(Naming(IDS), Settings(), entries=(), holders_heard=True, now_s=0.0)
+    ground = Ground(Naming(IDS), Settings(), entries=(), resources=frozenset(), holders_heard=True, now_s=0.0)
     offers = make_offers(inventory, ground, Offers())
     assert offers.by_resource == {}
     assert offers.withheld["10000:01:00.0"].code is ReasonCode.ADDRESS_NOT_ACCEPTED

@@ -47,7 +47,7 @@ async def test_a_device_in_use_keeps_the_name_it_went_out_under(
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path) as node:
         node.allocate(A10, [FIRST])
-        await node.settle()
+        await node.advance(0.3)
     async with running_node(kernel, tmp_path, Settings(aliases={"GA102GL_A10": "a10"})) as node:
         assert node.offered == {A10: {FIRST: True}, "nvidia.com/a10": {SECOND: True}}
         assert node.refused("nvidia.com/a10", [FIRST]) is ReasonCode.UNKNOWN_DEVICE

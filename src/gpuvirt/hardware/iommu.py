@@ -6,6 +6,7 @@ from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
+GROUPS = HostPath("/sys/kernel/iommu_groups")
 VFIO = HostPath("/dev/vfio")
 CONTAINER = HostPath("/dev/vfio/vfio")
 IOMMUFD = HostPath("/dev/iommu")
@@ -21,6 +22,16 @@ def group_node(group: IommuGroup) -> HostPath:
 def cdev_node(name: str) -> HostPath:
     """Return the node by which one device is opened (`vfio0`)."""
     return HostPath(f"{CDEVS}/{name}")
+
+
+def read_members(kernel: Kernel, group: IommuGroup) -> list[str] | Unread | None:
+    """Return the devices of a group by the group's own account, understood or not: PCI addresses, mdev UUIDs."""
+    return attributes.names(kernel, HostPath(f"{GROUPS}/{group}/devices"))
+
+
+def read_member_driver(kernel: Kernel, group: IommuGroup, member: str) -> str | Unread | None:
+    """Return the driver that has a member of a group now."""
+    return attributes.link_name(kernel, HostPath(f"{GROUPS}/{group}/devices/{member}/driver"))
 
 
 def read_group_nodes(kernel: Kernel) -> frozenset[IommuGroup] | Unread:

@@ -101,24 +101,30 @@ class Plugins:
 
     async def _tend_all(self) -> None:
         while True:
-            await asyncio.gather(*(self._tend(plugin) for plugin in list(self._plugins.values())))
+            kubelet = sockets.identity(self._paths.registration_socket)
+            waiting = [plugin for plugin in self._plugins.values() if self._needs_tending(plugin, kubelet)]
+            if waiting:
+                await asyncio.gather(*(self._tend(plugin, kubelet) for plugin in waiting))
             now_s = self._clock.monotonic_s()
-            waits = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
-            await self._added.wait_for(self._clock, min([self._pace.kubelet_s, *waits]))
+            pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
+            await self._added.wait_for(self._clock, min([self._pace.kubelet_s, *pauses]))
 
-    async def _tend(self, plugin: DevicePlugin) -> None:
-        """See to it that a resource has a socket, and that the kubelet knows and watches it."""
+    def _needs_tending(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> bool:
         attempts = self._attempts[plugin.resource]
         if attempts.not_before_s > self._clock.monotonic_s():
-            return
+            return False
+        return not plugin.serves or kubelet is None or kubelet != attempts.kubelet or self._is_unwatched(plugin)
+
+    async def _tend(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> None:
+        """See to it that a resource has a socket, and that the kubelet knows and watches it."""
+        attempts = self._attempts[plugin.resource]
         try:
             if not plugin.serves:
                 await plugin.start()
                 attempts.kubelet = None
-            kubelet = sockets.identity(self._paths.registration_socket)
             if kubelet is None:
                 self._say(plugin.resource, ReasonCode.KUBELET_AWAY, f"no {self._paths.registration_socket}")
-            elif kubelet != attempts.kubelet or self._is_unwatched(plugin):
+            else:
                 await self._register(plugin, attempts, kubelet)
         except SocketTakenError as error:
             self._fail(plugin, attempts, ReasonCode.SOCKET_TAKEN, error)

@@ -85,6 +85,13 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
             )
 
 
+def shares_group(inventory: Inventory, settings: Settings, candidate: Candidate) -> bool:
+    """Return whether other functions that could be offered are in a device's group."""
+    members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
+    others = (inventory.facts.functions[address] for address in members if address != candidate.carrier)
+    return any(other.on_vfio and settings.offers(other.kind) for other in others)
+
+
 def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settings) -> Reason | None:
     address, driver = function.address, function.driver
     if isinstance(driver, Unread):

@@ -15,18 +15,22 @@ class Holds:
 
     by_target: Mapping[Target, Entry]
     by_group: Mapping[IommuGroup, tuple[Entry, ...]]
+    ours: frozenset[ResourceName]
+    """Resources that we have ever offered."""
 
     def as_held(self, candidate: Candidate) -> Candidate | Reason:
         """Return a device as it may be offered while others are in use, or why it may not be at all.
 
         A device that is in somebody's hands keeps the name that it went out under: under two names it would be counted,
-        and given, twice. A group opens once, so what shares a group with it is withheld.
+        and given, twice. One that another plugin gave away is withheld, and so is what shares a group with any.
         """
         own = self.by_target.get(candidate.target)
         if own is None:
             others = self._in_group(candidate)
             return _group_held(candidate, others[0]) if others else candidate
-        if own.target.type != candidate.target.type:
+        if own.resource == candidate.named.resource:
+            return candidate
+        if own.resource not in self.ours or own.target.type != candidate.target.type:
             return _other_name(candidate, own)
         return replace(candidate, named=replace(candidate.named, resource=own.resource))
 
@@ -53,14 +57,14 @@ class Holds:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
 
 
-def find_holds(entries: Iterable[Entry]) -> Holds:
-    """Return the entries by target and by group."""
+def find_holds(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> Holds:
+    """Return the entries by target and by group; `ours` are the resources that we have ever offered."""
     entries = tuple(entries)
     groups: dict[IommuGroup, tuple[Entry, ...]] = {}
     for entry in entries:
         if entry.group is not None:
             groups[entry.group] = (*groups.get(entry.group, ()), entry)
-    return Holds({entry.target: entry for entry in entries}, groups)
+    return Holds({entry.target: entry for entry in entries}, groups, frozenset(ours))
 
 
 def _other_name(candidate: Candidate, own: Entry) -> Reason:

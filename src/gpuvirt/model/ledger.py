@@ -80,27 +80,30 @@ class Ledger:
     entries: tuple[Entry, ...] = ()
     first_names: Mapping[str, str] = field(default_factory=dict)
     """The name under which each PCI id was first offered."""
+    resources: tuple[ResourceName, ...] = ()
+    """Every resource that was ever offered on this node: what pods hold of these is ours to answer for."""
 
 
 def settle(
     entries: Iterable[Entry],
     holders: Holders | None,
-    known: Mapping[tuple[ResourceName, DeviceId], tuple[Target, IommuGroup | None]],
+    known: Mapping[DeviceId, tuple[Target, IommuGroup | None]],
 ) -> tuple[Entry, ...]:
     """Return the entries after the kubelet was heard; with None, which is not having heard it, nothing changes.
 
-    `known` says what the devices of our resources are, so that pods from before our time get an entry too.
+    `known` says what the devices of this host are. A pod that has one of them has it under whatever resource's name, so
+    that pods from before our time, and those of a plugin that we replace, get an entry too.
     """
     entries = tuple(entries)
     if holders is None:
         return entries
     kept = [after for entry in entries if (after := _after(entry, holders)) is not None]
     ours = {(entry.resource, entry.device) for entry in kept}
-    for key, consumer in holders.devices.items():
-        if key in known and key not in ours:
-            target, group = known[key]
+    for (resource, device), consumer in holders.devices.items():
+        if device in known and (resource, device) not in ours:
+            target, group = known[device]
             allocation = f"kubelet:{consumer.pod_uid or ''}:{consumer.namespace}/{consumer.pod}/{consumer.container}"
-            kept.append(Entry(*key, target, group, allocation, holders.at, consumer))
+            kept.append(Entry(resource, device, target, group, allocation, holders.at, consumer))
     return tuple(kept)
 
 

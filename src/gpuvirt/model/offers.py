@@ -63,6 +63,8 @@ class Ground:
     naming: Naming
     settings: Settings
     entries: tuple[Entry, ...]
+    resources: frozenset[ResourceName]
+    """Those that we have ever offered on this node."""
     holders_heard: bool
     now_s: float
 
@@ -73,14 +75,13 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
     A device that can't be read any more stays, unhealthy. One that is in somebody's hands stays listed whatever becomes
     of it: the kubelet would not start a pod's container again without the devices that it knows.
     """
-    holds = find_holds(ground.entries)
+    holds = find_holds(ground.entries, ground.resources)
     free: list[Candidate] = []
     withheld: dict[str, Reason] = {}
     for found in _candidates(inventory, ground):
-        if isinstance(found, Reason):
-            withheld[found.subject] = found
-        elif isinstance(standing := holds.as_held(found), Reason):
-            withheld[found.id] = standing
+        standing = found if isinstance(found, Reason) else _as_held(inventory, ground, holds, found)
+        if isinstance(standing, Reason):
+            withheld[standing.subject] = standing
         else:
             free.append(standing)
     keys = {_key(candidate) for candidate in free}
@@ -104,6 +105,19 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
     )
 
 
+def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Candidate) -> Candidate | Reason:
+    """Return a device as it may be offered while others are in use, or why it may not be."""
+    held = candidate.target in holds.by_target
+    if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):
+        return Reason(
+            ReasonCode.HOLDERS_UNHEARD,
+            candidate.id,
+            f"shares IOMMU group {candidate.group} with other GPUs, and it is not known yet who has those",
+            fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
+        )
+    return holds.as_held(candidate)
+
+
 def _key(candidate: Candidate) -> Key:
     return candidate.named.resource, candidate.id
 
@@ -118,7 +132,8 @@ def _kept(
 ) -> Iterator[tuple[Candidate, Reason]]:
     """Yield the devices that are no candidates now and stay listed all the same, with what speaks against them."""
     listed = {(resource, device.id): device.candidate for resource, device in before.devices()}
-    held = {(entry.resource, entry.device): entry for entry in holds.by_target.values()}
+    entries = (entry for entry in holds.by_target.values() if entry.resource in holds.ours)
+    held = {(entry.resource, entry.device): entry for entry in entries}
     for key, entry in held.items():
         if key not in keys:
             candidate = listed.get(key) or _from_entry(entry)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock, Signal, Timer
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.kernel import Kernel
@@ -63,6 +63,8 @@ class Agent:
         self._journal = Journal(site.ledger, site.writing, site.clock)
         self._state = NodeState(settings, ids, self._journal.load(), agent)
         self._stale = Signal()
+        self._looked = False
+        self._concluding: Timer | None = None
         self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
         self._broker = Broker(self._state, site.kernel, site.clock, self._given)
         self._watcher = Watcher(
@@ -80,12 +82,13 @@ class Agent:
                     state_file = StateFile(self._site.state_file, self._site.clock, self._pace)
                     group.create_task(state_file.run(self.views))
         finally:
+            self._journal.save(self._state.ledger)
             await self._journal.flush()
 
     @property
     def looked(self) -> bool:
-        """Whether the host was looked at yet."""
-        return self._state.inventory is not None
+        """Whether the host was looked at yet, and the view shows it."""
+        return self._looked
 
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
@@ -140,18 +143,22 @@ class Agent:
         return attachments
 
     def _given(self) -> None:
+        """Conclude soon, but not in the way of the requests that a pod of several containers brings at once."""
         self.allocated.set()
-        self._stale.set()
+        if self._concluding is None:
+            self._concluding = self._site.clock.call_later(self._pace.conclude_s, self._stale.set)
 
     async def _conclude(self) -> None:
         """Draw conclusions whenever something new was heard."""
         while True:
             await self._stale.wait()
+            self._concluding = None
             self.conclude()
 
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
         self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
+        self._looked = self._state.inventory is not None
         self._journal.save(self._state.ledger)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 

@@ -65,7 +65,7 @@ class Broker:
         compat = self._state.settings.compat
         for ids in containers:
             devices = tuple(self._usable(inventory, offer, ids))
-            if (reason := find_holds(entries).in_the_way(resource, devices)) is not None:
+            if (reason := find_holds(entries, self._state.resources).in_the_way(resource, devices)) is not None:
                 raise AllocationRefusedError(reason)
             attachments.append(attach(inventory, resource, devices, whole_vfio_folder=compat.whole_vfio_folder))
             entries = record(entries, self._entries(resource, devices))

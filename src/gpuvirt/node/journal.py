@@ -5,6 +5,7 @@ kubelet does not wait for our disk. Fields that this version does not know are k
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 WRITE_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 5.0
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -84,9 +86,12 @@ class Journal:
             await self._write_until_done(tell)
 
     async def flush(self) -> None:
-        """Write now what is not written yet, once."""
-        if self._ledger != self._written:
-            await self._write()
+        """Write now what is not written yet; a disk that does not take it keeps nobody from ending."""
+        try:
+            if self._ledger != self._written:
+                await self._write(FLUSH_TIMEOUT_S)
+        except (OSError, GpuvirtError) as error:
+            log.warning("the ledger could not be written at the end: %s", error, extra={"file": str(self._path)})
 
     async def _write_until_done(self, tell: Callable[[Reason | None], None]) -> None:
         pauses = backoff_s()
@@ -105,12 +110,10 @@ class Journal:
                 await self._clock.sleep(next(pauses))
         tell(self.trouble)
 
-    async def _write(self) -> None:
+    async def _write(self, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         ledger = self._ledger
         content = encode(ledger, self._unknown)
-        await self._lane.run(
-            lambda: replace_file(self._path, content), name=f"write {self._path}", timeout_s=WRITE_TIMEOUT_S
-        )
+        await self._lane.run(lambda: replace_file(self._path, content), name=f"write {self._path}", timeout_s=timeout_s)
         self._written = ledger
         if self.trouble is not None and self.trouble.code is ReasonCode.LEDGER_NOT_WRITTEN:
             self.trouble = None
@@ -124,12 +127,12 @@ class Journal:
         )
 
 
+_KNOWN = frozenset(field.name for field in dataclasses.fields(Ledger))
+
+
 def encode(ledger: Ledger, unknown: dict[str, msgspec.Raw] | None = None) -> bytes:
     """Return the content of a ledger's file."""
-    known = {
-        "entries": msgspec.Raw(msgspec.json.encode(ledger.entries)),
-        "first_names": msgspec.Raw(msgspec.json.encode(ledger.first_names)),
-    }
+    known = msgspec.json.decode(msgspec.json.encode(ledger), type=dict[str, msgspec.Raw])
     body = msgspec.json.encode((unknown or {}) | known)
     header = _Header(VERSION, hashlib.sha256(body).hexdigest())
     return msgspec.json.encode(header) + b"\n" + body + b"\n"
@@ -144,4 +147,4 @@ def decode(content: bytes) -> tuple[Ledger, dict[str, msgspec.Raw]]:
         raise DamagedError("its digest is not that of its content")
     fields = from_json(body, dict[str, msgspec.Raw])
     ledger = from_json(body, Ledger)
-    return ledger, {name: raw for name, raw in fields.items() if name not in {"entries", "first_names"}}
+    return ledger, {name: raw for name, raw in fields.items() if name not in _KNOWN}

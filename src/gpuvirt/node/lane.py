@@ -44,18 +44,19 @@ class ThreadLane:
         self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: str | None = None
+        self._asleep = False
+        """The running job has had its time."""
         self._started = False
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         """Return what `job` returns, raise what it raises."""
-        if self._running is not None:
+        if self._asleep:
             raise LaneBlockedError(f"{self._name}: {self._running} has not come back from the kernel yet")
         if not self._started:
             self._started = True
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        self._running = name
         outcome: Future[T] = Future()
-        self._jobs.put(lambda: self._do(job, outcome))
+        self._jobs.put(lambda: self._do(job, name, outcome))
         waiting = asyncio.wrap_future(outcome)
         try:
             async with asyncio.timeout(timeout_s):
@@ -63,19 +64,26 @@ class ThreadLane:
         except TimeoutError as error:
             if waiting.done():  # the job's own
                 raise
+            self._asleep = True
+            outcome.cancel()  # has an effect when it waits behind another that sleeps
             waiting.add_done_callback(lambda late: late.cancelled() or late.exception())
-            raise LaneBlockedError(f"{self._name}: {name} sleeps in the kernel since {timeout_s:g} s") from error
+            raise LaneBlockedError(
+                f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
+            ) from error
 
     def _work(self) -> None:
         while True:
             self._jobs.get()()
 
-    def _do(self, job: Callable[[], T], outcome: "Future[T]") -> None:
+    def _do(self, job: Callable[[], T], name: str, outcome: "Future[T]") -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        self._running = name
         try:
             result = job()
         except BaseException as error:  # noqa: BLE001  it belongs to whoever waits for the job
-            self._running = None
+            self._asleep = False
             outcome.set_exception(error)
         else:
-            self._running = None
+            self._asleep = False
             outcome.set_result(result)

@@ -7,7 +7,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware import pci
+from gpuvirt.hardware import iommu, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.users import read_users
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
@@ -27,9 +27,8 @@ def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator
         return
     yield from _of_identity(kernel, device, function)
     yield from _of_driver(kernel, device)
-    for address in inventory.groups.get(device.group, ()) if device.group is not None else ():
-        if address != device.carrier:
-            yield from _of_neighbour(kernel, device, inventory.facts.functions[address])
+    if device.group is not None:
+        yield from _of_neighbours(kernel, inventory, device, device.group)
     if device.framework is Framework.VENDOR_VFIO:
         yield from _of_type_id(kernel, inventory, device)
 
@@ -107,18 +106,27 @@ def _of_driver(kernel: Kernel, device: Candidate) -> Iterator[Reason]:
         )
 
 
-def _of_neighbour(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
-    if function.kind is FunctionKind.BRIDGE:
+def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, group: IommuGroup) -> Iterator[Reason]:
+    """Yield the members of a device's group that spoil it, by the group's own account of its members."""
+    members = iommu.read_members(kernel, group)
+    if isinstance(members, Unread):
+        yield _unread(device, members)
         return
-    driver = pci.read_driver(kernel, function.address)
-    if isinstance(driver, str) and driver not in GROUP_FRIENDLY_DRIVERS:
-        yield Reason(
-            ReasonCode.GROUP_NOT_VIABLE,
-            device.id,
-            f"can't be opened while {function.address} of its IOMMU group {device.group} is bound to {driver}",
-            seen=f"{pci.attribute(function.address, 'driver')} -> {driver}",
-            fix="bind all functions of the group to vfio-pci, or unbind them",
-        )
+    for member in members or ():
+        function = inventory.facts.functions.get(PciAddress(member))
+        if member == device.carrier or (function is not None and function.kind is FunctionKind.BRIDGE):
+            continue
+        driver = iommu.read_member_driver(kernel, group, member)
+        if isinstance(driver, Unread):
+            yield _unread(device, driver)
+        elif driver is not None and driver not in GROUP_FRIENDLY_DRIVERS:
+            yield Reason(
+                ReasonCode.GROUP_NOT_VIABLE,
+                device.id,
+                f"can't be opened while {member} of its IOMMU group {group} is bound to {driver}",
+                seen=f"{iommu.GROUPS}/{group}/devices/{member}/driver -> {driver}",
+                fix="bind all functions of the group to vfio-pci, or unbind them",
+            )
 
 
 def _of_mdev(kernel: Kernel, device: Candidate, vgpu: VgpuId) -> Iterator[Reason]:

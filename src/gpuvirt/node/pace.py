@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Pace:
     """All intervals, in seconds."""
 
-    nodes_s: float = 1.0
+    nodes_s: float = 1.5
     """Whether nodes under `/dev/vfio` came or went: a listing; no uevent tells of a node that somebody deletes."""
     brief_s: float = 10.0
     """What can fall ill without a uevent: GPUs, their groups, vGPUs."""
@@ -21,6 +21,8 @@ class Pace:
     """The same while a device is in use by somebody who is no pod."""
     settle_s: float = 0.1
     """After a uevent, so that a burst is one look."""
+    conclude_s: float = 0.25
+    """After an allocation, until lists, files and metrics show it."""
     state_file_s: float = 30.0
     """The state file is written anew, as a sign of life, when nothing has changed for so long."""
     holders_s: float = 15.0

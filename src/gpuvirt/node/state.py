@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName
+from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.inventory import Inventory, build_inventory
@@ -29,6 +30,8 @@ class NodeState:
         self.offers = Offers()
         self.entries: tuple[Entry, ...] = ledger.entries
         self.first_names: Mapping[str, str] = ledger.first_names
+        self.resources: frozenset[ResourceName] = frozenset(ledger.resources)
+        """Every resource that was ever offered on this node."""
         self.holders_heard = False
         self.registrations: dict[ResourceName, Registration] = {}
         self.notes: dict[str, Reason] = {}
@@ -44,7 +47,7 @@ class NodeState:
     @property
     def ledger(self) -> Ledger:
         """What is to be kept on disk."""
-        return Ledger(self.entries, self.first_names)
+        return Ledger(self.entries, self.first_names, tuple(sorted(self.resources)))
 
     @property
     def suspicious(self) -> bool:
@@ -79,16 +82,31 @@ class NodeState:
         """Draw the conclusions from what is known, and the picture of them."""
         if self.inventory is None:
             return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent)
-        ground = Ground(self.naming, self.settings, self.entries, self.holders_heard, now_s)
+        ground = Ground(self.naming, self.settings, self.entries, self.resources, self.holders_heard, now_s)
         self.offers = make_offers(self.inventory, ground, self.offers)
         self.first_names = first_names(self.offers, self.first_names)
+        self.resources |= self.offers.by_resource.keys()
         notes = tuple(self.notes.values())
         sitter = Sitter(self.inventory, self.offers, self.entries, self.naming, self.registrations, notes, self._agent)
         return draw(sitter, at)
 
-    def _known(self) -> Mapping[tuple[ResourceName, DeviceId], tuple[Target, IommuGroup | None]]:
-        """Return what the devices of our resources are."""
-        return {
-            (resource, device.id): (device.candidate.target, device.candidate.group)
-            for resource, device in self.offers.devices()
+    def _known(self) -> Mapping[DeviceId, tuple[Target, IommuGroup | None]]:
+        """Return what the devices of this host are, offered or not, by the ids that a kubelet could know them by."""
+        if self.inventory is None:
+            return {}
+        functions = {
+            DeviceId(function.address): (Target(function.address), _known_group(function.iommu_group))
+            for function in self.inventory.facts.functions.values()
         }
+        vgpus = {
+            DeviceId(vgpu.live.id): (
+                Target(vgpu.gpu, vgpu.live.id, None if isinstance(vgpu.live.type, Unread) else vgpu.live.type),
+                _known_group(vgpu.live.group),
+            )
+            for vgpu in self.inventory.vgpus.values()
+        }
+        return functions | vgpus
+
+
+def _known_group(group: IommuGroup | Unread | None) -> IommuGroup | None:
+    return None if isinstance(group, Unread) else group

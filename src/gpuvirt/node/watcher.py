@@ -175,7 +175,7 @@ class Watcher:
 
     async def _seen(self, look: Look) -> Facts | None:
         before = self._facts
-        if look is Look.NODES and await self._nodes_are_as_before():
+        if look is Look.NODES and self._nodes_are_as_before():
             return before
         if look is Look.USERS:
             return await self._in_lane(lambda: with_users(self._kernel, before or Facts()), "look for users")
@@ -185,8 +185,9 @@ class Watcher:
         before = self._facts
         return await self._in_lane(lambda: scan(self._kernel, before, brief=brief), "look at the host")
 
-    async def _nodes_are_as_before(self) -> bool:
-        nodes = await self._in_lane(lambda: iommu.read_group_nodes(self._kernel), "list /dev/vfio")
+    def _nodes_are_as_before(self) -> bool:
+        """List `/dev/vfio`, each second and so not by way of the lane: a folder of devtmpfs keeps nobody waiting."""
+        nodes = iommu.read_group_nodes(self._kernel)
         return self._facts is not None and (isinstance(nodes, Unread) or nodes == self._facts.group_nodes)
 
     async def _in_lane(self, job: Callable[[], T], name: str) -> T:

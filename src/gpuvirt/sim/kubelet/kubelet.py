@@ -80,7 +80,7 @@ class SimKubelet:
         self._group = group
         self._clients: dict[str, PluginClient] = {}
         self._servers: list[grpc.aio.Server] = []
-        self._streams: set[asyncio.Task[None]] = set()
+        self._streams: dict[asyncio.Task[None], tuple[str, PluginClient]] = {}
         self._uids = itertools.count(1)
 
     async def start(self) -> None:
@@ -112,7 +112,7 @@ class SimKubelet:
         for server in self._servers:
             await server.stop(None)
         self._servers.clear()
-        for task in self._streams:
+        for task in list(self._streams):
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
         for client in self._clients.values():
@@ -123,6 +123,14 @@ class SimKubelet:
         """Stop and start."""
         await self.stop()
         await self.start()
+
+    async def end_oldest_stream(self, resource: str) -> None:
+        """Lose the connection to a plugin, the oldest one when it has registered more than once."""
+        task, (_, client) = next(item for item in self._streams.items() if item[1][0] == resource)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+        await self._drop(resource)
 
     async def run_pod(self, name: str, *containers: Container) -> Pod:
         """Admit a pod, or raise AdmissionError with what its status would say."""
@@ -183,8 +191,8 @@ class SimKubelet:
         await client.options()
         self.manager.connected(request.resource_name)
         task = self._group.create_task(self._follow(request.resource_name, client))
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
+        self._streams[task] = request.resource_name, client
+        task.add_done_callback(lambda ended: self._streams.pop(ended, None))
         return pb.Empty()
 
     async def _follow(self, resource: str, client: PluginClient) -> None:
@@ -198,7 +206,11 @@ class SimKubelet:
                     {device: node for device, node in nodes.items() if device not in healthy},
                 )
                 self._write_checkpoint()
-        present = self._clients.pop(resource, None)  # whichever it is by now
+        await self._drop(resource)
+
+    async def _drop(self, resource: str) -> None:
+        """Take a resource's plugin for gone, whichever it has by now."""
+        present = self._clients.pop(resource, None)
         if present is not None:
             await present.close()
             self.manager.disconnected(resource, self._clock.monotonic_s())

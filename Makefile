@@ -1,0 +1,56 @@
+# What there is to do here; `make` alone lists it.
+# Everything is set up on the way: Python 3.11 or later with its venv module is all that must be there.
+
+MACHINE ?= 2xA10
+VENV := .venv/bin
+PINS := pyproject.toml uv.lock constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench generate pci-ids lock clean
+
+help:  ## List what there is to do
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated machine (MACHINE=8xH100 for another)
+	@$(VENV)/gpuvirt demo --machine $(MACHINE)
+
+test: .venv/made-for-dev  ## Run all tests
+	$(VENV)/pytest -n auto
+
+lint: .venv/made-for-dev  ## Check style, types, layers, and that generated files are up to date
+	$(VENV)/ruff check
+	$(VENV)/ruff format --check
+	$(VENV)/mypy
+	$(VENV)/lint-imports --no-logo
+	$(VENV)/python tools/make_protos.py --check
+
+format: .venv/made-for-dev  ## Format the code
+	$(VENV)/ruff check --fix
+	$(VENV)/ruff format
+
+bench: .venv/made-for-dev  ## Measure speed and memory (ARGS='--peer CMD' for another plugin beside it)
+	$(VENV)/python -m bench $(ARGS)
+
+generate: .venv/made-for-dev  ## Generate the messages of the kubelet's gRPC services
+	$(VENV)/python tools/make_protos.py
+
+pci-ids:  ## Regenerate the PCI ID data from its pinned source
+	python3 tools/make_pci_ids.py
+
+lock:  ## Pin the newest versions of what we depend on; needs uv
+	uv lock --upgrade
+	uv export --quiet --frozen --extra dev --no-emit-project --no-hashes --no-annotate --no-header -o constraints.txt
+
+clean:  ## Take away what was set up and cached
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/made-for-run: $(PINS)
+	@echo "Setting up .venv (once) ..."
+	@tools/make-venv run
+	@touch $@
+
+.venv/made-for-dev: $(PINS)
+	@echo "Setting up .venv for tests (once) ..."
+	@tools/make-venv dev
+	@touch $@ .venv/made-for-run

@@ -1,0 +1,188 @@
+"""The commands, as a person gives them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuvirt import __version__
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import export
+from gpuvirt.sim.machine import load_machine
+
+PATH = os.environ["PATH"]  # noqa: TID251  handed on
+GPUVIRT = [sys.executable, "-m", "gpuvirt"]
+
+
+def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*GPUVIRT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=9,
+        check=False,
+        env={"PATH": PATH, **(environment or {})},
+    )
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    export(build_machine(load_machine("2xA10")), tmp_path / "host")
+    return tmp_path / "host"
+
+
+def test_version_and_help() -> None:
+    assert gpuvirt("--version").stdout == f"gpuvirt {__version__}\n"
+    for command in ("devices", "node", "demo", "sim"):
+        assert command in gpuvirt("--help").stdout
+        assert gpuvirt(command, "--help").returncode == 0
+
+
+def test_devices_as_a_table(host: Path) -> None:
+    done = gpuvirt("devices", "--host-root", str(host))
+    assert done.returncode == 0, done.stderr
+    first = next(line for line in done.stdout.splitlines() if line.startswith("0000:65:00.0"))
+    assert first.split() == [
+        *("0000:65:00.0", "GA102GL", "[A10]", "passthrough", "vfio-pci", "12", "0"),
+        *("-", "-", "nvidia.com/GA102GL_A10", "-"),
+    ]
+
+
+def test_devices_as_json(host: Path) -> None:
+    done = gpuvirt("devices", "-o", "json", environment={"GPUVIRT_HOST_ROOT": str(host)})
+    view = json.loads(done.stdout)
+    assert view["version"] == 1
+    assert [gpu["address"] for gpu in view["gpus"]] == ["0000:65:00.0", "0000:ca:00.0"]
+    assert view["resources"][0]["name"] == "nvidia.com/GA102GL_A10"
+
+
+def test_devices_of_a_host_without_any(tmp_path: Path) -> None:
+    done = gpuvirt("devices", "--host-root", str(tmp_path))
+    assert done.returncode == 0
+    assert "No GPU of NVIDIA, AMD or Intel on this host." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("offer: [gpu, tuba]", "node.yaml:1: $.offer[1]: Invalid enum value 'tuba'"),
+        ("offer: [bridge]", "node.yaml: $.offer[0]: bridge functions can't be offered"),
+        ("aliases: {GA102GL_A10: a b}", "node.yaml: $.aliases.GA102GL_A10: 'nvidia.com/a b' is not a resource name"),
+        ("alias: {}", "node.yaml:1: $.alias: no such key; expected one of: offer, aliases"),
+        ("compat: {whole_vfio_folder: maybe}", "node.yaml:1: $.compat.whole_vfio_folder: Expected `bool`, got `str`"),
+    ],
+)
+def test_a_bad_config_ends_with_2_and_says_where(host: Path, tmp_path: Path, config: str, message: str) -> None:
+    (tmp_path / "node.yaml").write_text(config)
+    for command in ("devices", "node"):
+        done = gpuvirt(command, "--host-root", str(host), "--config", str(tmp_path / "node.yaml"))
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--nonsense"],
+        ["devices", "--output", "xml"],
+        ["node", "--host-root", "/does/not/exist"],
+        ["node", "--listen", "hello"],
+        ["node", "--listen", ":99999"],
+        ["node", "--log-format", "xml"],
+        ["devices", "--pci-ids", "/does/not/exist"],
+        ["sim", "run", "-m", "3xA10", "--", "true"],
+        ["demo", "-m", "3xA10"],
+    ],
+)
+def test_wrong_use_ends_with_2(arguments: list[str]) -> None:
+    done = gpuvirt(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_from_another_database(host: Path, tmp_path: Path) -> None:
+    (tmp_path / "pci.ids").write_text("10de  NVIDIA\n\t2236  My [A10]\n")
+    done = gpuvirt("devices", "--host-root", str(host), "--pci-ids", str(tmp_path / "pci.ids"))
+    assert "nvidia.com/MY_A10" in done.stdout
+
+
+def test_the_machines_there_are() -> None:
+    lines = gpuvirt("sim", "machines").stdout.splitlines()
+    assert any(line.startswith("8xH100 ") for line in lines)
+
+
+def test_a_program_on_a_simulated_machine() -> None:
+    done = gpuvirt("sim", "run", "--machine", "4xRTX2060", "--", *GPUVIRT, "devices")
+    assert done.returncode == 0, done.stderr
+    assert "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A" in done.stdout
+
+
+@pytest.mark.parametrize(("command", "code"), [(["sh", "-c", "exit 7"], 7), (["no-such-program"], 127)])
+def test_the_programs_own_exit_code(command: list[str], code: int) -> None:
+    assert gpuvirt("sim", "run", "--", *command).returncode == code
+
+
+def test_other_programs_see_the_machine_too() -> None:
+    script = 'cat "$GPUVIRT_HOST_ROOT/sys/bus/pci/devices/0000:65:00.0/vendor"; ls "$GPUVIRT_HOST_ROOT/dev/vfio"'
+    assert gpuvirt("sim", "run", "--", "sh", "-c", script).stdout == "0x10de\n12\n22\nvfio\n"
+
+
+@pytest.mark.parametrize("machine", ["2xA10", "4xT4", "8xH100"])
+def test_the_demo(machine: str) -> None:
+    done = gpuvirt("demo", "--machine", machine)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for step in range(1, 8):
+        assert f"\n{step}. " in done.stdout
+    assert "writes to the host: 0" in done.stdout
+    assert "FellOffBus" in done.stdout
+
+
+def test_the_demo_on_a_machine_that_can_offer_nothing() -> None:
+    done = gpuvirt("demo", "-m", "2xA10-no-iommu")
+    assert done.returncode == 0
+    assert "NoIommuGroup" in done.stdout
+    assert "Nothing can be offered" in done.stdout
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)  # noqa: TID251  another process's time
+
+
+PLUGIN = "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"
+
+
+@pytest.mark.parametrize("command", [["-m", "gpuvirt", "node"], ["-c", PLUGIN]])
+def test_the_agent_as_a_process(host: Path, short_path: Path, command: list[str]) -> None:
+    plugins = short_path / "device-plugins"
+    plugins.mkdir()
+    environment = {
+        "PATH": PATH,
+        "GPUVIRT_HOST_ROOT": str(host),
+        "GPUVIRT_KUBELET_DIR": str(short_path),
+        "GPUVIRT_LISTEN": "",
+        "GPUVIRT_LOG_FORMAT": "json",
+    }
+    with subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True) as agent:
+        wait_for(plugins / "kubevirt-GA102GL_A10.sock")
+        second = subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=9, check=False
+        )
+        assert second.returncode == 1
+        assert "another gpuvirt agent serves this node" in second.stderr
+        assert (plugins / "kubevirt-GA102GL_A10.sock").exists()
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(9) == 0
+        assert agent.stderr is not None
+        lines = [json.loads(line) for line in agent.stderr.read().splitlines()]
+    assert {"time", "level", "logger", "message"} <= set(lines[0])
+    assert {line["reason"] for line in lines if "reason" in line} == {"HoldersUnheard", "KubeletAway"}
+    assert not list(plugins.glob("*.sock"))

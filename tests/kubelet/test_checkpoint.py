@@ -1,0 +1,75 @@
+"""The kubelet's checkpoint: read whatever its age, refused when it is none, written as a kubelet would take it."""
+
+import base64
+import json
+
+import pytest
+
+from gpuvirt.errors import DamagedError
+from gpuvirt.kubelet import checkpoint
+from gpuvirt.kubelet.checkpoint import Data, PodDevices
+from gpuvirt.sim.kubelet import checkpoint as writing
+
+ANSWER = b"\n\x31"
+ENTRY: dict[str, object] = {
+    "PodUID": "uid-1",
+    "ContainerName": "compute",
+    "ResourceName": "nvidia.com/GA102GL_A10",
+    "DeviceIDs": {"0": ["0000:65:00.0"], "-1": ["0000:ca:00.0"]},
+    "AllocResp": base64.b64encode(ANSWER).decode(),
+}
+NEW: dict[str, object] = {
+    "Data": {
+        "PodDeviceEntries": [ENTRY],
+        "RegisteredDevices": {"nvidia.com/GA102GL_A10": ["0000:65:00.0", "0000:ca:00.0"]},
+    },
+    "Checksum": 1,
+    "BootID": "of a newer kubelet",
+}
+
+
+def content(**changes: object) -> bytes:
+    return json.dumps({**NEW, **changes}).encode()
+
+
+def test_who_has_what() -> None:
+    found = checkpoint.holders(checkpoint.parse(content()))
+    assert {device: consumer.pod_uid for (_, device), consumer in found.items()} == {
+        "0000:65:00.0": "uid-1",
+        "0000:ca:00.0": "uid-1",
+    }
+
+
+def test_ids_as_a_list_as_before_kubernetes_1_20() -> None:
+    entry = {**ENTRY, "DeviceIDs": ["0000:65:00.0"]}
+    found = checkpoint.holders(checkpoint.parse(content(Data={"PodDeviceEntries": [entry], "RegisteredDevices": None})))
+    assert [device for _, device in found] == ["0000:65:00.0"]
+
+
+def test_a_node_without_pods() -> None:
+    nothing: dict[str, object] = {"PodDeviceEntries": None, "RegisteredDevices": {}}
+    assert checkpoint.holders(checkpoint.parse(content(Data=nothing))) == {}
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"Data": 1}', b"\xff", b'{"Data": {"PodDeviceEntries": [{}]}}'])
+def test_what_is_no_checkpoint(text: bytes) -> None:
+    with pytest.raises(DamagedError):
+        checkpoint.parse(text)
+
+
+def test_what_is_hashed() -> None:
+    """Go's dump of the content, as kubelets hash it."""
+    data = Data(
+        [PodDevices("uid-1", "compute", "nvidia.com/x", {"0": ["a", "b"]}, ANSWER)],
+        {"nvidia.com/x": ["a"], "a/b": None},
+    )
+    entry = (
+        "{PodUID:(string)uid-1 ContainerName:(string)compute ResourceName:(string)nvidia.com/x"
+        " DeviceIDs:(checkpoint.DevicesPerNUMA)map[0:[a b]] AllocResp:([]uint8)[10 49]}"
+    )
+    registered = "map[a/b:<nil> nvidia.com/x:[a]]"
+    assert writing._dump(data) == (
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry)[{entry}]"
+        f" RegisteredDevices:(map[string][]string){registered}}}"
+    )
+    assert checkpoint.parse(writing.encode(data)) == checkpoint.Checkpoint(data, writing.checksum(data))

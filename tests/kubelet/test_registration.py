@@ -1,0 +1,171 @@
+"""Registered, whatever the kubelet does: late, restarted, forgetful, or with somebody else on our socket."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+from gpuvirt.apps.node import pages, run
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.kubelet import sockets
+from gpuvirt.kubelet.registration import register
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.agent import Agent
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kubelet.kubelet import Container, running
+from gpuvirt.sim.machine import load_machine
+from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+
+A10 = "nvidia.com/GA102GL_A10"
+SOCKET = "device-plugins/kubevirt-GA102GL_A10.sock"
+
+
+def why_not(agent: Agent) -> list[ReasonCode]:
+    return [one.not_registered_because.code for one in agent.views.get().resources if one.not_registered_because]
+
+
+async def test_a_kubelet_that_comes_later_finds_us(short_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    (short_path / "device-plugins").mkdir()
+    async with agent_on(options_for(kernel, short_path)) as agent:
+        await until(lambda: why_not(agent) == [ReasonCode.KUBELET_AWAY])
+        ready = pages(agent)["/readyz"]()
+        assert ready.status == 503
+        assert "KubeletAway" in ready.body
+        async with running(short_path, CLOCK) as kubelet:
+            await until(lambda: kubelet.allocatable() == {A10: 2})
+            await until(lambda: pages(agent)["/readyz"]().status == 200)
+
+
+async def test_an_agent_that_comes_before_the_kubelets_folder_waits_for_it(short_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(run(options_for(kernel, short_path)))
+        await CLOCK.sleep(0.02)
+        async with running(short_path, CLOCK) as kubelet:
+            await until(lambda: kubelet.allocatable() == {A10: 2})
+            task.cancel()
+
+
+async def restart(node: Cluster) -> None:
+    before = dict(node.kubelet.allocatable())
+    await node.kubelet.restart()
+    assert set(node.kubelet.capacity().values()) == {0}, "nothing counts until its plugin is back"
+    await until(lambda: node.kubelet.allocatable() == before)
+
+
+async def test_a_kubelet_that_restarts_is_given_everything_again(short_path: Path) -> None:
+    async with cluster_on("8xA100", short_path) as node:
+        for _ in range(3):
+            await restart(node)
+        assert node.kernel.writes == []
+
+
+async def test_pods_keep_what_they_have_over_a_restart_of_the_kubelet(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        pod = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
+        await restart(node)
+        assert node.kubelet.manager.held == pod.held
+        other = await node.kubelet.run_pod("vm-b", Container("compute", {A10: 1}))
+        assert set(pod.env().values()).isdisjoint(other.env().values())
+
+
+async def test_a_resource_that_nobody_watches_is_registered_again(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        await node.kubelet.end_oldest_stream(A10)
+        assert node.kubelet.allocatable() == {A10: 0}
+        await until(lambda: node.kubelet.allocatable() == {A10: 2})
+        assert node.kubelet.registrations == [A10, A10]
+
+
+async def test_the_end_of_an_old_stream_that_takes_the_new_plugin_with_it_is_survived(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        await register(node.kubelet.paths, ResourceName(A10), Path(SOCKET).name)
+        await node.kubelet.end_oldest_stream(A10)
+        assert node.kubelet.allocatable() == {A10: 0}, "the kubelet has dropped the plugin that it has just been given"
+        await until(lambda: node.kubelet.allocatable() == {A10: 2})
+
+
+async def test_a_socket_that_somebody_deletes_is_made_again(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        (short_path / SOCKET).unlink()
+        await until((short_path / SOCKET).exists)
+        await until(lambda: node.kubelet.registrations == [A10, A10])
+        await until(lambda: node.kubelet.allocatable() == {A10: 2})
+
+
+async def test_a_socket_that_somebody_else_serves_is_not_taken(short_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    async with running(short_path, CLOCK) as kubelet:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(short_path / SOCKET))
+            other.listen()
+            identity = sockets.identity(short_path / SOCKET)
+            async with agent_on(options_for(kernel, short_path)) as agent:
+                await until(lambda: why_not(agent) == [ReasonCode.SOCKET_TAKEN])
+                assert sockets.identity(short_path / SOCKET) == identity
+                assert kubelet.registrations == []
+                other.close()
+                await until(lambda: kubelet.allocatable() == {A10: 2})
+
+
+async def test_a_stale_socket_is_replaced(short_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    async with running(short_path, CLOCK) as kubelet:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(short_path / SOCKET))
+        async with agent_on(options_for(kernel, short_path)):
+            await until(lambda: kubelet.allocatable() == {A10: 2})
+
+
+async def test_a_file_that_is_no_socket_stays_and_is_told(short_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    async with running(short_path, CLOCK) as kubelet:
+        (short_path / SOCKET).write_text("somebody's")
+        async with agent_on(options_for(kernel, short_path)) as agent:
+            await until(lambda: why_not(agent) == [ReasonCode.SOCKET_TAKEN])
+            assert (short_path / SOCKET).read_text() == "somebody's"
+            (short_path / SOCKET).unlink()
+            await until(lambda: kubelet.allocatable() == {A10: 2})
+
+
+async def test_the_end_of_an_agent_does_not_delete_somebody_elses_socket(short_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    async with running(short_path, CLOCK) as kubelet:
+        with socket.socket(socket.AF_UNIX) as other:
+            async with agent_on(options_for(kernel, short_path)) as agent:
+                await until(lambda: kubelet.allocatable() == {A10: 2})
+                (short_path / SOCKET).unlink()
+                other.bind(str(short_path / SOCKET))
+                other.listen()
+                await until(lambda: why_not(agent) == [ReasonCode.SOCKET_TAKEN])
+            assert (short_path / SOCKET).exists()
+
+
+async def test_a_kubelet_that_does_not_take_us_is_asked_again(short_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    paths = KubeletPaths(short_path)
+    paths.device_plugins.mkdir()
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(paths.registration_socket))
+        async with agent_on(options_for(kernel, short_path)) as agent:
+            await until(lambda: why_not(agent) == [ReasonCode.NOT_REGISTERED])
+            assert agent.telemetry.registrations[A10, "failed"] >= 1
+            paths.registration_socket.unlink()
+            async with running(short_path, CLOCK) as kubelet:
+                await until(lambda: kubelet.allocatable() == {A10: 2})
+
+
+def test_sockets_have_the_names_that_programs_look_for() -> None:
+    folder = Path("/var/lib/kubelet/device-plugins")
+    assert sockets.socket_path(folder, ResourceName(A10)).name == "kubevirt-GA102GL_A10.sock"
+    assert sockets.socket_path(folder, ResourceName("amd.com/X")).name == "gpuvirt-amd.com-X.sock"
+
+
+def test_a_path_that_is_too_long_gets_a_digest_and_stays_itself() -> None:
+    folder = Path("/var/lib/kubelet/device-plugins")
+    one = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
+    other = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 62 + "B"))
+    assert len(str(one)) == len(str(other)) == 107
+    assert one != other
+    assert one == sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))

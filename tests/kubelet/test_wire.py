@@ -1,0 +1,68 @@
+"""The kubelet's messages: what comes in any shape goes out whole or is refused, and nothing is changed by a refusal."""
+
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.kubelet import wire
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.paths import HostPath
+
+IDS = st.lists(st.lists(st.text(max_size=20), max_size=4), max_size=3)
+
+
+def device(name: str, *, healthy: bool, numa_node: int | None) -> DeviceView:
+    return DeviceView(DeviceId(name), healthy, numa_node, IommuGroup(1), PciAddress("0000:65:00.0"))
+
+
+@given(IDS)
+def test_requests_are_read_as_they_were_written(containers: Sequence[Sequence[str]]) -> None:
+    request = pb.AllocateRequest(
+        container_requests=[pb.ContainerAllocateRequest(devices_ids=list(ids)) for ids in containers]
+    )
+    assert wire.asked_for(pb.AllocateRequest.FromString(request.SerializeToString())) == [
+        list(ids) for ids in containers
+    ]
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_request_or_refused(content: bytes) -> None:
+    try:
+        wire.asked_for(pb.AllocateRequest.FromString(content))
+        wire.choices(pb.PreferredAllocationRequest.FromString(content))
+    except DecodeError:
+        return
+
+
+def test_a_list_says_what_is_known_of_numa_and_no_more() -> None:
+    view = ResourceView(
+        ResourceName("nvidia.com/x"),
+        (device("a", healthy=True, numa_node=1), device("b", healthy=False, numa_node=None)),
+    )
+    a, b = wire.device_list(view, unknown_numa_is_node_0=False).devices
+    assert (a.ID, a.health, [node.ID for node in a.topology.nodes]) == ("a", "Healthy", [1])
+    assert (b.ID, b.health, b.HasField("topology")) == ("b", "Unhealthy", False)
+    _, b = wire.device_list(view, unknown_numa_is_node_0=True).devices
+    assert [node.ID for node in b.topology.nodes] == [0]
+
+
+def test_an_answer_names_paths_of_the_host_in_both_places() -> None:
+    answer = wire.given([Attachment({"A": "b"}, (HostPath("/dev/vfio/12"),)), Attachment({}, ())])
+    one, nothing = answer.container_responses
+    assert dict(one.envs) == {"A": "b"}
+    assert [(spec.host_path, spec.container_path, spec.permissions) for spec in one.devices] == [
+        ("/dev/vfio/12", "/dev/vfio/12", "mrw")
+    ]
+    assert nothing == pb.ContainerAllocateResponse()
+
+
+def test_what_we_register_as() -> None:
+    request = wire.registration(ResourceName("nvidia.com/x"), "kubevirt-x.sock")
+    assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", "kubevirt-x.sock", "nvidia.com/x")
+    assert request.options.get_preferred_allocation_available
+    assert not request.options.pre_start_required

@@ -1,0 +1,94 @@
+"""An agent on a simulated host with a simulated kubelet, on real sockets and in real time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.clock import RealClock
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import NodeView
+from gpuvirt.node.agent import Agent
+from gpuvirt.node.pace import Pace
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt.sim.machine import load_machine
+from simnode import IDS
+
+FAST = Pace(
+    nodes_s=0.02,
+    brief_s=0.05,
+    users_s=0.2,
+    settle_s=0.01,
+    holders_s=0.05,
+    holders_after_allocation_s=0.01,
+    kubelet_s=0.02,
+    streamless_s=0.3,
+)
+"""What takes an agent seconds takes hundredths; no test asserts how long."""
+
+CLOCK = RealClock()
+
+
+async def until(met: Callable[[], bool]) -> None:
+    """Wait until something is so; pytest's own time limit is the end of patience."""
+    while not met():
+        await CLOCK.sleep(0.005)
+
+
+class Cluster:
+    """One node: host, agent, kubelet."""
+
+    def __init__(self, kernel: SimKernel, kubelet: SimKubelet, agent: Agent) -> None:
+        self.kernel = kernel
+        self.kubelet = kubelet
+        self.agent = agent
+
+    @property
+    def view(self) -> NodeView:
+        return self.agent.views.get()
+
+    async def until_registered(self) -> None:
+        await until(lambda: self.agent.looked and all(one.registered for one in self.view.resources))
+        await until(lambda: all(self.kubelet.allocatable().get(one.name) for one in self.view.resources))
+
+
+def options_for(kernel: SimKernel, folder: Path, settings: Settings | None = None) -> NodeOptions:
+    return NodeOptions(
+        kernel=kernel,
+        kubelet=KubeletPaths(folder),
+        ledger=folder / "ledger.json",
+        state_file=folder / "node.json",
+        settings=settings or Settings(),
+        ids=IDS,
+        pace=FAST,
+    )
+
+
+@asynccontextmanager
+async def agent_on(options: NodeOptions) -> AsyncIterator[Agent]:
+    """Run an agent for as long as the context lasts."""
+    started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
+    failure: BaseException | None = None
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(run(options, started=started.set_result))
+        try:
+            yield await started
+        except Exception as error:  # noqa: BLE001  raised again below, without the group around it
+            failure = error
+        task.cancel()
+    if failure is not None:
+        raise failure
+
+
+@asynccontextmanager
+async def cluster_on(machine: str, folder: Path, settings: Settings | None = None) -> AsyncIterator[Cluster]:
+    """Run an agent and a kubelet on a machine, until all is registered, and for as long as the context lasts."""
+    kernel = build_machine(load_machine(machine), where=machine)
+    async with running(folder, CLOCK) as kubelet, agent_on(options_for(kernel, folder, settings)) as agent:
+        cluster = Cluster(kernel, kubelet, agent)
+        await cluster.until_registered()
+        yield cluster

@@ -1,0 +1,171 @@
+"""Two ways of playing an agent's life: its conclusions alone, and the whole agent in virtual time."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.ledger import Consumer, Holders, Ledger
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import AgentView, NodeView
+from gpuvirt.node import journal
+from gpuvirt.node.agent import Agent, Site
+from gpuvirt.node.broker import Broker
+from gpuvirt.node.lane import InlineLane
+from gpuvirt.node.pace import Pace
+from gpuvirt.node.state import NodeState
+from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt.sim.kernel import SimKernel
+from simnode import IDS
+
+Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
+
+WHO = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
+
+
+class Rig(Protocol):
+    """An agent that is played with."""
+
+    kernel: SimKernel
+
+    @property
+    def view(self) -> NodeView: ...
+
+    def look(self) -> None:
+        """Let enough time pass that everything was looked at."""
+        ...
+
+    def pass_time(self, seconds: float) -> None: ...
+
+    def say_holders(self, held: Held | None) -> None: ...
+
+    def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment: ...
+
+    def prefer(self, resource: ResourceName, available: Sequence[DeviceId], size: int) -> Sequence[DeviceId]: ...
+
+    def kill(self, torn: int | None) -> None:
+        """Kill the agent and start it again; `torn` cuts its ledger file to so many bytes."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class Conclusions:
+    """What the agent knows and concludes, without tasks or time: thousands of steps a second."""
+
+    def __init__(self, kernel: SimKernel) -> None:
+        self.kernel = kernel
+        self._now = SimClock()
+        self._stored = journal.encode(Ledger())
+        self._facts: Facts | None = None
+        self._start(Ledger())
+
+    def _start(self, ledger: Ledger) -> None:
+        self._state = NodeState(Settings(), IDS, ledger, WHO)
+        self._broker = Broker(self._state, self.kernel, self._now, lambda: None)
+        self._facts = None
+        self.look()
+
+    @property
+    def view(self) -> NodeView:
+        return self._view
+
+    def look(self) -> None:
+        self._facts = with_users(self.kernel, scan(self.kernel, self._facts))
+        self._state.hear_facts(self._facts)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        self._view = self._state.refresh(self._now.monotonic_s(), self._now.now())
+        self._stored = journal.encode(self._state.ledger)
+
+    def pass_time(self, seconds: float) -> None:
+        self._now._now_s += seconds
+
+    def say_holders(self, held: Held | None) -> None:
+        self._state.hear_holders(None if held is None else Holders(self._now.now(), held))
+        self._conclude()
+
+    def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
+        (answer,) = self._broker.allocate(resource, [devices])
+        self._conclude()
+        return answer
+
+    def prefer(self, resource: ResourceName, available: Sequence[DeviceId], size: int) -> Sequence[DeviceId]:
+        return self._broker.prefer(resource, available, [], size)
+
+    def kill(self, torn: int | None) -> None:
+        try:
+            ledger, _ = journal.decode(self._stored[:torn])
+        except DamagedError:
+            ledger = Ledger()
+        self._start(ledger)
+
+    def end(self) -> None:
+        return
+
+
+class WholeAgent:
+    """The agent with its tasks, in virtual time."""
+
+    def __init__(self, kernel: SimKernel, folder: Path) -> None:
+        self.kernel = kernel
+        self._ledger = folder / "ledger.json"
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
+        self._clock = SimClock()
+        self._start()
+
+    def _start(self) -> None:
+        site = Site(
+            kernel=self.kernel,
+            clock=self._clock,
+            watching=InlineLane(),
+            writing=InlineLane(),
+            ledger=self._ledger,
+            state_file=None,
+        )
+        self._agent = Agent(site, Settings(), IDS, WHO, Pace())
+        self._task = self._loop.create_task(self._agent.run())
+        self._runner.run(self._clock.settle())
+
+    @property
+    def view(self) -> NodeView:
+        return self._agent.views.get()
+
+    def look(self) -> None:
+        self._runner.run(self._clock.advance(11))
+
+    def pass_time(self, seconds: float) -> None:
+        self._runner.run(self._clock.advance(seconds))
+
+    def say_holders(self, held: Held | None) -> None:
+        self._agent.hear_holders(None if held is None else Holders(self._clock.now(), held))
+        self._runner.run(self._clock.settle())
+
+    def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
+        (answer,) = self._agent.allocate(resource, [devices])
+        self._runner.run(self._clock.settle())
+        return answer
+
+    def prefer(self, resource: ResourceName, available: Sequence[DeviceId], size: int) -> Sequence[DeviceId]:
+        return self._agent.prefer(resource, available, [], size)
+
+    def kill(self, torn: int | None) -> None:
+        stored = self._ledger.read_bytes() if self._ledger.exists() else b""
+        self._stop()
+        self._ledger.write_bytes(stored[:torn])  # what its last moments have written was never written
+        self._start()
+
+    def _stop(self) -> None:
+        self._task.cancel()
+        self._runner.run(asyncio.wait([self._task]))
+
+    def end(self) -> None:
+        self._stop()
+        self._runner.close()

@@ -1,0 +1,30 @@
+"""The life of the whole agent, in virtual time."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import settings
+from rigs import Rig, WholeAgent
+from typing_extensions import override
+
+from gpuvirt.sim.kernel import SimKernel
+from life import Life
+
+
+class AgentLife(Life):
+    """Played with tasks, timers and files."""
+
+    @override
+    def make_rig(self, kernel: SimKernel) -> Rig:
+        self.folder = TemporaryDirectory()
+        return WholeAgent(kernel, Path(self.folder.name))
+
+    @override
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+
+TestAgent = AgentLife.TestCase
+TestAgent.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,20 @@
+"""The life of what the agent concludes, thousands of steps of it."""
+
+from hypothesis import settings
+from rigs import Conclusions, Rig
+from typing_extensions import override
+
+from gpuvirt.sim.kernel import SimKernel
+from life import Life
+
+
+class ConclusionsLife(Life):
+    """Played without tasks or time."""
+
+    @override
+    def make_rig(self, kernel: SimKernel) -> Rig:
+        return Conclusions(kernel)
+
+
+TestConclusions = ConclusionsLife.TestCase
+TestConclusions.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

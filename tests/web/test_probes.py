@@ -1,0 +1,126 @@
+"""Probes and metrics, over HTTP and as text."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.apps.node import pages
+from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
+from gpuvirt.model.view import Registration
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.web import metrics
+from gpuvirt.web.probes import Answer, Probes
+from simnode import SimNode, running_node
+
+A10 = "nvidia.com/GA102GL_A10"
+PAGES = {"/healthz": lambda: Answer(200, "ok\n"), "/readyz": lambda: Answer(503, "not yet\n")}
+SAMPLE = re.compile(r'[a-z_]+(?:\{[a-z_]+="(?:[^"\\]|\\.)*"(?:,[a-z_]+="(?:[^"\\]|\\.)*")*\})? [-+0-9.e]+')
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("GET /healthz HTTP/1.1", 200),
+        ("GET /healthz?verbose=1 HTTP/1.1", 200),
+        ("HEAD /readyz HTTP/1.0", 503),
+        ("POST /healthz HTTP/1.1", 405),
+        ("GET /secrets HTTP/1.1", 404),
+        ("GET", 400),
+        ("", 400),
+    ],
+)
+def test_what_is_answered(line: str, status: int) -> None:
+    assert Probes(PAGES).respond(line)[1].status == status
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_over_http() -> None:
+    probes = Probes(PAGES)
+    server = await asyncio.start_server(probes._serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        answer = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.endswith(b"\r\n\r\nok\n")
+        head = await ask(port, b"HEAD /readyz HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert head.endswith(b"\r\n\r\n")
+        assert await ask(port, b"x" * 100_000) == b"", "a client that talks too long is hung up on"
+        assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+def samples(page: str) -> dict[str, float]:
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.splitlines() if line[0] != "#"}
+
+
+async def test_metrics_count_devices_by_mode_health_and_reason(two_a10: SimNode) -> None:
+    two_a10.kernel.delete_node(IommuGroup(12))
+    await two_a10.advance(2)
+    found = samples(metrics.page(two_a10.view, two_a10.agent.telemetry))
+    assert found['gpuvirt_devices{mode="passthrough",health="healthy",reason=""}'] == 1
+    assert found['gpuvirt_devices{mode="passthrough",health="unhealthy",reason="NodeMissing"}'] == 1
+    assert found[f'gpuvirt_resource_devices{{resource="{A10}",health="healthy"}}'] == 1
+    assert found[f'gpuvirt_resource_registered{{resource="{A10}",reason=""}}'] == 0
+
+
+async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None:
+    two_a10.allocate(A10, ["0000:65:00.0"])
+    two_a10.refused(A10, ["0000:99:00.0"])
+    await two_a10.advance(0.3)
+    found = samples(metrics.page(two_a10.view, two_a10.agent.telemetry))
+    assert found[f'gpuvirt_allocations_total{{resource="{A10}",outcome="given"}}'] == 1
+    assert found[f'gpuvirt_allocations_total{{resource="{A10}",outcome="UnknownDevice"}}'] == 1
+    assert found["gpuvirt_allocate_seconds_count"] == 1
+    assert found[f'gpuvirt_resource_devices_held{{resource="{A10}"}}'] == 1
+    assert found['gpuvirt_looks_total{depth="whole",cause="start"}'] == 1
+
+
+@pytest.mark.parametrize("name", ["2xA10", "4xL40S", "8xA100", "2xA10-no-iommu"])
+async def test_the_page_is_what_prometheus_reads(
+    machine: Callable[[str], SimKernel], tmp_path: Path, name: str
+) -> None:
+    async with running_node(machine(name), tmp_path) as node:
+        page = metrics.page(node.view, node.agent.telemetry)
+    seen: set[str] = set()
+    kind = ""
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, kind, shape = line.split(" ")
+            assert shape in {"counter", "gauge", "histogram"}
+        elif not line.startswith("#"):
+            assert SAMPLE.fullmatch(line), line
+            assert line.startswith(kind)
+            assert line.rpartition(" ")[0] not in seen
+            seen.add(line.rpartition(" ")[0])
+
+
+async def test_ready_when_everything_is_registered(two_a10: SimNode) -> None:
+    ready = pages(two_a10.agent)["/readyz"]
+    assert ready() == Answer(503, f"{A10} is not registered\n")
+    two_a10.agent.hear_registration(ResourceName(A10), Registration(registered=True))
+    await two_a10.settle()
+    assert ready() == Answer(200, "ok\n")
+    assert pages(two_a10.agent)["/healthz"]().status == 200
+
+
+async def test_a_node_that_offers_nothing_is_ready(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    async with running_node(machine("2xA10-no-iommu"), tmp_path) as node:
+        assert pages(node.agent)["/readyz"]().status == 200
+
+
+async def test_a_resource_whose_last_device_is_gone_need_not_be_registered(two_a10: SimNode) -> None:
+    for address in ("0000:65:00.0", "0000:ca:00.0"):
+        two_a10.kernel.unplug(PciAddress(address))
+    await two_a10.advance(2)
+    assert pages(two_a10.agent)["/readyz"]().status == 200
