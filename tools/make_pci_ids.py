@@ -20,12 +20,14 @@ TARGET = Path(__file__).parent.parent / "src/gpuvirt/model/data/pci.ids"
 
 VENDORS = frozenset({"10de", "1002"})
 """Vendors of which every id is taken: their other functions (audio, USB, NVSwitch) sit beside GPUs."""
-INTEL_GPUS = re.compile(r"graphics|\bgpu\b|\barc\b|\biris\b|\bxe\b|\bdg[12]\b|ponte vecchio|display|accelerator", re.I)
+INTEL_GPUS = re.compile(
+    r"graphics|\bgpu\b|\barc\b|\biris\b|\bxe\b|\bdg[12]\b|ponte vecchio|display|accelerator", re.IGNORECASE
+)
 
 
 def main() -> int:
     """Download, check, filter, write."""
-    with urllib.request.urlopen(URL) as answer:  # noqa: S310  a constant https address
+    with urllib.request.urlopen(URL) as answer:
         crate: bytes = answer.read()
     if (digest := hashlib.sha256(crate).hexdigest()) != SHA256:
         print(f"{URL}: expected sha256 {SHA256}, got {digest}", file=sys.stderr)

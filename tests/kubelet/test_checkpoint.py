@@ -2,12 +2,14 @@
 
 import base64
 import json
+from pathlib import Path
 
 import pytest
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.sim.kubelet import checkpoint as writing
 
 ANSWER = b"\n\x31"
@@ -73,3 +75,20 @@ def test_what_is_hashed() -> None:
         f" RegisteredDevices:(map[string][]string){registered}}}"
     )
     assert checkpoint.parse(writing.encode(data)) == checkpoint.Checkpoint(data, writing.checksum(data))
+
+
+REAL = Path(__file__).parent / "kubelet-1.36.3-checkpoint.json"
+"""What a kubelet 1.36.3 wrote when two pods had three GPUs of this agent's."""
+
+
+def test_a_real_kubelets_file_is_read_and_hashed_alike() -> None:
+    real = checkpoint.parse(REAL.read_bytes())
+    assert writing.checksum(real.data) == real.checksum == 1376797317
+    assert sorted(device for _, device in checkpoint.holders(real)) == ["0000:04:00.0", "0000:3b:00.0", "0000:86:00.0"]
+
+
+def test_what_a_real_kubelet_kept_is_what_was_answered() -> None:
+    (_, one) = checkpoint.parse(REAL.read_bytes()).data.pod_device_entries or []
+    answer = pb.ContainerAllocateResponse.FromString(one.alloc_resp)
+    assert dict(answer.envs) == {"PCI_RESOURCE_NVIDIA_COM_TU106_GEFORCE_RTX_2060_REV__A": "0000:3b:00.0"}
+    assert [device.host_path for device in answer.devices] == ["/dev/vfio/vfio", "/dev/vfio/48"]

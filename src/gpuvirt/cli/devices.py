@@ -1,5 +1,9 @@
 """`gpuvirt devices`: the GPUs of this node, how each can be used, and why the rest can't."""
 
+from typing import Annotated
+
+import typer
+
 from gpuvirt.cli import options
 from gpuvirt.cli.options import Output
 from gpuvirt.paths import HostRoots
@@ -11,6 +15,9 @@ def devices(
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
     output: options.OutputFormat = Output.TABLE,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="Show audio, USB and NVSwitch functions that are not offered, too.")
+    ] = False,
 ) -> None:
     """Show the GPUs of this node: mode, driver, users, what each is offered as, and why not.
 
@@ -30,4 +37,4 @@ def devices(
     if output is Output.JSON:
         render.json_lines(view)
     else:
-        render.devices(view)
+        render.devices(view, every=every)

@@ -28,13 +28,19 @@ def json_lines(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def devices(view: NodeView) -> None:
-    """Write the table of a node's devices, what is offered, and what is wrong."""
+def devices(view: NodeView, *, every: bool) -> None:
+    """Write the table of a node's devices, what is offered, and what is wrong.
+
+    Functions beside GPUs have a row when they are offered, or when `every` one is wanted.
+    """
     out = console()
-    if not view.gpus and not view.functions:
+    functions = [function for function in view.functions if every or function.offered_as is not None]
+    if not view.gpus and not functions:
         out.print("No GPU of NVIDIA, AMD or Intel on this host.")
     else:
-        out.print(devices_table((*view.gpus, *view.functions)))
+        out.print(devices_table((*view.gpus, *functions)))
+    if hidden := len(view.functions) - len(functions):
+        out.print(Text(f"and {hidden} other functions of these cards and NVSwitches (--all)", style="dim"))
     for line in why_lines(view):
         out.print(line, soft_wrap=True)
     if view.resources:

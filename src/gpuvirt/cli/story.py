@@ -73,7 +73,7 @@ class Story:
 
     def _found(self) -> None:
         self._head("What is found on the host", "gpuvirt devices")
-        self._out.print(render.devices_table((*self._view.gpus, *self._view.functions)))
+        self._out.print(render.devices_table(self._view.gpus))
         for line in render.why_lines(self._view):
             self._out.print(line, style="dim", soft_wrap=True)
 

@@ -38,7 +38,6 @@ class ReasonCode(StrEnum):
     UNKNOWN_DEVICE = "UnknownDevice"
     IDENTITY_CHANGED = "IdentityChanged"
     GROUP_CHANGED = "GroupChanged"
-    NOT_A_REQUEST = "NotARequest"
 
     # the agent itself
     NOT_REGISTERED = "NotRegistered"

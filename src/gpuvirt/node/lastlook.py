@@ -26,7 +26,7 @@ def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator
         yield from _of_mdev(kernel, device, device.target.vgpu)
         return
     yield from _of_identity(kernel, device, function)
-    yield from _of_driver(kernel, device)
+    yield from _of_driver(kernel, device, function)
     if device.group is not None:
         yield from _of_neighbours(kernel, inventory, device, device.group)
     if device.framework is Framework.VENDOR_VFIO:
@@ -91,7 +91,7 @@ def _of_group(device: Candidate, group: IommuGroup | Unread | None) -> Iterator[
         )
 
 
-def _of_driver(kernel: Kernel, device: Candidate) -> Iterator[Reason]:
+def _of_driver(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
     driver = pci.read_driver(kernel, device.carrier)
     expected = frozenset({vendor_vfio.DRIVER}) if device.framework is Framework.VENDOR_VFIO else VFIO_DRIVERS
     if isinstance(driver, Unread):
@@ -102,7 +102,7 @@ def _of_driver(kernel: Kernel, device: Candidate) -> Iterator[Reason]:
             device.id,
             f"is bound to {driver or 'no driver'} now",
             seen=f"{pci.attribute(device.carrier, 'driver')} -> {driver or 'nothing'}",
-            fix=f"bind it to {' or '.join(sorted(expected)[:1])} again",
+            fix=f"bind it to {function.driver} again",
         )
 
 

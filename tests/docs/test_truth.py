@@ -1,0 +1,127 @@
+"""Documents, manifests and examples say what is so."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from gpuvirt import __version__, documents
+from gpuvirt.model.health import DEBOUNCE
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Compat, Settings, check
+from gpuvirt.node import onelook
+from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.clock import SimClock
+from gpuvirt.sim.machine import load_machine, machine_names
+from gpuvirt.web import metrics
+from simnode import IDS
+
+ROOT = Path(__file__).parent.parent.parent
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+
+
+class Container(msgspec.Struct):
+    """What the tests look at of a container."""
+
+    image: str
+    securityContext: dict[str, object]  # noqa: N815  Kubernetes' spelling
+
+
+class PodSpec(msgspec.Struct):
+    """What the tests look at of a pod."""
+
+    containers: tuple[Container]
+    volumes: tuple[dict[str, dict[str, str] | str], ...]
+    hostPID: bool = False  # noqa: N815  Kubernetes' spelling
+    hostNetwork: bool = False  # noqa: N815
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_every_reason_is_explained_and_used(code: ReasonCode) -> None:
+    assert f"`{code}`" in REFERENCE
+    sources = (path for path in (ROOT / "src").rglob("*.py") if path.name != "reasons.py")
+    assert any(f"ReasonCode.{code.name}" in path.read_text() for path in sources)
+
+
+@pytest.mark.parametrize("code", DEBOUNCE)
+def test_debounces_are_as_the_table_says(code: ReasonCode) -> None:
+    row = next(line for line in REFERENCE.splitlines() if line.startswith(f"| `{code}` |"))
+    debounce = DEBOUNCE[code]
+    assert row.split(" | ")[1:3] == [f"{debounce.raise_after_s:g} s", f"{debounce.clear_after_s:g} s"]
+
+
+def test_every_setting_is_explained() -> None:
+    for field in msgspec.structs.fields(Settings):
+        assert f"`{field.name}" in REFERENCE
+    for field in msgspec.structs.fields(Compat):
+        assert f"`compat.{field.name}`" in REFERENCE
+        assert f"compat.{field.name}" in (ROOT / "docs/drop-in.md").read_text()
+
+
+def test_every_metric_is_explained() -> None:
+    view = onelook.take(build_machine(load_machine("4xL40S")), Settings(), IDS, SimClock())
+    names = re.findall(r"# TYPE (\w+)", metrics.page(view, Telemetry()))
+    assert [name for name in names if f"`{name}" not in REFERENCE] == []
+
+
+def offered_somewhere() -> set[str]:
+    kernels = (build_machine(load_machine(name)) for name in machine_names())
+    views = (onelook.take(kernel, Settings(), IDS, SimClock()) for kernel in kernels)
+    return {resource.name for view in views for resource in view.resources}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_ask_for_what_we_really_offer(path: Path) -> None:
+    names = set(re.findall(r"(?:deviceName|resourceName): (\S+)", path.read_text()))
+    assert names
+    assert names <= offered_somewhere()
+
+
+def pod_of(name: str) -> PodSpec:
+    manifests = yaml.safe_load_all((ROOT / "deploy" / name).read_text())
+    daemon_set = next(manifest for manifest in manifests if manifest["kind"] == "DaemonSet")
+    return msgspec.convert(daemon_set["spec"]["template"]["spec"], PodSpec)
+
+
+@pytest.mark.parametrize("name", ["node.yaml", "plugin-only.yaml"])
+def test_the_image_is_this_version(name: str) -> None:
+    assert pod_of(name).containers[0].image == f"gpuvirt:{__version__}"
+
+
+def test_without_privileges_there_are_two_mounts_and_no_privileges() -> None:
+    pod = pod_of("plugin-only.yaml")
+    assert [volume["hostPath"] for volume in pod.volumes] == [
+        {"path": "/var/lib/kubelet/device-plugins"},
+        {"path": "/dev/vfio"},
+    ]
+    security = pod.containers[0].securityContext
+    assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert not pod.hostPID
+    assert not pod.hostNetwork
+
+
+def test_the_settings_in_the_manifest_are_settings() -> None:
+    manifests = list(yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text()))
+    text = next(one["data"]["node.yaml"] for one in manifests if one["kind"] == "ConfigMap")
+    assert check(documents.parse(text, Settings, where="node.yaml"), where="node.yaml") == Settings()
+
+
+def test_what_the_readme_says_to_make_can_be_made() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_links_lead_somewhere() -> None:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+            assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_the_version_is_the_changelogs() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]" in text or f"## [{__version__}]" in text
