@@ -1,10 +1,9 @@
 """What people see: tables on a terminal, JSON for programs."""
 
-import sys
 from collections.abc import Iterable
+from itertools import compress
 
 import msgspec
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,14 +12,16 @@ from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
 
+NOTHING = "-"
+DEVICE_COLUMNS = ("ADDRESS", "NAME", "MODE", "DRIVER", "GROUP", "NUMA", "USERS", "VGPUS", "OFFERED AS", "REASON")
 MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue"}
-PIPE_WIDTH = 240
-"""Columns where there is no terminal: wide enough that nothing is cut that a person may grep for."""
+WIDTH = 240
+"""Columns of a table. A narrower terminal wraps lines; words are never cut, as somebody may copy or grep them."""
 
 
 def console() -> Console:
     """Return where to write."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    return Console(width=WIDTH, highlight=False)
 
 
 def json_lines(value: object) -> None:
@@ -51,31 +52,33 @@ def devices(view: NodeView, *, every: bool) -> None:
 
 
 def devices_table(rows: Iterable[GpuView]) -> Table:
-    """Return a table with a row for each GPU or function, and one for each kind of vGPU on it."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("ADDRESS", "NAME", "MODE", "DRIVER", "GROUP", "NUMA", "USERS", "VGPUS", "OFFERED AS", "REASON"):
-        table.add_column(name, overflow="fold", no_wrap=name in {"ADDRESS", "MODE", "GROUP", "NUMA"})
-    for row in rows:
-        table.add_row(
-            row.address,
-            row.name or row.pci_id,
-            Text(row.mode, style=MODE_COLORS.get(row.mode, "")),
-            row.driver or "-",
-            _or_dash(row.group),
-            _or_dash(row.numa_node),
-            _users(row),
-            _vgpus(row.vgpus),
-            _offered(row),
-            _code(row.reasons),
-        )
+    """Return a table with a row for each GPU or function; a column that says nothing of any row is left out."""
+    lines = [_device_cells(row) for row in rows]
+    told = [any(str(line[at]) != NOTHING for line in lines) for at in range(len(DEVICE_COLUMNS))]
+    table = _table(compress(DEVICE_COLUMNS, told))
+    for line in lines:
+        table.add_row(*compress(line, told))
     return table
+
+
+def _device_cells(row: GpuView) -> tuple[Text | str, ...]:
+    return (
+        row.address,
+        row.name or row.pci_id,
+        Text(row.mode, style=MODE_COLORS.get(row.mode, "")),
+        row.driver or NOTHING,
+        _or_nothing(row.group),
+        _or_nothing(row.numa_node),
+        _users(row),
+        _vgpus(row.vgpus),
+        _offered(row),
+        _codes(row.reasons),
+    )
 
 
 def resources_table(resources: Iterable[ResourceView]) -> Table:
     """Return a table of what is offered to the kubelet."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("RESOURCE", "DEVICES", "HEALTHY", "HELD", "REGISTERED"):
-        table.add_column(name, overflow="fold")
+    table = _table(("RESOURCE", "DEVICES", "HEALTHY", "HELD", "REGISTERED"))
     for resource in resources:
         because = resource.not_registered_because
         table.add_row(
@@ -83,7 +86,7 @@ def resources_table(resources: Iterable[ResourceView]) -> Table:
             str(len(resource.devices)),
             str(sum(device.healthy for device in resource.devices)),
             str(sum(device.holder is not None for device in resource.devices)),
-            "yes" if resource.registered else f"no: {because.code}" if because else "-",
+            "yes" if resource.registered else f"no: {because.code}" if because else NOTHING,
         )
     return table
 
@@ -100,28 +103,35 @@ def why_lines(view: NodeView) -> Iterable[str]:
             yield resource.not_registered_because.text
 
 
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else str(value)
+def _table(names: Iterable[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _or_nothing(value: int | None) -> str:
+    return NOTHING if value is None else str(value)
 
 
 def _users(row: GpuView) -> str:
     users = [*row.users, *(user for vgpu in row.vgpus for user in vgpu.users)]
-    return ", ".join(dict.fromkeys(users)) or "-"
+    return ", ".join(dict.fromkeys(users)) or NOTHING
 
 
 def _vgpus(vgpus: tuple[VgpuView, ...]) -> str:
     counts: dict[str, int] = {}
     for vgpu in vgpus:
         counts[vgpu.type] = counts.get(vgpu.type, 0) + 1
-    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "-"
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or NOTHING
 
 
 def _offered(row: GpuView) -> Text:
     names = [row.offered_as, *(vgpu.offered_as for vgpu in row.vgpus)]
     shown = ", ".join(dict.fromkeys(name for name in names if name is not None))
     unhealthy = row.healthy is False or any(vgpu.reasons for vgpu in row.vgpus)
-    return Text(shown or "-", style="yellow" if unhealthy else "")
+    return Text(shown or NOTHING, style="yellow" if unhealthy else "")
 
 
-def _code(reasons: tuple[Reason, ...]) -> str:
-    return ", ".join(dict.fromkeys(str(reason.code) for reason in reasons)) or "-"
+def _codes(reasons: tuple[Reason, ...]) -> str:
+    return ", ".join(dict.fromkeys(str(reason.code) for reason in reasons)) or NOTHING
