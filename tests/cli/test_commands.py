@@ -24,7 +24,7 @@ def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         [*GPUVIRT, *arguments],
         capture_output=True,
         text=True,
-        timeout=9,
+        timeout=100,
         check=False,
         env={"PATH": PATH, **(environment or {})},
     )
@@ -174,13 +174,13 @@ def test_the_agent_as_a_process(host: Path, short_path: Path, command: list[str]
     with subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True) as agent:
         wait_for(plugins / "kubevirt-GA102GL_A10.sock")
         second = subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=9, check=False
+            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=100, check=False
         )
         assert second.returncode == 1
         assert "another gpuvirt agent serves this node" in second.stderr
         assert (plugins / "kubevirt-GA102GL_A10.sock").exists()
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(9) == 0
+        assert agent.wait(100) == 0
         assert agent.stderr is not None
         lines = [json.loads(line) for line in agent.stderr.read().splitlines()]
     assert {"time", "level", "logger", "message"} <= set(lines[0])

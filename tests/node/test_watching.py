@@ -98,7 +98,7 @@ async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(machine:
     wake, kernel, audience = threading.Event(), machine("2xA10"), Audience()
 
     def sleep() -> None:
-        wake.wait(5)
+        wake.wait(100)
 
     kernel.faults.before_read(HostPath("/sys/bus/pci/devices"), sleep)
     lane = ThreadLane("test")
