@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -150,39 +148,3 @@ def test_the_demo_on_a_machine_that_can_offer_nothing() -> None:
     assert done.returncode == 0
     assert "NoIommuGroup" in done.stdout
     assert "Nothing can be offered" in done.stdout
-
-
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.01)  # noqa: TID251  another process's time
-
-
-PLUGIN = "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"
-
-
-@pytest.mark.parametrize("command", [["-m", "gpuvirt", "node"], ["-c", PLUGIN]])
-def test_the_agent_as_a_process(host: Path, short_path: Path, command: list[str]) -> None:
-    plugins = short_path / "device-plugins"
-    plugins.mkdir()
-    environment = {
-        "PATH": PATH,
-        "GPUVIRT_HOST_ROOT": str(host),
-        "GPUVIRT_KUBELET_DIR": str(short_path),
-        "GPUVIRT_LISTEN": "",
-        "GPUVIRT_LOG_FORMAT": "json",
-    }
-    with subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True) as agent:
-        wait_for(plugins / "kubevirt-GA102GL_A10.sock")
-        second = subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=100, check=False
-        )
-        assert second.returncode == 1
-        assert "another gpuvirt agent serves this node" in second.stderr
-        assert (plugins / "kubevirt-GA102GL_A10.sock").exists()
-        agent.send_signal(signal.SIGTERM)
-        assert agent.wait(100) == 0
-        assert agent.stderr is not None
-        lines = [json.loads(line) for line in agent.stderr.read().splitlines()]
-    assert {"time", "level", "logger", "message"} <= set(lines[0])
-    assert {line["reason"] for line in lines if "reason" in line} == {"HoldersUnheard", "KubeletAway"}
-    assert not list(plugins.glob("*.sock"))

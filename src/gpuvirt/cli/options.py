@@ -43,7 +43,7 @@ KubeletDir = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="The agent's settings, a YAML file (docs/settings.md)."),
+    typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="Settings, a YAML file (docs/reference.md)."),
 ]
 PciIdsFile = Annotated[
     Path | None,

@@ -1,0 +1,106 @@
+"""The agent as a process of its own, as a DaemonSet runs it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuvirt.model.view import NodeView
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import export
+from gpuvirt.sim.kubelet.client import PluginClient
+from gpuvirt.sim.machine import load_machine
+
+GPUVIRT = ["-m", "gpuvirt", "node"]
+PLUGIN = ["-c", "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"]
+
+
+class Place:
+    """A host and a kubelet's folder, both below one that is neither."""
+
+    def __init__(self, folder: Path) -> None:
+        self.host = folder / "host"
+        self.sockets = folder / "kubelet/device-plugins"
+        self.sockets.mkdir(parents=True)
+        export(build_machine(load_machine("2xA10")), self.host)
+        self.environment = {
+            "PATH": os.environ["PATH"],  # noqa: TID251  handed on
+            "GPUVIRT_HOST_ROOT": str(self.host),
+            "GPUVIRT_KUBELET_DIR": str(self.sockets.parent),
+            "GPUVIRT_LISTEN": "",
+            "GPUVIRT_LOG_FORMAT": "json",
+        }
+        self.socket = self.sockets / "kubevirt-GA102GL_A10.sock"
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command], env=self.environment, capture_output=True, text=True, timeout=100, check=False
+        )
+
+    @contextmanager
+    def agent(self, *command: str) -> Iterator[subprocess.Popen[str]]:
+        with subprocess.Popen(
+            [sys.executable, *command], env=self.environment, stderr=subprocess.PIPE, text=True
+        ) as agent:
+            try:
+                while not self.socket.exists():
+                    time.sleep(0.01)  # noqa: TID251  another process's time
+                yield agent
+            finally:
+                agent.kill()
+
+
+@pytest.fixture
+def place(short_path: Path) -> Place:
+    return Place(short_path)
+
+
+@pytest.mark.parametrize("command", [GPUVIRT, PLUGIN])
+def test_it_serves_alone_and_ends_when_asked_to(place: Place, command: list[str]) -> None:
+    with place.agent(*command) as agent:
+        second = place.run(*command)
+        assert second.returncode == 1
+        assert "another gpuvirt agent serves this node" in second.stderr
+        assert place.socket.exists()
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(100) == 0
+        assert agent.stderr is not None
+        lines = [json.loads(line) for line in agent.stderr.read().splitlines()]
+    assert {"time", "level", "logger", "message"} <= set(lines[0])
+    assert {line["reason"] for line in lines if "reason" in line} == {"HoldersUnheard", "KubeletAway"}
+    assert not list(place.sockets.glob("*.sock"))
+
+
+def test_paths_that_it_gives_to_the_kubelet_are_the_hosts_own(place: Place) -> None:
+    async def allocate() -> list[str]:
+        client = PluginClient(place.socket)
+        await client.options()
+        answer = await client.allocate([["0000:65:00.0"]])
+        await client.close()
+        return [device.host_path for container in answer.container_responses for device in container.devices]
+
+    with place.agent(*GPUVIRT):
+        assert asyncio.run(allocate()) == ["/dev/vfio/vfio", "/dev/vfio/12"]
+
+
+def test_devices_shows_what_the_agent_sees_while_it_runs(place: Place) -> None:
+    def devices() -> NodeView:
+        return msgspec.json.decode(place.run("-m", "gpuvirt", "devices", "-o", "json").stdout, type=NodeView)
+
+    with place.agent(*GPUVIRT) as agent:
+        seen = devices()
+        assert seen.agent is not None
+        assert seen.agent.pid == agent.pid
+        assert [one.not_registered_because is not None for one in seen.resources] == [True]
+        agent.send_signal(signal.SIGTERM)
+        agent.wait(100)
+    assert devices().agent is None
