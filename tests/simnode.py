@@ -105,6 +105,7 @@ async def running_node(
         writing=InlineLane(),
         ledger=folder / "ledger.json",
         state_file=folder / "node.json",
+        cdi_folder=folder / "cdi",
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
     agent = Agent(site, settings or Settings(), ids, who, Pace())

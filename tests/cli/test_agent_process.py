@@ -80,7 +80,7 @@ def test_it_serves_alone_and_ends_when_asked_to(place: Place, command: list[str]
     assert not list(place.sockets.glob("*.sock"))
 
 
-def test_paths_that_it_gives_to_the_kubelet_are_the_hosts_own(place: Place) -> None:
+def test_paths_that_it_names_are_the_hosts_own(place: Place) -> None:
     async def allocate() -> list[str]:
         client = PluginClient(place.socket)
         await client.options()
@@ -90,6 +90,8 @@ def test_paths_that_it_gives_to_the_kubelet_are_the_hosts_own(place: Place) -> N
 
     with place.agent(*GPUVIRT):
         assert asyncio.run(allocate()) == ["/dev/vfio/vfio", "/dev/vfio/12"]
+        (spec,) = place.host.glob("run/cdi/*.json")
+        assert str(place.host) not in spec.read_text()
 
 
 def test_devices_shows_what_the_agent_sees_while_it_runs(place: Place) -> None:

@@ -84,6 +84,13 @@ def test_a_bad_config_ends_with_2_and_says_where(host: Path, tmp_path: Path, con
         assert len(done.stderr.splitlines()) == 1
 
 
+def test_without_privileges_there_are_no_cdi_devices_to_name(host: Path, tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text("cdi: answers")
+    done = gpuvirt("node", "--plugin-only", "--host-root", str(host), "--config", str(tmp_path / "node.yaml"))
+    assert done.returncode == 2
+    assert "$.cdi: answers can't name CDI devices with --plugin-only" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -15,7 +15,7 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
 from gpuvirt.node.agent import Agent, Site
 from gpuvirt.node.guard import only_agent
@@ -41,6 +41,7 @@ class NodeOptions:
     state_file: Path | None
     settings: Settings
     ids: PciIds
+    cdi_folder: Path | None = None
     plugin_only: bool = False
     listen: tuple[str, int] | None = None
     """Where probes and metrics are served."""
@@ -142,6 +143,7 @@ def _site(options: NodeOptions) -> Site:
         writing=options.lanes("writing"),
         ledger=options.ledger,
         state_file=options.state_file,
+        cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
         sees_processes=not options.plugin_only,
     )
 

@@ -41,10 +41,18 @@ def node(  # noqa: PLR0913  one parameter an option
     """
     from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
     from gpuvirt.hardware.kernel import RealKernel
-    from gpuvirt.node.statefile import FILE
+    from gpuvirt.model.settings import CdiUse
+    from gpuvirt.node import cdifiles, statefile
 
     set_up(log_format, verbose=verbose)
     roots, kubelet = HostRoots.under(host_root), KubeletPaths(kubelet_dir)
+    settings = options.read_settings(config)
+    if plugin_only and settings.cdi is CdiUse.ANSWERS:
+        raise ConfigError(
+            "answers can't name CDI devices with --plugin-only, which writes no specs; expected none or files",
+            where=str(config),
+            path="$.cdi",
+        )
     asyncio.run(
         run_until_told_to_stop(
             NodeOptions(
@@ -52,8 +60,9 @@ def node(  # noqa: PLR0913  one parameter an option
                 kubelet=kubelet,
                 # A pod with two mounts has one place of the host that outlives it.
                 ledger=kubelet.device_plugins / "gpuvirt" / "ledger.json" if plugin_only else roots.local(LEDGER),
-                state_file=None if plugin_only else roots.run / FILE,
-                settings=options.read_settings(config),
+                state_file=None if plugin_only else roots.run / statefile.FILE,
+                cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
+                settings=settings,
                 ids=options.read_pci_ids(pci_ids, roots),
                 plugin_only=plugin_only,
                 listen=_address(listen),

@@ -59,6 +59,7 @@ def given(attachments: Iterable[Attachment]) -> pb.AllocateResponse:
                     pb.DeviceSpec(host_path=node, container_path=node, permissions=PERMISSIONS)
                     for node in attachment.device_nodes
                 ],
+                cdi_devices=[pb.CDIDevice(name=name) for name in attachment.cdi_devices],
             )
             for attachment in attachments
         ]

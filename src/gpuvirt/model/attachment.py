@@ -14,7 +14,8 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.naming import env_name
+from gpuvirt.model.naming import cdi_name, env_name
+from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.paths import HostPath
 
 VFIO_FOLDER = HostPath("/dev/vfio")
@@ -29,10 +30,12 @@ class Attachment:
     env: Mapping[str, str]
     device_nodes: tuple[HostPath, ...]
     """Paths on the host; the container has them at the same place, with permissions `mrw`."""
+    cdi_devices: tuple[str, ...] = ()
+    """CDI devices that the container runtime is to apply."""
 
 
 def attach(
-    inventory: Inventory, resource: ResourceName, devices: Sequence[Candidate], *, whole_vfio_folder: bool = False
+    inventory: Inventory, resource: ResourceName, devices: Sequence[Candidate], settings: Settings
 ) -> Attachment:
     """Return what a container gets for these devices of one resource, in the order in which it asked for them."""
     mediated = any(device.framework is Framework.MDEV for device in devices)
@@ -42,10 +45,22 @@ def attach(
         nodes: Iterable[HostPath] = ()
     elif mediated:
         each = (_group_nodes(inventory.facts, device) for device in devices)
-        nodes = (VFIO_FOLDER,) if whole_vfio_folder else chain.from_iterable(each)
+        nodes = (VFIO_FOLDER,) if settings.compat.whole_vfio_folder else chain.from_iterable(each)
     else:
         nodes = _function_nodes(inventory, devices)
-    return Attachment(env, tuple(dict.fromkeys(nodes)))
+    named = devices if settings.cdi is CdiUse.ANSWERS else ()
+    cdi_devices = tuple(cdi_name(resource, device.id) for device in named)
+    return Attachment(env, tuple(dict.fromkeys(nodes)), cdi_devices)
+
+
+def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
+    """Return what a virtual machine opens to have one device: iommufd's nodes, or the container and the group.
+
+    One way and not both, since Kata plugs in whatever it is given; `/dev/iommu` it opens by itself.
+    """
+    cdevs = _cdevs(inventory, device)
+    own = (HostPath(f"/dev/vfio/devices/{name}") for name in cdevs)
+    return tuple(own) or tuple(_group_nodes(inventory.facts, device))
 
 
 def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Iterator[HostPath]:

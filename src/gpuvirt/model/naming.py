@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.ids import PciId, ResourceName, VgpuType
+from gpuvirt.facts.ids import DeviceId, PciId, ResourceName, VgpuType
 from gpuvirt.facts.pci import AMD, INTEL, NVIDIA
 from gpuvirt.model.pciids import PciIds
 
@@ -53,6 +53,17 @@ def env_name(prefix: str, resource: ResourceName) -> str:
     Source: KubeVirt, pkg/util/util.go, ResourceNameToEnvVar: upper case, `/` and `.` as `_`; a hyphen stays.
     """
     return f"{prefix}_{resource.upper().replace('/', '_').replace('.', '_')}"
+
+
+def cdi_kind(resource: ResourceName) -> str:
+    """Return the kind of a resource's CDI devices: its name, but that both parts must begin with a letter."""
+    vendor, name = resource.split("/")
+    return f"{vendor if vendor[0].isalpha() else f'gpu.{vendor}'}/{name if name[0].isalpha() else f'GPU_{name}'}"
+
+
+def cdi_name(resource: ResourceName, device: DeviceId) -> str:
+    """Return what a CDI device is called: `nvidia.com/GA102GL_A10=0000:65:00.0`."""
+    return f"{cdi_kind(resource)}={device}"
 
 
 @dataclass(frozen=True, slots=True)

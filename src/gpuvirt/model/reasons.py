@@ -47,6 +47,7 @@ class ReasonCode(StrEnum):
     SCAN_FAILED = "ScanFailed"
     LEDGER_LOST = "LedgerLost"
     LEDGER_NOT_WRITTEN = "LedgerNotWritten"
+    CDI_NOT_WRITTEN = "CdiNotWritten"
     HOLDERS_UNHEARD = "HoldersUnheard"
 
 

@@ -18,6 +18,16 @@ class Spread(StrEnum):
     """One on the GPU that is fullest: other GPUs stay free to be carved anew."""
 
 
+class CdiUse(StrEnum):
+    """What is done with CDI, by which Kata finds its devices."""
+
+    NONE = "none"
+    FILES = "files"
+    """Specs are kept in `/run/cdi`, where Kata looks for what the kubelet says a pod has."""
+    ANSWERS = "answers"
+    """Answers to the kubelet name the CDI devices too, so that container runtimes apply them to every pod."""
+
+
 class Compat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Switches back to what the kubevirt-gpu-device-plugin does, where gpuvirt deliberately does otherwise."""
 
@@ -43,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     vgpu_placement: Spread = Spread.SPREAD
     """Which of several equal vGPUs a virtual machine gets: `spread` or `pack`."""
+    cdi: CdiUse = CdiUse.FILES
+    """What is done with CDI: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()
 
     def offers(self, kind: FunctionKind) -> bool:

@@ -1,6 +1,6 @@
 """The one picture of a node that everything else shows: lists, tables, metrics, files.
 
-It is written to `/run/gpuvirt/node.json` as it stands here, so its fields are a contract (docs/node-json.md): they are
+It is written to `/run/gpuvirt/node.json` as it stands here, so its fields are a contract (docs/reference.md): they are
 added to, and not renamed. `version` counts changes that a reader must know of.
 """
 
@@ -11,11 +11,13 @@ from datetime import datetime
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.attachment import vm_nodes
 from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.paths import HostPath
 
 VERSION = 1
 
@@ -39,6 +41,8 @@ class DeviceView:
     numa_node: int | None
     group: IommuGroup | None
     gpu: PciAddress
+    nodes: tuple[HostPath, ...] = ()
+    """What a virtual machine opens to have it."""
     reasons: tuple[Reason, ...] = ()
     holder: str | None = None
 
@@ -103,6 +107,8 @@ class NodeView:
     boot_id: BootId | None = None
     agent: AgentView | None = None
     """None in a picture that somebody took by hand, beside any agent."""
+    looked: bool = True
+    """Whether the host was looked at; before, an empty picture says nothing of it."""
     version: int = VERSION
 
 
@@ -213,6 +219,7 @@ def _resource(sitter: Sitter, offer: Offer) -> ResourceView:
                 numa_node=device.candidate.numa_node,
                 group=device.candidate.group,
                 gpu=device.candidate.target.gpu,
+                nodes=vm_nodes(sitter.inventory, device.candidate),
                 reasons=device.health.against,
                 holder=holders.get(device.id),
             )

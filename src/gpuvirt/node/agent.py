@@ -22,6 +22,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.broker import AllocationRefusedError, Broker
+from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import Lane
@@ -47,6 +48,8 @@ class Site:
     ledger: Path
     state_file: Path | None
     """None where the host's `/run` is not ours to write."""
+    cdi_folder: Path | None = None
+    """Where CDI specs are kept, None for nowhere."""
     sees_processes: bool = True
     """Whether `/proc` shows the host's processes, and not just our own pod's."""
 
@@ -63,7 +66,6 @@ class Agent:
         self._journal = Journal(site.ledger, site.writing, site.clock)
         self._state = NodeState(settings, ids, self._journal.load(), agent)
         self._stale = Signal()
-        self._looked = False
         self._concluding: Timer | None = None
         self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
         self._broker = Broker(self._state, site.kernel, site.clock, self._given)
@@ -81,6 +83,9 @@ class Agent:
                 if self._site.state_file is not None:
                     state_file = StateFile(self._site.state_file, self._site.clock, self._pace)
                     group.create_task(state_file.run(self.views))
+                if self._site.cdi_folder is not None:
+                    cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._pace)
+                    group.create_task(cdi_files.run(self.views, lambda trouble: self.hear_trouble("cdi", trouble)))
         finally:
             self._journal.save(self._state.ledger)
             await self._journal.flush()
@@ -88,7 +93,7 @@ class Agent:
     @property
     def looked(self) -> bool:
         """Whether the host was looked at yet, and the view shows it."""
-        return self._looked
+        return self.views.get().looked
 
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
@@ -158,7 +163,6 @@ class Agent:
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
         self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
-        self._looked = self._state.inventory is not None
         self._journal.save(self._state.ledger)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 

@@ -62,12 +62,11 @@ class Broker:
             )
         entries = self._state.entries
         attachments: list[Attachment] = []
-        compat = self._state.settings.compat
         for ids in containers:
             devices = tuple(self._usable(inventory, offer, ids))
             if (reason := find_holds(entries, self._state.resources).in_the_way(resource, devices)) is not None:
                 raise AllocationRefusedError(reason)
-            attachments.append(attach(inventory, resource, devices, whole_vfio_folder=compat.whole_vfio_folder))
+            attachments.append(attach(inventory, resource, devices, self._state.settings))
             entries = record(entries, self._entries(resource, devices))
         self._state.entries = entries
         self._given()

@@ -24,12 +24,12 @@ class Pace:
     conclude_s: float = 0.25
     """After an allocation, until lists, files and metrics show it."""
     state_file_s: float = 30.0
-    """The state file is written anew, as a sign of life, when nothing has changed for so long."""
+    """When nothing changes for so long, the state file is written as a sign of life, and CDI specs are looked at."""
     holders_s: float = 15.0
     """Which pods have which devices, from the kubelet."""
     holders_after_allocation_s: float = 1.0
     """The same, after the kubelet was given a device."""
-    kubelet_s: float = 1.0
+    kubelet_s: float = 1.5
     """Whether the kubelet's socket is a new one, and ours are still there."""
     streamless_s: float = 5.0
     """A resource that no ListAndWatch stream has watched for so long is registered again."""

@@ -81,7 +81,7 @@ class NodeState:
     def refresh(self, now_s: float, at: datetime) -> NodeView:
         """Draw the conclusions from what is known, and the picture of them."""
         if self.inventory is None:
-            return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent)
+            return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent, looked=False)
         ground = Ground(self.naming, self.settings, self.entries, self.resources, self.holders_heard, now_s)
         self.offers = make_offers(self.inventory, ground, self.offers)
         self.first_names = first_names(self.offers, self.first_names)

@@ -1,5 +1,6 @@
 """The picture of the node in a file, for people and programs on the host: `/run/gpuvirt/node.json`."""
 
+import contextlib
 import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -42,7 +43,8 @@ class StateFile:
                     self._write(views.get())
                     await changed.wait_for(self._clock, self._pace.state_file_s)
             finally:
-                self._path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
 
     def _write(self, view: NodeView) -> None:
         try:

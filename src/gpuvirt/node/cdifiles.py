@@ -1,0 +1,64 @@
+"""CDI specs in files, as the view is: `/run/cdi/gpuvirt-*.json`."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.model import cdi
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.view import NodeView
+from gpuvirt.node.cell import Cell
+from gpuvirt.node.files import replace_file
+from gpuvirt.node.pace import Pace
+
+log = logging.getLogger(__name__)
+
+FOLDER = "cdi"
+"""Below the host's `/run`."""
+
+
+class CdiFiles:
+    """Keeps our files in a folder that others use too."""
+
+    def __init__(self, folder: Path, clock: Clock, pace: Pace) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._pace = pace
+
+    async def run(self, views: Cell[NodeView], hear: Callable[[Reason | None], None]) -> None:
+        """Keep them, for ever. At the end they stay: a pod that starts while we are upgraded needs them."""
+        changed = Signal()
+        with views.telling(changed):
+            while True:
+                if views.get().looked:
+                    hear(self._converge(cdi.specs(views.get())))
+                await changed.wait_for(self._clock, self._pace.state_file_s)
+
+    def _converge(self, wanted: Mapping[str, bytes]) -> Reason | None:
+        """Make the files be those that are wanted; one that is so already is left alone, as runtimes watch them."""
+        try:
+            for name, content in wanted.items():
+                path = self._folder / name
+                if _content(path) != content:
+                    replace_file(path, content, durable=False, mode=0o644)
+                    log.info("CDI spec written", extra={"file": str(path)})
+            for path in self._folder.glob(f"{cdi.PREFIX}*.json"):
+                if path.name not in wanted:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            return Reason(
+                ReasonCode.CDI_NOT_WRITTEN,
+                str(self._folder),
+                "can't be written, so Kata finds no devices there; KubeVirt is not affected",
+                seen=str(error),
+                fix="let the agent write there, or set cdi: none",
+            )
+        return None
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
