@@ -6,7 +6,7 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench generate pci-ids lock clean
+.PHONY: help demo test test-unit lint format bench generate pci-ids lock clean
 
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,8 +14,11 @@ help:  ## List what there is to do
 demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated machine (MACHINE=8xH100 for another)
 	@$(VENV)/gpuvirt demo --machine $(MACHINE)
 
-test: .venv/made-for-dev  ## Run all tests
-	$(VENV)/pytest -n auto
+test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said at the end
+	$(VENV)/pytest -n auto --dist loadgroup
+
+test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
+	$(VENV)/pytest -n auto -m "not ring"
 
 lint: .venv/made-for-dev  ## Check style, types, layers, and that generated files are up to date
 	$(VENV)/ruff check

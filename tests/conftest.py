@@ -1,16 +1,56 @@
 """Fixtures that many tests share."""
 
+import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hosts import Host, MemoryHost, mounted
 
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_machine
+from rings import RINGS
 from simnode import SimNode, running_node
+
+SKIPPED_RING = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests of rings that can't run here."""
+    missing = {name: ring.missing() for name, ring in RINGS.items()}
+    for item in items:
+        for mark in item.iter_markers("ring"):
+            if (why := missing[mark.args[0]]) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"ring {mark.args[0]}: {why}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped, why, and what makes it run."""
+    skipped = terminalreporter.getreports("skipped")
+    if not skipped:
+        return
+    places = (report.longrepr for report in skipped if isinstance(report.longrepr, tuple))
+    reasons = Counter(reason.removeprefix("Skipped: ") for _, _, reason in places)
+    terminalreporter.section("not run here")
+    for reason, count in sorted(reasons.items()):
+        name = reason.removeprefix("ring ").partition(":")[0]
+        terminalreporter.line(f"{count} tests: {reason}")
+        if name in RINGS:
+            terminalreporter.line(f"    they test {RINGS[name].what}; to run them: {RINGS[name].enable}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail where everything must run and something did not."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.getreports("skipped") if reporter is not None else []
+    must_all_run = os.environ.get("CI") == "true"  # noqa: TID251  the convention of CI systems
+    if must_all_run and skipped and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
@@ -31,3 +71,15 @@ async def two_a10(tmp_path: Path) -> AsyncIterator[SimNode]:
     """A running agent on two A10 that are bound to vfio-pci."""
     async with running_node(build_machine(load_machine("2xA10")), tmp_path, Settings()) as node:
         yield node
+
+
+@pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount"))])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+    """The machine of the contract tests, fresh: simulated in memory, and mounted."""
+    if request.param == "memory":
+        yield MemoryHost()
+        return
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    with mounted(folder) as host:
+        yield host

@@ -45,5 +45,9 @@ class LeaseUnavailableError(GpuvirtError):
     """Whether a VFIO group is in use can't be told here (no node, no permission): not a proof of anything."""
 
 
+class MountError(GpuvirtError):
+    """A simulated machine can't be mounted."""
+
+
 class AlreadyRunningError(GpuvirtError):
     """Another agent serves this node."""

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.errors import MountError
+from gpuvirt.sim.mounted.nodes import Nodes
+
 app = typer.Typer(no_args_is_help=True, help="Simulated machines: see what there are, run a program on one.")
 
 Machine = Annotated[
@@ -47,6 +50,40 @@ def run(
         export(kernel, root)
         (kubelet_dir / "device-plugins").mkdir(parents=True)
         raise typer.Exit(asyncio.run(_run(command, root, kubelet_dir, with_kubelet=kubelet)))
+
+
+@app.command()
+def mount(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder; it is the machine's / from now on.")],
+    *,
+    machine: Machine = "2xA10",
+    nodes: Annotated[
+        Nodes,
+        typer.Option(
+            help="What the nodes below /dev are: devices that can be given to containers and are all /dev/null, or"
+            " files of which a group's can be opened once at a time, as a real one."
+        ),
+    ] = Nodes.NULL,
+) -> None:
+    """Mount a simulated machine: programs see its GPUs, bind them, make and remove vGPUs, and get a kernel's answers.
+
+    It is there until Ctrl-C or SIGTERM, or until it is unmounted. Needs the extra `sim` and fuse3.
+    """
+    from gpuvirt.sim.builder import build_machine
+    from gpuvirt.sim.machine import load_machine
+
+    try:
+        from gpuvirt.sim.mounted.mounting import serve
+    except ImportError as error:
+        raise MountError("mounting needs the extra sim: pip install 'gpuvirt[sim]'") from error
+    except OSError as error:
+        raise MountError(f"{error}; mounting needs libfuse 3 (Debian: apt-get install fuse3)") from error
+
+    def ready() -> None:
+        print(f"{machine} is mounted at {folder} until Ctrl-C", flush=True)
+        print(f"try: gpuvirt devices --host-root {folder}", flush=True)
+
+    serve(build_machine(load_machine(machine), where=machine, wait=True), folder, nodes, ready)
 
 
 async def _run(command: list[str], root: Path, kubelet_dir: Path, *, with_kubelet: bool) -> int:

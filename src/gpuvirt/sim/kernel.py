@@ -143,13 +143,13 @@ class SimKernel:
             HostPath("/proc/sys/kernel/random/boot_id"), constant(f"00000000-0000-4000-8000-{self._boots:012d}")
         )
 
-    def start_machine(self, group: IommuGroup, command: str = "qemu-system-x86") -> Process:
-        """Start a virtual machine that takes all devices of a group; it fails as QEMU would where it can't."""
+    def start_machine(self, group: IommuGroup, command: str = "qemu-system-x86", *, devices: bool = True) -> Process:
+        """Start a virtual machine that takes all devices of a group, or only opens it; it fails as QEMU would."""
         with self.blocking.condition:
             process = Process(next(self._pids), command)
             self.vfio.open(group, process.pid)  # its own failure leaves the group with whoever has it
             try:
-                for device in list(self.vfio.groups[group].vfio_devices):
+                for device in list(self.vfio.groups[group].vfio_devices) if devices else ():
                     self.vfio.use(group, device, self._is_friendly)
             except OSError:
                 self.vfio.close(group)

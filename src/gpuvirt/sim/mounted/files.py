@@ -1,0 +1,106 @@
+"""The simulated kernel's files, `/sys`, `/dev` and `/proc`, as file system calls."""
+
+import errno
+import itertools
+import os
+import stat
+import time
+from collections.abc import Sequence
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Node, fails
+
+NULL = os.makedev(1, 3)
+"""`/dev/null`: a node that whoever may can open, on any host."""
+
+
+class KernelFiles:
+    """Answers with what the simulated kernel does. Every call raises OSError with the errno of a real one."""
+
+    def __init__(self, kernel: SimKernel, nodes: Nodes) -> None:
+        self._kernel = kernel
+        self._nodes = nodes
+        self._since_ns = time.time_ns()
+        self._handles = itertools.count(1)
+        self._groups: dict[int, IommuGroup] = {}
+        """Groups that a caller has open, by the handle."""
+
+    def getattr(self, path: str) -> dict[str, int]:
+        """Return what `stat` says."""
+        mode, size = self._mode_and_size(self._find(path))
+        links = 2 if stat.S_ISDIR(mode) else 1
+        times = dict.fromkeys(("st_atime", "st_mtime", "st_ctime"), self._since_ns)
+        return {"st_mode": mode, "st_size": size, "st_nlink": links, "st_rdev": NULL, **times}
+
+    def readdir(self, path: str) -> Sequence[str]:
+        """Return the names in a folder."""
+        return self._kernel.listdir(HostPath(path))
+
+    def readlink(self, path: str) -> str:
+        """Return where a link points."""
+        return self._kernel.readlink(HostPath(path))
+
+    def open(self, path: str, flags: int, pid: int) -> int:
+        """Open a file; one that can't be read or written says so now, to root too (kernfs_fop_open)."""
+        node, access, handle = self._find(path), flags & os.O_ACCMODE, next(self._handles)
+        if isinstance(node, File):
+            unreadable = access != os.O_WRONLY and node.read is None
+            if unreadable or (access != os.O_RDONLY and node.write is None):
+                raise fails(errno.EACCES, path)
+        if isinstance(node, DeviceNode) and (group := _group(path)) is not None:
+            with self._kernel.blocking.condition:
+                self._kernel.vfio.open(group, pid)
+            self._groups[handle] = group
+        return handle
+
+    def read(self, path: str, size: int, offset: int) -> bytes:
+        """Read from a file."""
+        if isinstance(self._find(path), DeviceNode):
+            return b""
+        return self._kernel.read(HostPath(path), limit=max(ATTRIBUTE_BYTES, offset + size))[offset : offset + size]
+
+    def write(self, path: str, data: bytes) -> int:
+        """Write to a file; what that does is done when this returns, which may be never."""
+        self._kernel.write(HostPath(path), data)
+        return len(data)
+
+    def release(self, handle: int) -> int:
+        """Close a file for the last time."""
+        if (group := self._groups.pop(handle, None)) is not None:
+            with self._kernel.blocking.condition:
+                self._kernel.vfio.close(group)
+        return 0
+
+    def unlink(self, path: str) -> int:
+        """Delete the node of a group, as an admin might; nothing else can be deleted."""
+        group = _group(path)
+        if group is None or not isinstance(self._find(path), DeviceNode):
+            raise fails(errno.EPERM, path)
+        self._kernel.delete_node(group)
+        return 0
+
+    def _find(self, path: str) -> Node:
+        with self._kernel.blocking.condition:
+            return self._kernel.tree.find(HostPath(path), follow=False)
+
+    def _mode_and_size(self, node: Node) -> tuple[int, int]:
+        match node:
+            case Folder():
+                return stat.S_IFDIR | 0o755, 0
+            case Link(target=target):
+                return stat.S_IFLNK | 0o777, len(target)
+            case DeviceNode():
+                kind = stat.S_IFCHR if self._nodes is Nodes.NULL else stat.S_IFREG
+                return kind | 0o600, 0
+            case File(read=read, write=write):
+                return stat.S_IFREG | (0o444 if read else 0) | (0o200 if write else 0), ATTRIBUTE_BYTES
+
+
+def _group(path: str) -> IommuGroup | None:
+    """Return the group whose node is at a path, None when it is no group's."""
+    folder, _, name = path.rpartition("/")
+    return IommuGroup(int(name)) if folder == "/dev/vfio" and name.isdecimal() else None

@@ -1,0 +1,122 @@
+"""A simulated machine as one file system: calls go to the simulated kernel's files, or to the folder beside them."""
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import mfusepy
+from typing_extensions import override
+
+from gpuvirt.sim.mounted.files import KernelFiles
+from gpuvirt.sim.mounted.scratch import Scratch
+from gpuvirt.sim.tree import fails
+
+KERNELS = ("sys", "dev", "proc")
+"""The folders of `/` that are the kernel's."""
+
+
+class MountedMachine(mfusepy.Operations):
+    """Answers file system calls."""
+
+    use_ns = True
+
+    def __init__(self, files: KernelFiles, scratch: Scratch, ready: Callable[[], None]) -> None:
+        """`ready` is called, in a thread of its own, once calls are answered."""
+        self._files = files
+        self._scratch = scratch
+        self._ready = ready
+
+    @override
+    def init(self, path: str) -> None:
+        threading.Thread(target=self._ready, daemon=True).start()
+
+    @override
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
+        return self._files.getattr(path) if _is_kernels(path) else self._scratch.getattr(path)
+
+    @override
+    def readdir(self, path: str, fh: int) -> Iterator[str]:
+        names = self._files.readdir(path) if _is_kernels(path) else self._scratch.readdir(path)
+        return itertools.chain((".", ".."), KERNELS if path == "/" else (), names)
+
+    @override
+    def readlink(self, path: str) -> str:
+        return self._files.readlink(path) if _is_kernels(path) else self._scratch.readlink(path)
+
+    @override
+    def open(self, path: str, flags: int) -> int:
+        if not _is_kernels(path):
+            return self._scratch.open(path, flags)
+        return self._files.open(path, flags, mfusepy.fuse_get_context()[2])
+
+    @override
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        return self._files.read(path, size, offset) if _is_kernels(path) else self._scratch.read(fh, size, offset)
+
+    @override
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        return self._files.write(path, data) if _is_kernels(path) else self._scratch.write(fh, data, offset)
+
+    @override
+    def release(self, path: str, fh: int) -> int:
+        return self._files.release(fh) if _is_kernels(path) else self._scratch.release(fh)
+
+    @override
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        return 0 if _is_kernels(path) else self._scratch.truncate(path, length)  # `>` does it before it writes
+
+    @override
+    def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
+        return 0 if _is_kernels(path) else self._scratch.utimens(path, times)
+
+    @override
+    def unlink(self, path: str) -> int:
+        return self._files.unlink(path) if _is_kernels(path) else self._scratch.unlink(path)
+
+    # What the kernel's folders refuse, to root too.
+
+    @override
+    def create(self, path: str, mode: int, fi: int | None = None) -> int:
+        _refuse_kernels(path, errno.EACCES)
+        return self._scratch.open(path, os.O_RDWR | os.O_CREAT, mode)
+
+    @override
+    def mkdir(self, path: str, mode: int) -> int:
+        _refuse_kernels(path, errno.EPERM)
+        return self._scratch.mkdir(path, mode)
+
+    @override
+    def rmdir(self, path: str) -> int:
+        _refuse_kernels(path, errno.EPERM)
+        return self._scratch.rmdir(path)
+
+    @override
+    def rename(self, old: str, new: str) -> int:
+        _refuse_kernels(old, errno.EPERM)
+        _refuse_kernels(new, errno.EPERM)
+        return self._scratch.rename(old, new)
+
+    @override
+    def symlink(self, target: str, source: str) -> int:
+        _refuse_kernels(target, errno.EPERM)
+        return self._scratch.symlink(target, source)
+
+    @override
+    def chmod(self, path: str, mode: int) -> int:
+        _refuse_kernels(path, errno.EPERM)
+        return self._scratch.chmod(path, mode)
+
+    @override
+    def fsync(self, path: str, datasync: int, fh: int) -> int:
+        return 0 if _is_kernels(path) else self._scratch.fsync(fh)
+
+
+def _is_kernels(path: str) -> bool:
+    return path.split("/", 2)[1] in KERNELS
+
+
+def _refuse_kernels(path: str, number: int) -> None:
+    if _is_kernels(path):
+        raise fails(number, path)

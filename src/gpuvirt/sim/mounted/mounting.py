@@ -1,0 +1,93 @@
+"""A mount's life: checked, mounted, answered until it is unmounted or told to stop, and never left behind."""
+
+import errno
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mfusepy
+
+from gpuvirt.errors import MountError
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.mounted.files import KernelFiles
+from gpuvirt.sim.mounted.machine import MountedMachine
+from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt.sim.mounted.scratch import Scratch
+
+MOST_CALLS = 256
+"""Calls answered at one time: each that waits in the simulated kernel has a thread. libfuse's own limit is 10."""
+
+WATCHER = 'read -r _; umount -l "$1" || fusermount3 -u -z "$1"; rm -rf "$2"'
+"""Waits for the end of its standard input, which we hold: however we end, nothing is left behind."""
+
+
+def serve(kernel: SimKernel, folder: Path, nodes: Nodes, ready: Callable[[], None]) -> None:
+    """Mount a machine at `folder` and answer until it is unmounted, or SIGTERM or SIGINT comes.
+
+    `ready` is called once other programs see it. Must run in the main thread. Raises MountError.
+    """
+    _check(folder)
+    ended = threading.Event()
+    failures: list[BaseException] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    with _cleared_away(folder) as scratch:
+        machine = MountedMachine(KernelFiles(kernel, nodes), Scratch(scratch), ready)
+
+        def answer() -> None:
+            try:
+                mfusepy.FUSE(machine, str(folder), False, "utf-8", "surrogateescape", **_options())
+            except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+                failures.append(error)
+            ended.set()
+
+        threading.Thread(target=answer, name="mount", daemon=True).start()
+        ended.wait()
+    if failures:
+        raise MountError(f"{folder} can't be mounted: libfuse ended with {failures[0]}, and says why above")
+
+
+def _options() -> dict[str, bool | int | str]:
+    root = os.geteuid() == 0  # others may neither let others in nor have device nodes
+    options: dict[str, bool | int | str] = {
+        "foreground": True,
+        "direct_io": True,
+        "allow_other": root,
+        "dev": root,
+        "fsname": "gpuvirt",
+    }
+    if (mfusepy.fuse_version_major, mfusepy.fuse_version_minor) >= (3, 12):  # older ones know no limit
+        options["max_threads"] = MOST_CALLS
+    return options
+
+
+@contextmanager
+def _cleared_away(folder: Path) -> Iterator[Path]:
+    """Have the folder unmounted at the end, and give one on disk that lasts as long."""
+    scratch = Path(tempfile.mkdtemp(prefix="gpuvirt-mount-"))
+    scratch.chmod(0o755)
+    with subprocess.Popen(
+        ["/bin/sh", "-c", WATCHER, "watcher", str(folder), str(scratch)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ):
+        yield scratch
+
+
+def _check(folder: Path) -> None:
+    try:
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        stale = error.errno == errno.ENOTCONN
+        fix = f"; a server that was killed left it, unmount it: umount -l {folder}" if stale else ""
+        raise MountError(f"{folder}: {error.strerror}{fix}") from error
+    if not empty:
+        raise MountError(f"{folder} is not empty; give an empty folder to mount on")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise MountError("/dev/fuse can't be opened; load the module fuse, or run where it may be used")

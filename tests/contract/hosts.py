@@ -1,0 +1,226 @@
+"""Hosts to put the same questions to: the simulated kernel in memory, and mounted; a real kernel in a guest is to join.
+
+Where their answers differ, the simulator is wrong.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.hardware.kernel import Kernel, RealKernel
+from gpuvirt.paths import HostPath, HostRoots
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt.sim.machine import load_machine
+
+MACHINE = Path(__file__).parent / "machine.yaml"
+
+PATIENCE_S = 0.3
+"""How long a call must have slept to count as asleep; one that should end is waited for much longer."""
+LONG_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a read or a write ended."""
+
+    errno: int = 0
+    data: bytes = b""
+
+
+class Job(Protocol):
+    """A read or a write that may sleep."""
+
+    def answer(self, within_s: float) -> Answer | None:
+        """Return how it ended, None while it has not."""
+        ...
+
+
+class Machine(Protocol):
+    """A virtual machine, or what else has a group open."""
+
+    def asked_back(self) -> bool:
+        """Return whether it was asked to give a device back (VFIO's request event)."""
+        ...
+
+    def end(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class Host(Protocol):
+    """One host."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its kernel, for calls that answer."""
+        ...
+
+    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+        """Open a group, and all its devices unless told not to; raise OSError as the kernel does."""
+        ...
+
+    def start_write(self, path: str, text: str) -> Job:
+        """Write from a caller of its own."""
+        ...
+
+    def start_read(self, path: str) -> Job:
+        """Read from a caller of its own."""
+        ...
+
+
+def group_of(host: Host, device: str) -> IommuGroup:
+    """Return the IOMMU group of a PCI function or an mdev."""
+    bus = "pci" if ":" in device else "mdev"
+    link = host.kernel.readlink(HostPath(f"/sys/bus/{bus}/devices/{device}/iommu_group"))
+    return IommuGroup(int(link.rpartition("/")[2]))
+
+
+def write(host: Host, path: str, text: str) -> int:
+    """Write, and return the errno of the answer, 0 for none."""
+    answer = host.start_write(path, text).answer(LONG_S)
+    assert answer is not None, f"writing {text!r} to {path} sleeps"
+    return answer.errno
+
+
+def exists(host: Host, path: str) -> bool:
+    """Return whether a folder has an entry of that name."""
+    folder, _, name = path.rpartition("/")
+    return name in host.kernel.listdir(HostPath(folder))
+
+
+def bind(host: Host, address: PciAddress, driver: str) -> None:
+    """Give a function to a driver, as an admin does by hand."""
+    device = f"/sys/bus/pci/devices/{address}"
+    assert write(host, f"{device}/driver_override", driver) == 0
+    if exists(host, f"{device}/driver"):
+        assert write(host, f"{device}/driver/unbind", address) == 0
+    assert write(host, "/sys/bus/pci/drivers_probe", address) == 0
+    assert host.kernel.readlink(HostPath(f"{device}/driver")).rpartition("/")[2] == driver
+
+
+class ThreadJob:
+    """A call in a thread."""
+
+    def __init__(self, call: Callable[[], bytes]) -> None:
+        self._call = call
+        self._answer: Answer | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            self._answer = Answer(data=self._call())
+        except OSError as error:
+            self._answer = Answer(error.errno or -1)
+        self._ended.set()
+
+    def answer(self, within_s: float) -> Answer | None:
+        self._ended.wait(within_s)
+        return self._answer
+
+
+class ThreadCallers:
+    """Callers that are threads of this process."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def start_write(self, path: str, text: str) -> Job:
+        def call() -> bytes:
+            self.kernel.write(HostPath(path), text.encode())
+            return b""
+
+        return ThreadJob(call)
+
+    def start_read(self, path: str) -> Job:
+        return ThreadJob(lambda: self.kernel.read(HostPath(path)))
+
+
+class MemoryMachine:
+    """A process of the simulated kernel that has a group open."""
+
+    def __init__(self, kernel: SimKernel, process: Process, asked_before: int) -> None:
+        self._kernel = kernel
+        self._process = process
+        self._asked_before = asked_before
+
+    def asked_back(self) -> bool:
+        return len(self._kernel.vfio.requests) > self._asked_before
+
+    def end(self) -> None:
+        self._kernel.end_machine(self._process)
+
+
+class MemoryHost(ThreadCallers):
+    """The simulated kernel, called directly."""
+
+    def __init__(self) -> None:
+        self._sim = build_machine(load_machine(str(MACHINE)), wait=True)
+        super().__init__(self._sim)
+
+    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+        asked = len(self._sim.vfio.requests)
+        return MemoryMachine(self._sim, self._sim.start_machine(group, devices=devices), asked)
+
+
+class MountedMachine:
+    """A process of the mounted kernel that has a group open."""
+
+    def __init__(self, host: "MountHost", number: int) -> None:
+        self._host = host
+        self._number = number
+
+    def asked_back(self) -> bool:
+        return self._host.tell("asked_back", str(self._number)) == 1
+
+    def end(self) -> None:
+        self._host.tell("end", str(self._number))
+
+
+class MountHost(ThreadCallers):
+    """The simulated kernel in another process, mounted."""
+
+    def __init__(self, folder: Path, server: "subprocess.Popen[str]") -> None:
+        super().__init__(RealKernel(HostRoots.under(folder)))
+        self._server = server
+
+    def tell(self, *words: str) -> int:
+        """Have something happen on the host; return the server's answer."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        print(*words, file=self._server.stdin, flush=True)
+        answer: dict[str, int] = json.loads(self._server.stdout.readline())
+        if "errno" in answer:
+            raise OSError(answer["errno"], " ".join(words))
+        return answer["value"]
+
+    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+        return MountedMachine(self, self.tell("start", str(group), "devices" if devices else "group"))
+
+
+@contextmanager
+def mounted(folder: Path) -> Iterator[MountHost]:
+    """Mount the machine for as long as the context lasts."""
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "mountserver.py"), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with server:
+        try:
+            assert server.stdout is not None
+            assert server.stderr is not None
+            assert server.stdout.readline() == "ready\n", server.stderr.read()
+            yield MountHost(folder, server)
+        finally:
+            server.terminate()

@@ -1,0 +1,64 @@
+"""A mounted simulated machine that is told, on standard input, what happens on it.
+
+start GROUP devices|group, asked_back PROCESS, end PROCESS; each is answered with a line of JSON.
+"""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.mounted.mounting import serve
+from gpuvirt.sim.mounted.nodes import Nodes
+
+
+def say(line: str) -> None:
+    """Print a line for whoever started us."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+class Director:
+    """Makes things happen."""
+
+    def __init__(self, kernel: SimKernel) -> None:
+        self._kernel = kernel
+        self._processes: dict[int, tuple[Process, int]] = {}
+
+    def do(self, word: str, number: int, how: str) -> int:
+        """Do one thing, and return its number."""
+        if word == "start":
+            asked = len(self._kernel.vfio.requests)
+            process = self._kernel.start_machine(IommuGroup(number), devices=how == "devices")
+            self._processes[process.pid] = process, asked
+            return process.pid
+        process, asked = self._processes[number]
+        if word == "asked_back":
+            return int(len(self._kernel.vfio.requests) > asked)
+        self._kernel.end_machine(process)
+        return 0
+
+    def obey(self) -> None:
+        """Do what is said, until nobody says anything any more."""
+        for line in sys.stdin:
+            word, number, how = (*line.split(), "")[:3]
+            try:
+                answer = {"value": self.do(word, int(number), how)}
+            except OSError as error:
+                answer = {"errno": error.errno or -1}
+            say(json.dumps(answer))
+
+
+def main() -> None:
+    """Mount at the folder that is given."""
+    kernel = build_machine(load_machine(str(Path(__file__).parent / "machine.yaml")), wait=True)
+    threading.Thread(target=Director(kernel).obey, daemon=True).start()
+    serve(kernel, Path(sys.argv[1]), Nodes.FILES, lambda: say("ready"))
+
+
+if __name__ == "__main__":
+    main()

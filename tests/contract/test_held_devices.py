@@ -1,0 +1,160 @@
+"""Devices in use: what is measured in the table of docs/kernel.md, line by line."""
+
+import errno
+
+import pytest
+from hosts import LONG_S, PATIENCE_S, Answer, Host, bind, exists, group_of, write
+
+from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.paths import HostPath
+
+GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
+OTHER = PciAddress("0000:03:00.0")
+DEVICE = f"/sys/bus/pci/devices/{GPU}"
+UNBIND = "/sys/bus/pci/drivers/vfio-pci/unbind"
+
+
+@pytest.fixture
+def group(host: Host) -> IommuGroup:
+    """A GPU with its audio function, on vfio-pci."""
+    bind(host, GPU, "vfio-pci")
+    bind(host, AUDIO, "vfio-pci")
+    return group_of(host, GPU)
+
+
+def test_a_group_opens_once(host: Host, group: IommuGroup) -> None:
+    with host.kernel.lease(group), pytest.raises(DeviceBusyError), host.kernel.lease(group):
+        pass
+    with host.kernel.lease(group):
+        pass
+
+
+def test_a_group_whose_devices_have_native_drivers_has_no_node(host: Host) -> None:
+    with pytest.raises(LeaseUnavailableError, match="No such file"), host.kernel.lease(group_of(host, OTHER)):
+        pass
+
+
+def test_unbind_succeeds_while_only_our_own_group_is_open(host: Host, group: IommuGroup) -> None:
+    with host.kernel.lease(group):
+        assert write(host, UNBIND, GPU) == 0
+    assert not exists(host, f"{DEVICE}/driver")
+
+
+def test_unbind_succeeds_while_a_group_is_open_and_none_of_its_devices_is(host: Host, group: IommuGroup) -> None:
+    machine = host.start_machine(group, devices=False)
+    assert write(host, UNBIND, GPU) == 0
+    assert not machine.asked_back()
+    machine.end()
+
+
+def test_the_node_goes_with_the_last_function_of_the_group(host: Host, group: IommuGroup) -> None:
+    for function in (GPU, AUDIO):
+        assert exists(host, f"/dev/vfio/{group}")
+        assert write(host, UNBIND, function) == 0
+    assert not exists(host, f"/dev/vfio/{group}")
+
+
+def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(host: Host, group: IommuGroup) -> None:
+    machine = host.start_machine(group)
+    job = host.start_write(UNBIND, GPU)
+    assert job.answer(PATIENCE_S) is None
+    assert machine.asked_back(), "the machine has lost its GPU"
+    assert exists(host, f"/dev/vfio/{group}")
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+    assert not exists(host, f"{DEVICE}/driver")
+    assert exists(host, f"/dev/vfio/{group}"), "its audio function is still there"
+
+
+@pytest.mark.parametrize("attribute", ["driver_override", "uevent"])
+def test_meanwhile_reading_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
+    machine = host.start_machine(group)
+    unbind = host.start_write(UNBIND, GPU)
+    assert unbind.answer(PATIENCE_S) is None
+    read = host.start_read(f"{DEVICE}/{attribute}")
+    assert read.answer(PATIENCE_S) is None
+    machine.end()
+    answer = read.answer(LONG_S)
+    assert answer is not None
+    assert answer.errno == 0
+    assert unbind.answer(LONG_S) == Answer()
+
+
+@pytest.mark.parametrize("attribute", ["driver_override", "reset"])
+def test_meanwhile_writing_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
+    machine = host.start_machine(group)
+    unbind = host.start_write(UNBIND, GPU)
+    assert unbind.answer(PATIENCE_S) is None
+    written = host.start_write(f"{DEVICE}/{attribute}", "1")
+    assert written.answer(PATIENCE_S) is None
+    machine.end()
+    assert unbind.answer(LONG_S) == Answer()
+    assert written.answer(LONG_S) is not None
+
+
+def test_meanwhile_all_else_is_fine(host: Host, group: IommuGroup) -> None:
+    machine = host.start_machine(group)
+    job = host.start_write(UNBIND, GPU)
+    assert job.answer(PATIENCE_S) is None
+    assert host.kernel.read(HostPath(f"{DEVICE}/vendor")) == b"0x10de\n"
+    assert host.kernel.read(HostPath(f"{DEVICE}/config"))[:2] == b"\xde\x10"
+    bind(host, OTHER, "vfio-pci")
+    assert write(host, "/sys/bus/pci/drivers_probe", AUDIO) == 0
+    with pytest.raises(DeviceBusyError), host.kernel.lease(group):
+        pass
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+
+
+def test_a_machine_cannot_start_on_a_group_with_a_native_driver_in_it(host: Host) -> None:
+    bind(host, GPU, "vfio-pci")
+    bind(host, AUDIO, "snd_hda_intel")
+    with pytest.raises(PermissionError):
+        host.start_machine(group_of(host, GPU))
+    bind(host, AUDIO, "vfio-pci")
+    host.start_machine(group_of(host, GPU)).end()
+
+
+def test_a_machine_on_a_busy_group_fails_and_takes_nothing_from_the_first(host: Host, group: IommuGroup) -> None:
+    first = host.start_machine(group)
+    with pytest.raises(OSError, match=r".") as failure:
+        host.start_machine(group)
+    assert failure.value.errno == errno.EBUSY
+    assert not first.asked_back()
+    first.end()
+
+
+PARENT = "0000:07:01.0"
+CREATE = f"/sys/class/mdev_bus/{PARENT}/mdev_supported_types/nvidia-222/create"
+LEFT = HostPath(f"/sys/class/mdev_bus/{PARENT}/mdev_supported_types/nvidia-222/available_instances")
+UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+ANOTHER = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1002"
+REMOVE = f"/sys/bus/mdev/devices/{UUID}/remove"
+
+
+@pytest.fixture
+def mdev(host: Host) -> IommuGroup:
+    """The group of an mdev."""
+    assert write(host, CREATE, UUID) == 0
+    return group_of(host, UUID)
+
+
+def test_an_mdev_whose_group_only_we_have_open_is_removed(host: Host, mdev: IommuGroup) -> None:
+    with host.kernel.lease(mdev):
+        assert write(host, REMOVE, "1") == 0
+    assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
+
+
+def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: Host, mdev: IommuGroup) -> None:
+    left = int(host.kernel.read(LEFT))
+    machine = host.start_machine(mdev)
+    job = host.start_write(REMOVE, "1")
+    assert job.answer(PATIENCE_S) is None
+    assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
+    assert int(host.kernel.read(LEFT)) == left
+    assert write(host, CREATE, ANOTHER) == 0
+    assert exists(host, f"/sys/bus/mdev/devices/{ANOTHER}")
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+    assert int(host.kernel.read(LEFT)) == left

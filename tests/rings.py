@@ -1,0 +1,36 @@
+"""The rings of tests around the simulators: what each needs, and what to do where that is missing.
+
+Ring 1 needs Python alone. A ring that can't run is skipped, said at the end of the run, and a failure where CI=true.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from ctypes.util import find_library
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One ring."""
+
+    what: str
+    missing: Callable[[], str | None]
+    """Why it can't run here, None when it can."""
+    enable: str
+    """The command that makes it run."""
+
+
+def _mount_lacks() -> str | None:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse can't be opened"
+    if find_library("fuse3") is None:
+        return "no libfuse3"
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return "no fusermount3"
+    return None
+
+
+RINGS = {
+    "mount": Ring("a simulated machine as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
+}
