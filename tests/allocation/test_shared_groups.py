@@ -1,12 +1,16 @@
 """GPUs of one IOMMU group never go to two pods."""
 
+import errno
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import MachineSpec, SlotSpec
 from simnode import SimNode, running_node
 
 RTX4090 = "nvidia.com/AD102_GEFORCE_RTX_4090"
@@ -128,3 +132,59 @@ async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(
         await node.say_holders()
         await node.say_holders()
         assert node.offered[ours]["0000:05:00.0"] is True
+
+
+async def test_holders_that_were_heard_before_the_first_look_count(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    kernel = machine("2xRTX4090-one-group")
+    folder = HostPath("/sys/bus/pci/devices")
+    kernel.faults.fail(folder, errno.EIO)
+    async with running_node(kernel, tmp_path) as node:
+        node.hold(RTX4090, LEFT)
+        await node.say_holders()
+        kernel.faults.heal()
+        await node.advance(61)
+        assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+def two_in(group: int, *, alone_in: int) -> SimKernel:
+    cards = ((LEFT, group), (RIGHT, group), (ALONE, alone_in))
+    slots = tuple(SlotSpec(at=at, board="RTX4090", driver="vfio-pci", group=number) for at, number in cards)
+    return build_machine(MachineSpec(about="two in one group, and one alone", slots=slots))
+
+
+async def test_groups_that_a_reboot_has_numbered_anew(tmp_path: Path) -> None:
+    async with running_node(two_in(12, alone_in=14), tmp_path) as node:
+        await node.say_holders()
+        node.allocate(RTX4090, [LEFT])
+    kernel = two_in(30, alone_in=12)
+    kernel.reboot_id()
+    async with running_node(kernel, tmp_path) as node:
+        node.hold(RTX4090, LEFT)
+        await node.say_holders()
+        assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+async def test_a_group_that_is_unread_when_its_holder_is_heard(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    kernel = machine("2xRTX4090-one-group")
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{LEFT}/iommu_group"), errno.EIO)
+    async with running_node(kernel, tmp_path) as node:
+        node.hold(RTX4090, LEFT)
+        await node.say_holders()
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_CHANGED, "the group has a member that was not seen"
+        kernel.faults.heal()
+        await node.advance(61)
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+async def test_a_device_that_another_plugin_named_by_its_group(node: SimNode) -> None:
+    node.hold("devices.kubevirt.io/rtx", "12")
+    await node.say_holders()
+    assert node.offered == {RTX4090: {ALONE: True}}
+    assert node.reasons(LEFT) == [ReasonCode.HELD_UNDER_OTHER_NAME]
+    assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]

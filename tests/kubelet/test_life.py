@@ -14,7 +14,7 @@ from gpuvirt.sim.kubelet.client import PluginClient
 from gpuvirt.sim.kubelet.kubelet import Container, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.machine import load_machine
-from kubeletnode import CLOCK, agent_on, cluster_on, options_for, until
+from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
@@ -216,3 +216,38 @@ async def test_two_containers_in_one_request_get_nothing_of_each_other(short_pat
         ]
         assert all(device.permissions == "mrw" for one in answer.container_responses for device in one.devices)
         await client.close()
+
+
+def held_by(node: Cluster) -> dict[str, str]:
+    return {device.id: device.holder for one in node.view.resources for device in one.devices if device.holder}
+
+
+async def test_a_kubelet_that_does_not_know_its_pods_yet_frees_nothing(short_path: Path) -> None:
+    async with cluster_on("2xRTX4090-one-group", short_path) as node:
+        await until(lambda: node.kubelet.allocatable() == {RTX4090: 3})
+        await node.kubelet.run_pod("vm-a", Container("compute", {RTX4090: 3}))
+        await until(lambda: len(held_by(node)) == 3)
+        node.kubelet.paths.pod_resources_socket.unlink()
+        await node.kubelet.restart(api_server=False)
+        await node.until_registered()
+        asked = node.agent.telemetry.looks.total()
+        await until(lambda: node.agent.telemetry.looks.total() > asked + 20)
+        assert len(held_by(node)) == 3
+        node.kubelet.knows_pods = True
+        node.kubelet.end_pod("vm-a")
+        await until(lambda: held_by(node) == {})
+
+
+async def test_what_an_init_container_has_is_the_pods(short_path: Path) -> None:
+    async with cluster_on("2xRTX4090-one-group", short_path) as node:
+        await until(lambda: node.kubelet.allocatable() == {RTX4090: 3})
+        pod = await node.kubelet.run_pod("burn-in", Container("test", {RTX4090: 1}, init=True), Container("app", {}))
+        await until(lambda: held_by(node) == dict.fromkeys(pod.held[0].devices, f"pod {pod.uid}"))
+        node.kubelet.end_pod("burn-in")
+        await until(lambda: held_by(node) == {})
+
+
+async def test_a_kubelet_without_a_checkpoint_has_given_nothing_away(short_path: Path) -> None:
+    async with cluster_on("2xRTX4090-one-group", short_path) as node:
+        node.kubelet.paths.pod_resources_socket.unlink()
+        await until(lambda: node.kubelet.allocatable() == {RTX4090: 3})

@@ -4,6 +4,8 @@ import asyncio
 import socket
 from pathlib import Path
 
+import pytest
+
 from gpuvirt.apps.node import pages, run
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import sockets
@@ -169,3 +171,19 @@ def test_a_path_that_is_too_long_gets_a_digest_and_stays_itself() -> None:
     assert len(str(one)) == len(str(other)) == 107
     assert one != other
     assert one == sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
+
+
+async def test_a_socket_that_goes_while_it_is_made(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet deletes all sockets of its folder when it starts, also the one that is about to get its name."""
+    kernel, lost, rename = build_machine(load_machine("2xA10")), list[Path](), Path.rename
+
+    def lose_the_first(path: Path, target: Path) -> Path:
+        if path.name.startswith(".") and path.parent.name == "device-plugins" and not lost:
+            lost.append(path)
+            path.unlink()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", lose_the_first)
+    async with running(short_path, CLOCK) as kubelet, agent_on(options_for(kernel, short_path)):
+        await until(lambda: kubelet.allocatable() == {A10: 2})
+    assert lost

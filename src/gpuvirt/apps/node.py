@@ -79,7 +79,7 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
             options.pace,
             unknown_numa_is_node_0=options.settings.compat.unknown_numa_is_node_0,
         )
-        holders = HolderWatch(options.kubelet, options.clock, options.pace)
+        holders = HolderWatch(options.kubelet, options.clock, options.pace, plugins.resend)
         async with asyncio.TaskGroup() as group:
             group.create_task(agent.run())
             group.create_task(plugins.run())

@@ -78,15 +78,13 @@ class DevicePlugin:
     @property
     def serves(self) -> bool:
         """Whether the socket is there and is the one that this plugin made; the kubelet deletes it when it starts."""
-        return self._server is not None and sockets.identity(self.path) == self._identity
+        return self._server is not None and sockets.identity(self.path) == self._identity is not None
 
     def show(self, view: ResourceView) -> None:
         """Have the kubelet told of these devices from now on."""
-        if view.devices == self._view.devices:
-            self._view = view
-            return
-        self._view = view
-        self._wake_watchers()
+        before, self._view = self._list(), view
+        if self._list() != before:
+            self.resend()
 
     async def start(self) -> None:
         """Listen at the socket; raises OSError when that can't be done.
@@ -102,14 +100,18 @@ class DevicePlugin:
         server = grpc.aio.server(options=[("grpc.max_send_message_length", MOST_MESSAGE_BYTES)])
         server.add_generic_rpc_handlers([self._handler()])
         try:
-            server.add_insecure_port(f"unix:{beside}")
-        except RuntimeError as error:
-            raise OSError(f"{beside}: {error}") from error
-        await server.start()
+            try:
+                server.add_insecure_port(f"unix:{beside}")
+            except RuntimeError as error:
+                raise OSError(f"{beside}: {error}") from error
+            await server.start()
+            beside.rename(self.path)  # a kubelet that starts now may have deleted it
+        except BaseException:
+            await server.stop(None)
+            beside.unlink(missing_ok=True)
+            raise
         self._ending = False
-        self._server = server
-        beside.rename(self.path)
-        self._identity = sockets.identity(self.path)
+        self._server, self._identity = server, sockets.identity(self.path)
         self.streamless_since_s = self._clock.monotonic_s()
 
     async def stop(self) -> None:
@@ -120,12 +122,16 @@ class DevicePlugin:
         if sockets.identity(self.path) == self._identity:
             self.path.unlink(missing_ok=True)
         self._ending = True
-        self._wake_watchers()
+        self.resend()
         await server.stop(STOP_GRACE_S)
 
-    def _wake_watchers(self) -> None:
+    def resend(self) -> None:
+        """Have the kubelet told again."""
         for watcher in self._watchers:
             watcher.set()
+
+    def _list(self) -> pb.ListAndWatchResponse:
+        return wire.device_list(self._view, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
 
     def _handler(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -163,7 +169,7 @@ class DevicePlugin:
         log.info("the kubelet watches", extra={"resource": self.resource})
         try:
             while not self._ending:
-                yield wire.device_list(self._view, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
+                yield self._list()
                 await changed.wait()
         finally:
             self._watchers.discard(changed)

@@ -1,7 +1,7 @@
 """Asking the kubelet which pods have which devices: by its API where we reach it, else from its checkpoint."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal
@@ -34,39 +34,74 @@ class Listener(Protocol):
         ...
 
 
-class HolderWatch:
-    """Asks now and then, and soon after each allocation."""
+Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
-    def __init__(self, paths: KubeletPaths, clock: Clock, pace: Pace) -> None:
+
+class HolderWatch:
+    """Asks now and then, and soon after each allocation.
+
+    Both accounts count. The API leaves out what the kubelet does not know yet (it was restarted while the API server is
+    away) and containers that only initialise a pod. The checkpoint has pods that ended, until the kubelet writes it
+    anew; it does when a plugin sends its list.
+    """
+
+    def __init__(self, paths: KubeletPaths, clock: Clock, pace: Pace, resend: Callable[[], None]) -> None:
+        """`resend` has plugins send their lists once more."""
         self._paths = paths
         self._clock = clock
         self._pace = pace
+        self._resend = resend
         self._api = PodResources(paths.pod_resources_socket)
+        self._in_doubt: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+        """What the checkpoint alone had when lists were last sent for its sake."""
 
     async def run(self, listener: Listener) -> None:
         """Ask for ever."""
         try:
             while True:
-                await self.ask(listener)
-                if await listener.allocated.wait_for(self._clock, self._pace.holders_s):
+                soon = await self.ask(listener)
+                pause_s = self._pace.holders_after_allocation_s if soon else self._pace.holders_s
+                if await listener.allocated.wait_for(self._clock, pause_s):
                     await self._clock.sleep(self._pace.holders_after_allocation_s)
         finally:
             await self._api.close()
 
-    async def ask(self, listener: Listener) -> None:
-        """Ask once."""
+    async def ask(self, listener: Listener) -> bool:
+        """Ask once; return whether it is worth asking again soon."""
         at = self._clock.now()
+        told, written, troubles = await self._told(), self._written(), ""
+        if isinstance(told, PodResourcesUnheardError) and isinstance(written, OSError | DamagedError):
+            troubles = f"{told}; {written}"
+        in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
+        in_file: Held = {} if isinstance(written, OSError | DamagedError) else written
+        listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}))
+        listener.hear_trouble("holders", _unheard(troubles) if troubles else None)
+        if isinstance(told, PodResourcesUnheardError):
+            return False
+        return self._clear_up(frozenset(in_file.keys() - in_api.keys()))
+
+    def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
+        """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""
+        news = in_doubt - self._in_doubt
+        self._in_doubt = in_doubt
+        if in_doubt:
+            self._resend()
+        return bool(news)
+
+    async def _told(self) -> Held | PodResourcesUnheardError:
         try:
-            devices: Mapping[tuple[ResourceName, DeviceId], Consumer] = await self._api.holders()
+            return await self._api.holders()
         except PodResourcesUnheardError as unheard:
-            try:
-                devices = checkpoint.holders(checkpoint.parse(self._paths.checkpoint.read_bytes()))
-            except (OSError, DamagedError) as error:
-                listener.hear_holders(None)
-                listener.hear_trouble("holders", _unheard(f"{unheard}; {error}"))
-                return
-        listener.hear_holders(Holders(at, devices))
-        listener.hear_trouble("holders", None)
+            return unheard
+
+    def _written(self) -> Held | OSError | DamagedError:
+        try:
+            return checkpoint.holders(checkpoint.parse(self._paths.checkpoint.read_bytes()))
+        except FileNotFoundError as error:
+            # The kubelet writes it with its first plugin: where it runs and has not, no pod has any device.
+            return {} if self._paths.registration_socket.exists() else error
+        except (OSError, DamagedError) as error:
+            return error
 
 
 def _unheard(seen: str) -> Reason:

@@ -52,6 +52,10 @@ class _Attempts:
     kubelet: sockets.FileIdentity | None = None
     """The kubelet's socket at which it was registered."""
     not_before_s: float = 0.0
+    failed_at: sockets.FileIdentity | None = None
+    """The kubelet's socket at the last failure; a new one is worth a try at once."""
+    tending: bool = False
+    """An attempt is under way."""
     pauses: Iterator[float] = field(default_factory=backoff_s)
 
 
@@ -74,11 +78,16 @@ class Plugins:
         """Serve what the node's view shows, for ever; at the end the sockets are gone."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._tend_all())
+                group.create_task(self._tend_all(group))
                 async for view in self._node.views.follow():
                     self._show(view)
         finally:
             await asyncio.gather(*(plugin.stop() for plugin in self._plugins.values()))
+
+    def resend(self) -> None:
+        """Send all lists once more, after which the kubelet writes its checkpoint."""
+        for plugin in self._plugins.values():
+            plugin.resend()
 
     def _show(self, view: NodeView) -> None:
         for resource in view.resources:
@@ -99,19 +108,22 @@ class Plugins:
         self._attempts[view.name] = _Attempts()
         self._added.set()
 
-    async def _tend_all(self) -> None:
+    async def _tend_all(self, group: asyncio.TaskGroup) -> None:
+        """Tend each resource in a task of its own: a call to the kubelet that hangs holds up no other."""
         while True:
             kubelet = sockets.identity(self._paths.registration_socket)
-            waiting = [plugin for plugin in self._plugins.values() if self._needs_tending(plugin, kubelet)]
-            if waiting:
-                await asyncio.gather(*(self._tend(plugin, kubelet) for plugin in waiting))
+            for plugin in self._plugins.values():
+                if self._needs_tending(plugin, kubelet):
+                    self._attempts[plugin.resource].tending = True
+                    group.create_task(self._tend(plugin, kubelet))
             now_s = self._clock.monotonic_s()
             pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
             await self._added.wait_for(self._clock, min([self._pace.kubelet_s, *pauses]))
 
     def _needs_tending(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> bool:
         attempts = self._attempts[plugin.resource]
-        if attempts.not_before_s > self._clock.monotonic_s():
+        too_soon = attempts.not_before_s > self._clock.monotonic_s() and kubelet == attempts.failed_at
+        if too_soon or attempts.tending:
             return False
         return not plugin.serves or kubelet is None or kubelet != attempts.kubelet or self._is_unwatched(plugin)
 
@@ -127,9 +139,11 @@ class Plugins:
             else:
                 await self._register(plugin, attempts, kubelet)
         except SocketTakenError as error:
-            self._fail(plugin, attempts, ReasonCode.SOCKET_TAKEN, error)
+            self._fail(plugin, kubelet, ReasonCode.SOCKET_TAKEN, error)
         except (RegistrationFailedError, OSError) as error:
-            self._fail(plugin, attempts, ReasonCode.NOT_REGISTERED, error)
+            self._fail(plugin, kubelet, ReasonCode.NOT_REGISTERED, error)
+        finally:
+            attempts.tending = False
 
     async def _register(self, plugin: DevicePlugin, attempts: _Attempts, kubelet: sockets.FileIdentity) -> None:
         await register(self._paths, plugin.resource, plugin.path.name)
@@ -145,8 +159,11 @@ class Plugins:
             return False
         return self._clock.monotonic_s() - plugin.streamless_since_s >= self._pace.streamless_s
 
-    def _fail(self, plugin: DevicePlugin, attempts: _Attempts, code: ReasonCode, error: Exception) -> None:
-        attempts.kubelet = None
+    def _fail(
+        self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None, code: ReasonCode, error: Exception
+    ) -> None:
+        attempts = self._attempts[plugin.resource]
+        attempts.kubelet, attempts.failed_at = None, kubelet
         attempts.not_before_s = self._clock.monotonic_s() + next(attempts.pauses)
         self._node.telemetry.registrations[plugin.resource, "failed"] += 1
         self._say(plugin.resource, code, str(error))

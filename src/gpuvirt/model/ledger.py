@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PodUid, ResourceName
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName
 from gpuvirt.model.candidates import Target
+
+Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
+"""What the devices of a host are, by the ids that a kubelet could know them by; a group of None is not known."""
 
 UNCONFIRMED_FOR = timedelta(seconds=10)
 """How long a new entry waits for the kubelet to name its pod; admission takes well under a second."""
@@ -82,29 +85,57 @@ class Ledger:
     """The name under which each PCI id was first offered."""
     resources: tuple[ResourceName, ...] = ()
     """Every resource that was ever offered on this node: what pods hold of these is ours to answer for."""
+    boot_id: BootId | None = None
+    """The boot of the host in which the entries' groups were seen; the next one numbers groups anew."""
 
 
-def settle(
-    entries: Iterable[Entry],
-    holders: Holders | None,
-    known: Mapping[DeviceId, tuple[Target, IommuGroup | None]],
-) -> tuple[Entry, ...]:
-    """Return the entries after the kubelet was heard; with None, which is not having heard it, nothing changes.
+def settle(entries: Iterable[Entry], holders: Holders | None) -> tuple[Entry, ...]:
+    """Return the entries after the kubelet was heard; with None, which is not having heard it, nothing changes."""
+    entries = tuple(entries)
+    if holders is None:
+        return entries
+    return tuple(after for entry in entries if (after := _after(entry, holders)) is not None)
 
-    `known` says what the devices of this host are. A pod that has one of them has it under whatever resource's name, so
-    that pods from before our time, and those of a plugin that we replace, get an entry too.
+
+def adopt(entries: Iterable[Entry], holders: Holders | None, known: Known) -> tuple[Entry, ...]:
+    """Return the entries with one for each device of this host that a pod has and that has none yet.
+
+    A pod has a device under whatever resource's name, so that pods from before our time, and those of a plugin that we
+    replace, get an entry too.
     """
     entries = tuple(entries)
     if holders is None:
         return entries
-    kept = [after for entry in entries if (after := _after(entry, holders)) is not None]
-    ours = {(entry.resource, entry.device) for entry in kept}
-    for (resource, device), consumer in holders.devices.items():
-        if device in known and (resource, device) not in ours:
-            target, group = known[device]
-            allocation = f"kubelet:{consumer.pod_uid or ''}:{consumer.namespace}/{consumer.pod}/{consumer.container}"
-            kept.append(Entry(resource, device, target, group, allocation, holders.at, consumer))
-    return tuple(kept)
+    ours = {(entry.resource, entry.device) for entry in entries}
+    found = [
+        Entry(
+            resource=resource,
+            device=device,
+            target=known[device][0],
+            group=known[device][1],
+            allocation=f"kubelet:{consumer.pod_uid or ''}:{consumer.namespace}/{consumer.pod}/{consumer.container}",
+            since=holders.at,
+            consumer=consumer,
+        )
+        for (resource, device), consumer in holders.devices.items()
+        if device in known and (resource, device) not in ours
+    ]
+    return (*entries, *found)
+
+
+def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[Entry, ...]:
+    """Return the entries with the groups that their devices are in now.
+
+    Of a device that can't be seen, the group that it was in is the best there is; after a reboot it is worth nothing.
+    """
+    return tuple(replace(entry, group=_group_now(entry, known, same_boot=same_boot)) for entry in entries)
+
+
+def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | None:
+    _, group = known.get(entry.device, (None, None))
+    if group is not None:
+        return group
+    return entry.group if same_boot else None
 
 
 def _after(entry: Entry, holders: Holders) -> Entry | None:

@@ -112,6 +112,16 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
     if isinstance(members, Unread):
         yield _unread(device, members)
         return
+    known = set(inventory.groups.get(group, ()))
+    if strange := [member for member in members or () if member not in known]:
+        yield Reason(
+            ReasonCode.GROUP_CHANGED,
+            device.id,
+            f"shares IOMMU group {group} with {', '.join(strange)}, which the last look did not find there",
+            seen=f"{iommu.GROUPS}/{group}/devices",
+            fix="nothing: the host is looked at again",
+        )
+        return
     for member in members or ():
         function = inventory.facts.functions.get(PciAddress(member))
         if member == device.carrier or (function is not None and function.kind is FunctionKind.BRIDGE):

@@ -6,12 +6,12 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 from collections.abc import Mapping
 from datetime import datetime
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, ResourceName
+from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.ledger import Entry, Holders, Ledger, settle
+from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
@@ -32,7 +32,9 @@ class NodeState:
         self.first_names: Mapping[str, str] = ledger.first_names
         self.resources: frozenset[ResourceName] = frozenset(ledger.resources)
         """Every resource that was ever offered on this node."""
-        self.holders_heard = False
+        self.boot_id: BootId | None = ledger.boot_id
+        self.holders: Holders | None = None
+        """What the kubelet said last."""
         self.registrations: dict[ResourceName, Registration] = {}
         self.notes: dict[str, Reason] = {}
         """What is wrong, by who says so."""
@@ -47,7 +49,12 @@ class NodeState:
     @property
     def ledger(self) -> Ledger:
         """What is to be kept on disk."""
-        return Ledger(self.entries, self.first_names, tuple(sorted(self.resources)))
+        return Ledger(self.entries, self.first_names, tuple(sorted(self.resources)), self.boot_id)
+
+    @property
+    def holders_heard(self) -> bool:
+        """Whether it is known who has what: the kubelet was heard, and so was what its ids mean on this host."""
+        return self.holders is not None and self.inventory is not None
 
     @property
     def suspicious(self) -> bool:
@@ -59,13 +66,19 @@ class NodeState:
         if self.inventory is not None and facts == self.inventory.facts:
             return False
         self.inventory = build_inventory(facts)
+        known, boot_id = _known(self.inventory), facts.platform.boot_id
+        self.entries = locate(self.entries, known, same_boot=boot_id is None or boot_id == self.boot_id)
+        self.entries = adopt(self.entries, self.holders, known)
+        self.boot_id = boot_id or self.boot_id
         return True
 
     def hear_holders(self, holders: Holders | None) -> bool:
         """Take which pods have which devices, None for not having heard it; return whether it is news."""
         before = self.entries, self.holders_heard
-        self.entries = settle(self.entries, holders, self._known())
-        self.holders_heard = self.holders_heard or holders is not None
+        self.holders = holders or self.holders
+        self.entries = settle(self.entries, holders)
+        if self.inventory is not None:
+            self.entries = adopt(self.entries, holders, _known(self.inventory))
         return (self.entries, self.holders_heard) != before
 
     def note(self, who: str, reason: Reason | None) -> bool:
@@ -90,22 +103,29 @@ class NodeState:
         sitter = Sitter(self.inventory, self.offers, self.entries, self.naming, self.registrations, notes, self._agent)
         return draw(sitter, at)
 
-    def _known(self) -> Mapping[DeviceId, tuple[Target, IommuGroup | None]]:
-        """Return what the devices of this host are, offered or not, by the ids that a kubelet could know them by."""
-        if self.inventory is None:
-            return {}
-        functions = {
-            DeviceId(function.address): (Target(function.address), _known_group(function.iommu_group))
-            for function in self.inventory.facts.functions.values()
-        }
-        vgpus = {
-            DeviceId(vgpu.live.id): (
-                Target(vgpu.gpu, vgpu.live.id, None if isinstance(vgpu.live.type, Unread) else vgpu.live.type),
-                _known_group(vgpu.live.group),
-            )
-            for vgpu in self.inventory.vgpus.values()
-        }
-        return functions | vgpus
+
+def _known(inventory: Inventory) -> Known:
+    """Return what the devices of a host are, offered or not, by the ids that a kubelet could know them by.
+
+    KubeVirt's own plugin, and NVIDIA's before 1.5, name a device by the number of its group.
+    """
+    endpoints = {
+        group: [one for one in members if inventory.facts.functions[one].kind is not FunctionKind.BRIDGE]
+        for group, members in inventory.groups.items()
+    }
+    by_group = {DeviceId(str(group)): (Target(found[0]), group) for group, found in endpoints.items() if found}
+    functions = {
+        DeviceId(function.address): (Target(function.address), _known_group(function.iommu_group))
+        for function in inventory.facts.functions.values()
+    }
+    vgpus = {
+        DeviceId(vgpu.live.id): (
+            Target(vgpu.gpu, vgpu.live.id, None if isinstance(vgpu.live.type, Unread) else vgpu.live.type),
+            _known_group(vgpu.live.group),
+        )
+        for vgpu in inventory.vgpus.values()
+    }
+    return by_group | functions | vgpus
 
 
 def _known_group(group: IommuGroup | Unread | None) -> IommuGroup | None:

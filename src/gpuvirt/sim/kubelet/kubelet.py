@@ -76,6 +76,8 @@ class SimKubelet:
         self.manager = DeviceManager()
         self.registrations: list[str] = []
         """The resources of all Register calls, in their order."""
+        self.knows_pods = True
+        """Whether it has heard of its pods from the API server; until then it says of none, and frees nothing."""
         self._clock = clock
         self._group = group
         self._clients: dict[str, PluginClient] = {}
@@ -119,9 +121,10 @@ class SimKubelet:
             await client.close()
         self._clients.clear()
 
-    async def restart(self) -> None:
-        """Stop and start."""
+    async def restart(self, *, api_server: bool = True) -> None:
+        """Stop and start; without an API server it does not know any pod."""
         await self.stop()
+        self.knows_pods = api_server
         await self.start()
 
     async def end_oldest_stream(self, resource: str) -> None:
@@ -218,6 +221,8 @@ class SimKubelet:
     async def _list_pods(
         self, _request: pods_pb.ListPodResourcesRequest, _call: Call
     ) -> pods_pb.ListPodResourcesResponse:
+        if not self.knows_pods:
+            return pods_pb.ListPodResourcesResponse()
         self.manager.free_all_but(self._uids_of_pods())
         return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])
 
