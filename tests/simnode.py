@@ -103,6 +103,7 @@ async def running_node(
         clock=clock,
         watching=InlineLane(),
         writing=InlineLane(),
+        giving=InlineLane(),
         ledger=folder / "ledger.json",
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",

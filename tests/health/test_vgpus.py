@@ -111,18 +111,35 @@ async def test_a_vf_that_a_pod_has_and_that_changes_stays_where_it_was_unhealthy
     assert l40s.offered[L40S_24Q] == {}
 
 
-async def test_a_type_without_a_name_anywhere_is_offered_by_its_number(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    kernel = machine("4xL40S")
+def name_no_types(kernel: SimKernel) -> None:
+    """A host that is carved in full names none of the types that it carries."""
     for function in kernel.pci.functions.values():
         if function.physfn is not None:
             kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{function.address}/nvidia/creatable_vgpu_types"), b"")
+
+
+async def test_a_type_that_was_never_named_is_withheld(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    kernel = machine("4xL40S")
+    name_no_types(kernel)
     async with running_node(kernel, tmp_path) as node:
-        assert {name: len(devices) for name, devices in node.offered.items()} == {
-            "nvidia.com/vGPU_type_1156": 6,
-            "nvidia.com/vGPU_type_1158": 2,
-        }
+        assert node.offered == {}
+        assert node.reasons("0000:25:00.4") == [ReasonCode.UNREAD]
+        kernel.faults.heal()
+        await node.advance(61)
+        assert {name: len(devices) for name, devices in node.offered.items()} == {L40S_12Q: 6, L40S_24Q: 2}
+
+
+async def test_types_keep_their_names_on_a_host_that_names_them_no_longer(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    kernel = machine("4xL40S")
+    async with running_node(kernel, tmp_path) as node:
+        before = node.offered
+        name_no_types(kernel)
+        await node.advance(61)
+        assert node.offered == before
+    async with running_node(kernel, tmp_path) as node:
+        assert node.offered == before, "after a restart too"
 
 
 async def test_the_pf_falls_ill_with_its_vf(l40s: SimNode) -> None:

@@ -127,6 +127,7 @@ class WholeAgent:
             clock=self._clock,
             watching=InlineLane(),
             writing=InlineLane(),
+            giving=InlineLane(),
             ledger=self._ledger,
             state_file=None,
         )

@@ -141,6 +141,7 @@ def _site(options: NodeOptions) -> Site:
         clock=options.clock,
         watching=options.lanes("watching"),
         writing=options.lanes("writing"),
+        giving=options.lanes("giving"),
         ledger=options.ledger,
         state_file=options.state_file,
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,

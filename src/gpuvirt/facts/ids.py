@@ -52,6 +52,11 @@ class PciId:
         return f"{self.vendor:04x}:{self.device:04x}"
 
 
+def is_mdev_uuid(text: str) -> bool:
+    """Return whether `text` could be an mdev's id."""
+    return _UUID.fullmatch(text) is not None
+
+
 def parse_pci_address(text: str) -> PciAddress:
     """Return `text` as a PCI address, or raise InvalidIdError."""
     if not _ADDRESS.fullmatch(text):

@@ -39,4 +39,6 @@ class VgpuHost:
     slots: Mapping[PciAddress, Mapping[VgpuType, int]] = field(default_factory=dict)
     """How many of each type each slot could still take."""
     live: tuple[LiveVgpu, ...] = ()
+    type_names: Mapping[str, VgpuType] = field(default_factory=dict)
+    """What the host has called types, by its own ids of them: it names only those that could still be made."""
     unread: tuple[Unread, ...] = ()

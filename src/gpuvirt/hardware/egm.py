@@ -1,6 +1,7 @@
 """Extended GPU memory (Grace Hopper, GB200): the regions under `/sys/class/egm` and the GPUs they go with."""
 
 import re
+from collections.abc import Sequence
 
 from gpuvirt.facts.ids import parse_pci_address
 from gpuvirt.facts.pci import Unread
@@ -13,14 +14,14 @@ CLASS = HostPath("/sys/class/egm")
 _REGION = re.compile(r"egm[0-9]+")
 
 
-def read_regions(kernel: Kernel) -> tuple[tuple[EgmRegion, ...], tuple[Unread, ...]]:
-    """Return the regions in the order of their nodes, and what could not be read of them.
+def read_regions(kernel: Kernel, before: Sequence[EgmRegion] = ()) -> tuple[tuple[EgmRegion, ...], tuple[Unread, ...]]:
+    """Return the regions in the order of their nodes, and what could not be read of them and is as `before` had it.
 
     A region without a node is left out: nothing could be given to a virtual machine.
     """
     names = attributes.names(kernel, CLASS)
     if isinstance(names, Unread):
-        return (), (names,)
+        return tuple(before), (names,)
     regions: list[EgmRegion] = []
     unread: list[Unread] = []
     for name in names or ():
@@ -28,9 +29,11 @@ def read_regions(kernel: Kernel) -> tuple[tuple[EgmRegion, ...], tuple[Unread, .
             continue
         path, node = HostPath(f"{CLASS}/{name}/gpu_devices"), HostPath(f"/dev/{name}")
         gpus = attributes.parsed(kernel, path, lambda text: frozenset(map(parse_pci_address, text.split())))
-        if isinstance(gpus, Unread):
-            unread.append(gpus)
-        elif gpus and not iommu.exists(kernel, node):
+        exists = iommu.exists(kernel, node)
+        if isinstance(gpus, Unread) or isinstance(exists, Unread):
+            unread += (found for found in (gpus, exists) if isinstance(found, Unread))
+            regions += (region for region in before if region.node == node)
+        elif gpus and not exists:
             unread.append(Unread(node, seen="no node for this region"))
         elif gpus:
             regions.append(EgmRegion(node, gpus))

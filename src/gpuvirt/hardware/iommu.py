@@ -48,18 +48,19 @@ def read_cdev_nodes(kernel: Kernel) -> frozenset[str] | Unread:
     return names if isinstance(names, Unread) else frozenset(names or ())
 
 
-def exists(kernel: Kernel, path: HostPath) -> bool:
-    """Return whether a node or folder is there; one that can't be told is taken for none."""
+def exists(kernel: Kernel, path: HostPath) -> bool | Unread:
+    """Return whether a node or folder is there."""
     try:
         kernel.device_number(path)
-    except OSError:
-        return False
+    except OSError as error:
+        return False if error.errno in attributes.ABSENT else Unread(path, errno=error.errno)
     return True
 
 
-def has_iommufd(kernel: Kernel) -> bool:
+def has_iommufd(kernel: Kernel) -> bool | Unread:
     """Return whether the host has iommufd.
 
     An unprivileged pod doesn't see the host's `/dev/iommu`, but it does see the misc device's folder in `/sys`.
     """
-    return exists(kernel, IOMMUFD) or exists(kernel, IOMMUFD_CLASS)
+    node = exists(kernel, IOMMUFD)
+    return node if node is True else exists(kernel, IOMMUFD_CLASS) or node

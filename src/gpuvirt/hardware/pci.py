@@ -4,7 +4,7 @@ Only links, ids, numbers and the first bytes of `config` are read. `driver_overr
 waits for the device to be unbound (seen on kernel 6.1), so no scan opens them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
@@ -17,6 +17,9 @@ from gpuvirt.paths import HostPath
 T = TypeVar("T")
 
 DEVICES = HostPath("/sys/bus/pci/devices")
+
+LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
+"""What a function's folder is taken to hold where it can't be listed; each is still read."""
 
 NO_ANSWER = b"\xff\xff"
 """What configuration space holds for a device that no longer answers: all ones, vendor first."""
@@ -37,6 +40,12 @@ def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | Non
     path = attribute(address, "iommu_group")
     name = attributes.link_name(kernel, path)
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
+
+
+def read_cdevs(kernel: Kernel, address: PciAddress) -> tuple[str, ...] | Unread:
+    """Return a function's iommufd character devices now, as under `vfio-dev/`: `vfio0`; none where it has no folder."""
+    found = attributes.names(kernel, attribute(address, "vfio-dev"))
+    return found if isinstance(found, Unread) else tuple(name for name in found or () if name.startswith("vfio"))
 
 
 def read_id(kernel: Kernel, address: PciAddress) -> PciId | Unread | None:
@@ -82,8 +91,8 @@ class _Reading:
         self.unread: list[Unread] = []
 
     def function(self, function_id: PciId, class_code: int) -> PciFunction:
-        folder = HostPath(f"{DEVICES}/{self.address}")
-        entries = self._told(attributes.names(self.kernel, folder), None) or ["driver", "iommu_group"]
+        folder, before = HostPath(f"{DEVICES}/{self.address}"), self.before
+        entries = self._told(attributes.names(self.kernel, folder), None) or LINKS
         driver = read_driver(self.kernel, self.address) if "driver" in entries else None
         group = read_group(self.kernel, self.address) if "iommu_group" in entries else None
         self.unread += (found for found in (driver, group) if isinstance(found, Unread))
@@ -98,7 +107,6 @@ class _Reading:
                 cdevs=self._cdevs(entries),
                 unread=tuple(self.unread),
             )
-        before = self.before
         return PciFunction(
             address=self.address,
             id=function_id,
@@ -109,8 +117,8 @@ class _Reading:
             iommu_group=group,
             numa_node=self._told(self._numa_node(), before.numa_node if before else None),
             cdevs=self._cdevs(entries),
-            physfn=self._address("physfn") if "physfn" in entries else None,
-            virtfns=tuple(found for name in _virtfns(entries) if (found := self._address(name))),
+            physfn=self._physfn(entries),
+            virtfns=self._vfs(entries),
             sriov_total_vfs=self._told(self._number("sriov_totalvfs", attributes.number), None),
             fell_off_bus=self._fell_off_bus(),
             unread=tuple(self.unread),
@@ -135,29 +143,37 @@ class _Reading:
             self.kernel, attribute(self.address, "subsystem_vendor"), attribute(self.address, "subsystem_device")
         )
 
-    def _address(self, name: str) -> PciAddress | None:
+    def _address(self, name: str) -> PciAddress | Unread | None:
         path = attribute(self.address, name)
         target = attributes.link_name(self.kernel, path)
-        found = attributes.understood(path, target, parse_pci_address) if isinstance(target, str) else target
-        return self._told(found, None)
+        return attributes.understood(path, target, parse_pci_address) if isinstance(target, str) else target
 
-    def _cdevs(self, entries: list[str]) -> tuple[str, ...]:
-        if "vfio-dev" not in entries:
-            return ()
-        names = self._told(attributes.names(self.kernel, attribute(self.address, "vfio-dev")), None) or []
-        return tuple(name for name in names if name.startswith("vfio"))
+    def _physfn(self, entries: Sequence[str]) -> PciAddress | None:
+        before = self.before.physfn if self.before else None
+        return self._told(self._address("physfn"), before) if "physfn" in entries else None
+
+    def _vfs(self, entries: Sequence[str]) -> tuple[PciAddress, ...]:
+        """Return the VFs in the order of their numbers (`virtfn2` before `virtfn10`); an unread one is as before."""
+        before = self.before.virtfns if self.before else ()
+        if entries is LINKS:  # the folder can't be listed, and that is said
+            return before
+        links = [name for name in entries if name.startswith("virtfn") and name[6:].isdigit()]
+        found = [self._address(name) for name in sorted(links, key=lambda name: int(name[6:]))]
+        self.unread += (one for one in found if isinstance(one, Unread))
+        known = tuple(one for one in found if isinstance(one, str))
+        unread = len(known) < len([one for one in found if one is not None])
+        return tuple(dict.fromkeys((*known, *before))) if unread else known
+
+    def _cdevs(self, entries: Sequence[str]) -> tuple[str, ...]:
+        before = self.before.cdevs if self.before else ()
+        return self._told(read_cdevs(self.kernel, self.address), before) if "vfio-dev" in entries else ()
 
     def _fell_off_bus(self) -> bool:
         path = attribute(self.address, "config")
         try:
             return self.kernel.read(path, limit=len(NO_ANSWER)) == NO_ANSWER
         except OSError as error:
-            if error.errno not in attributes.ABSENT:
-                self.unread.append(Unread(path, errno=error.errno))
-            return False
-
-
-def _virtfns(entries: list[str]) -> list[str]:
-    """Return the links to a function's VFs in the order of their numbers (`virtfn2` before `virtfn10`)."""
-    found = [name for name in entries if name.startswith("virtfn") and name[6:].isdigit()]
-    return sorted(found, key=lambda name: int(name[6:]))
+            if error.errno in attributes.ABSENT:
+                return False
+            self.unread.append(Unread(path, errno=error.errno))
+            return self.before is not None and self.before.fell_off_bus

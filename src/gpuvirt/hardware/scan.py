@@ -4,6 +4,7 @@ A look is whole or brief. A brief one reads again what can fall ill (GPUs and th
 and takes the other functions as the look before saw them; a function that is new is always read.
 """
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -32,7 +33,7 @@ def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) ->
     """Return what the host shows now; what can't be listed is as `before` saw it."""
     look = _Look(kernel, before or Facts())
     functions = look.functions(brief=brief and before is not None)
-    vgpu_hosts = look.vgpu_hosts(functions)
+    vgpu_hosts = look.vgpu_hosts(functions, brief=brief and before is not None)
     group_nodes = look.told(iommu.read_group_nodes(kernel), look.before.group_nodes)
     cdev_nodes = look.told(iommu.read_cdev_nodes(kernel), look.before.cdev_nodes)
     return Facts(
@@ -67,6 +68,8 @@ class _Look:
 
     def functions(self, *, brief: bool) -> Mapping[PciAddress, PciFunction]:
         names = attributes.names(self.kernel, pci.DEVICES)
+        if names is None and self.before.functions:
+            names = Unread(pci.DEVICES, errno=errno.ENOENT)
         if isinstance(names, Unread):
             self.unread.append(names)
             return self.before.functions
@@ -85,15 +88,15 @@ class _Look:
                 found[address] = read
         return found
 
-    def vgpu_hosts(self, functions: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, VgpuHost]:
+    def vgpu_hosts(self, functions: Mapping[PciAddress, PciFunction], *, brief: bool) -> Mapping[PciAddress, VgpuHost]:
         found: dict[PciAddress, VgpuHost] = {}
         for backend in BACKENDS:
-            probe = backend.probe(self.kernel, functions)
+            hosts = self.before.vgpu_hosts
+            before = {gpu: host for gpu, host in hosts.items() if host.framework is backend.framework}
+            probe = backend.probe(self.kernel, functions, before, brief=brief)
             if isinstance(probe, Unread):
                 self.unread.append(probe)
-                found |= {
-                    gpu: host for gpu, host in self.before.vgpu_hosts.items() if host.framework is backend.framework
-                }
+                found |= before
             else:
                 found |= probe.hosts
                 self.oddities += probe.oddities
@@ -101,12 +104,13 @@ class _Look:
 
     def platform(self) -> Platform:
         boot_id = self.told(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)
-        regions, unread = egm.read_regions(self.kernel)
+        before = self.before.platform
+        regions, unread = egm.read_regions(self.kernel, before.egm)
         self.unread += unread
         return Platform(
             boot_id=BootId(boot_id) if boot_id else None,
-            iommufd=iommu.has_iommufd(self.kernel),
-            vfio_container=iommu.exists(self.kernel, iommu.CONTAINER),
+            iommufd=self.told(iommu.has_iommufd(self.kernel), before.iommufd),
+            vfio_container=self.told(iommu.exists(self.kernel, iommu.CONTAINER), before.vfio_container),
             egm=regions,
         )
 

@@ -50,7 +50,7 @@ class Giver(Protocol):
         """Return the devices to prefer."""
         ...
 
-    def allocate(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+    async def give(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
         """Give devices to containers."""
         ...
 
@@ -188,7 +188,7 @@ class DevicePlugin:
     async def _allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
         containers = wire.asked_for(request)
         try:
-            attachments = self._giver.allocate(self.resource, containers)
+            attachments = await self._giver.give(self.resource, containers)
         except AllocationRefusedError as error:
             unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
             status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION

@@ -69,6 +69,8 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
             yield _unread(live.id, unread) if isinstance(unread, Unread) else _no_group(live.id)
         elif live.group is None:
             yield _no_group(live.id)
+        elif vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
+            yield refused
         elif gpu is None or gpu.id.vendor not in NAMESPACES:
             yield Reason(
                 ReasonCode.ODD_ENTRY, live.id, "is carried by a device that is no GPU of NVIDIA, AMD or Intel", vgpu.gpu
@@ -105,14 +107,18 @@ def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settin
             f"is a {function.kind} function, and only {', '.join(settings.offer) or 'nothing'} is offered",
             fix=f"add {function.kind} to `offer` in the agent's settings if virtual machines are to ask for it",
         )
-    if len(address.partition(":")[0]) > 4:
-        return Reason(
-            ReasonCode.ADDRESS_NOT_ACCEPTED,
-            address,
-            "has a PCI domain of more than four digits (behind Intel VMD), which KubeVirt refuses",
-            fix="switch VMD off for this slot in the firmware",
-        )
-    return _why_not_on_vfio(function)
+    return _why_not_accepted(address) or _why_not_on_vfio(function)
+
+
+def _why_not_accepted(address: str) -> Reason | None:
+    if len(address.partition(":")[0]) <= 4:
+        return None
+    return Reason(
+        ReasonCode.ADDRESS_NOT_ACCEPTED,
+        address,
+        "has a PCI domain of more than four digits (behind Intel VMD), which KubeVirt refuses",
+        fix="switch VMD off for this slot in the firmware",
+    )
 
 
 def _why_not_on_vfio(function: PciFunction) -> Reason | None:

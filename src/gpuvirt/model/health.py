@@ -7,8 +7,8 @@ machine resets answers 0xffff for a moment, and a group is not viable while its 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds
@@ -32,6 +32,9 @@ class Health:
 
 
 HEALTHY = Health()
+
+HARMLESS = frozenset({"numa_node", "subsystem_vendor", "subsystem_device", "revision", "sriov_totalvfs"})
+"""Attributes that change nothing of whether a device can be given away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +130,22 @@ def symptoms(inventory: Inventory, holds: Holds, candidate: Candidate, *, holder
         yield from _of_function(gpu, candidate.id)
     if candidate.group is None:
         return
-    if candidate.group not in facts.group_nodes and not _opens_by_cdev(inventory, candidate):
+    missing = next(_missing_nodes(inventory, candidate.group), None)
+    if missing is not None and not _opens_by_cdev(inventory, candidate):
         yield Reason(
             ReasonCode.NODE_MISSING,
             candidate.id,
-            "can't be opened: its group has no node",
-            seen=f"no /dev/vfio/{candidate.group}",
+            f"can't be opened: there is no {missing}",
+            seen=f"no {missing}",
             fix="rebind it to its driver, or restart udev; the node comes with the first device of the group",
+        )
+    if unread := next(_unread_drivers(inventory, candidate), None):
+        yield Reason(
+            ReasonCode.UNREAD,
+            candidate.id,
+            f"may be in use by the host: whose driver a member of IOMMU group {candidate.group} has can't be read",
+            seen=f"{unread.path}: {unread.said}",
+            fix="see the kernel's log",
         )
     if spoiling := spoilers(facts.functions, _others(inventory, candidate)):
         names = ", ".join(f"{function.address} ({function.driver})" for function in spoiling)
@@ -165,7 +177,7 @@ def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
             seen=f"/sys/bus/pci/devices/{function.address}/config begins ffff",
             fix="reset or power-cycle the host; if it stays so the card, its slot or its power is faulty",
         )
-    unread = next((found for found in function.unread if found.path.endswith(("/vendor", "/device", "/class"))), None)
+    unread = next((found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS), None)
     if unread is not None:
         yield Reason(
             ReasonCode.UNREAD,
@@ -176,6 +188,14 @@ def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
         )
 
 
+def _missing_nodes(inventory: Inventory, group: IommuGroup) -> Iterator[str]:
+    """Yield what is missing to open a group: its own node, and VFIO's container that it is put into."""
+    if group not in inventory.facts.group_nodes:
+        yield f"/dev/vfio/{group}"
+    if not inventory.facts.platform.vfio_container:
+        yield "/dev/vfio/vfio"
+
+
 def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
     carrier = inventory.facts.functions.get(candidate.carrier)
     return (
@@ -184,6 +204,12 @@ def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
         and carrier is not None
         and any(name in inventory.facts.cdev_nodes for name in carrier.cdevs)
     )
+
+
+def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unread]:
+    for address in _others(inventory, candidate):
+        if isinstance(driver := inventory.facts.functions[address].driver, Unread):
+            yield driver
 
 
 def _others(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:

@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, slot_of
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
@@ -59,8 +59,12 @@ class Inventory:
     units: Mapping[UnitId, tuple[PciAddress, ...]]
 
 
-def build_inventory(facts: Facts) -> Inventory:
-    """Return the GPUs and vGPUs that the facts show."""
+def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = None) -> Inventory:
+    """Return the GPUs and vGPUs that the facts show.
+
+    `type_names` are those of vGPU types as they were known before, by the host's ids: a host that is carved in full no
+    longer names the types that it carries.
+    """
     units = units_of(facts.functions)
     unit_of = {address: unit for unit, members in units.items() for address in members}
     slots: defaultdict[str, list[PciAddress]] = defaultdict(list)
@@ -79,9 +83,16 @@ def build_inventory(facts: Facts) -> Inventory:
         if function.kind is FunctionKind.GPU and function.physfn is None
     }
     vgpus = {
-        live.id: Vgpu(live, gpu, host.framework) for gpu, host in sorted(facts.vgpu_hosts.items()) for live in host.live
+        live.id: Vgpu(_named(live, type_names or {}), gpu, host.framework)
+        for gpu, host in sorted(facts.vgpu_hosts.items())
+        for live in host.live
     }
     return Inventory(facts, gpus, vgpus, groups_of(facts.functions.values()), units)
+
+
+def _named(live: LiveVgpu, type_names: Mapping[str, VgpuType]) -> LiveVgpu:
+    known = type_names.get(live.type_id) if live.type_id is not None and isinstance(live.type, Unread) else None
+    return live if known is None else replace(live, type=known)
 
 
 def _mode(function: PciFunction, vgpu_host: VgpuHost | None) -> Mode:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName, VgpuType
 from gpuvirt.model.candidates import Target
 
 Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
@@ -85,6 +85,8 @@ class Ledger:
     """The name under which each PCI id was first offered."""
     resources: tuple[ResourceName, ...] = ()
     """Every resource that was ever offered on this node: what pods hold of these is ours to answer for."""
+    type_names: Mapping[str, VgpuType] = field(default_factory=dict)
+    """What vGPU types are called, by the host's ids of them."""
     boot_id: BootId | None = None
     """The boot of the host in which the entries' groups were seen; the next one numbers groups anew."""
 

@@ -18,14 +18,14 @@ from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
-from gpuvirt.node.broker import AllocationRefusedError, Broker
+from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.journal import Journal
-from gpuvirt.node.lane import Lane
+from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.statefile import StateFile
@@ -33,6 +33,10 @@ from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.node.watcher import Watcher
 
 log = logging.getLogger(__name__)
+
+
+LOOK_S = 2.0
+"""How long a pod's admission waits for a look; the kubelet admits no other meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Site:
     """The lane of looks at the host."""
     writing: Lane
     """The lane of our own files."""
+    giving: Lane
+    """The lane of looks at what is about to be given away."""
     ledger: Path
     state_file: Path | None
     """None where the host's `/run` is not ours to write."""
@@ -134,11 +140,33 @@ class Agent:
         """Return the devices to prefer; raise PlacementError where the request contradicts itself."""
         return self._broker.prefer(resource, available, must_include, size)
 
-    def allocate(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+    async def give(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        """Give devices to containers as `allocate` does, and keep nobody waiting where a look sleeps in the kernel."""
+        if not self._broker.may_sleep(resource, containers):
+            return self.allocate(resource, containers)
+        try:
+            looked = await self._site.giving.run(
+                lambda: self._broker.look(resource, containers), name="look at what is asked for", timeout_s=LOOK_S
+            )
+        except LaneBlockedError as error:
+            reason = Reason(
+                ReasonCode.SCAN_BLOCKED,
+                resource,
+                "can't be looked at, so it is not known whether it is what it was",
+                seen=str(error),
+                fix="look for processes in state D (ps axo pid,stat,wchan:30,cmd) and at the kernel's log",
+            )
+            self.telemetry.allocations[resource, reason.code] += 1
+            raise AllocationRefusedError(reason) from error
+        return self.allocate(resource, containers, looked)
+
+    def allocate(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
+    ) -> tuple[Attachment, ...]:
         """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing."""
         began_s = self._site.clock.monotonic_s()
         try:
-            attachments = self._broker.allocate(resource, containers)
+            attachments = self._broker.allocate(resource, containers, looked)
         except AllocationRefusedError as error:
             self.telemetry.allocations[resource, error.reason.code] += 1
             self._watcher.look_soon("refusal")
@@ -150,8 +178,9 @@ class Agent:
     def _given(self) -> None:
         """Conclude soon, but not in the way of the requests that a pod of several containers brings at once."""
         self.allocated.set()
-        if self._concluding is None:
-            self._concluding = self._site.clock.call_later(self._pace.conclude_s, self._stale.set)
+        if self._concluding is not None:
+            self._concluding.cancel()
+        self._concluding = self._site.clock.call_later(self._pace.conclude_s, self._stale.set)
 
     async def _conclude(self) -> None:
         """Draw conclusions whenever something new was heard."""

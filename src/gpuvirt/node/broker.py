@@ -5,11 +5,12 @@ request of which something is refused nothing is given.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, ResourceName, is_mdev_uuid
+from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
@@ -21,6 +22,9 @@ from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import lastlook
 from gpuvirt.node.state import NodeState
+
+Looked = Mapping[DeviceId, Reason | None]
+"""What a look just before an allocation has found against each device."""
 
 
 class AllocationRefusedError(GpuvirtError):
@@ -53,35 +57,69 @@ class Broker:
         }
         return prefer(available, must_include, size, places, self._state.settings.vgpu_placement)
 
-    def allocate(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing."""
+    def may_sleep(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> bool:
+        """Return whether looking at what a request names could take its time."""
+        inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
+        if inventory is None or offer is None:
+            return False
+        named = (offer.devices[one] for one in itertools.chain.from_iterable(containers) if one in offer.devices)
+        return any(lastlook.may_sleep(inventory.facts, device.candidate) for device in named)
+
+    def look(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> Looked:
+        """Look once more at the devices that a request names; return what speaks against each, None for nothing.
+
+        Nothing is changed, and it may run in another thread.
+        """
+        inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
+        if inventory is None or offer is None:
+            return {}
+        ids = dict.fromkeys(itertools.chain.from_iterable(containers))
+        return {one: self._change(inventory, offer.devices[one].candidate) for one in ids if one in offer.devices}
+
+    def allocate(
+        self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
+    ) -> tuple[Attachment, ...]:
+        """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing.
+
+        `looked` is what `look` has just returned for the same request; it is made here where it is not given.
+        """
         inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
         if inventory is None or offer is None:
             raise AllocationRefusedError(
                 Reason(ReasonCode.UNKNOWN_RESOURCE, resource, "is not offered on this node", fix="see: gpuvirt devices")
             )
+        looked = self.look(resource, containers) if looked is None else looked
         entries = self._state.entries
         attachments: list[Attachment] = []
         for ids in containers:
-            devices = tuple(self._usable(inventory, offer, ids))
+            devices = tuple(self._usable(offer, ids, looked))
             if (reason := find_holds(entries, self._state.resources).in_the_way(resource, devices)) is not None:
                 raise AllocationRefusedError(reason)
-            attachments.append(attach(inventory, resource, devices, self._state.settings))
+            attachment = attach(inventory, resource, devices, self._state.settings)
+            if devices and (reason := lastlook.missing_node(self._kernel, devices[0].id, attachment.device_nodes)):
+                raise AllocationRefusedError(reason)
+            attachments.append(attachment)
             entries = record(entries, self._entries(resource, devices))
         self._state.entries = entries
         self._given()
         return tuple(attachments)
 
-    def _usable(self, inventory: Inventory, offer: Offer, ids: Sequence[DeviceId]) -> Iterator[Candidate]:
+    def _usable(self, offer: Offer, ids: Sequence[DeviceId], looked: Looked) -> Iterator[Candidate]:
         """Yield the devices of a request; raise AllocationRefusedError at the first that can't be used."""
         for device_id in dict.fromkeys(ids):
-            reason = self._why_not(inventory, offer, device_id)
+            reason = self._why_not(offer, device_id, looked)
             if reason is None:
                 yield offer.devices[device_id].candidate
-            elif not (self._state.settings.compat.drop_mismatched_vgpus and reason.code in _MISMATCHES):
+            elif not self._may_be_left_out(offer, device_id, reason):
                 raise AllocationRefusedError(reason)
 
-    def _why_not(self, inventory: Inventory, offer: Offer, device_id: DeviceId) -> Reason | None:
+    def _may_be_left_out(self, offer: Offer, device_id: DeviceId, reason: Reason) -> bool:
+        """Return whether an mdev that is gone or of another type may be left out, as an admin has switched on."""
+        device = offer.devices.get(device_id)
+        is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
+        return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
+
+    def _why_not(self, offer: Offer, device_id: DeviceId, looked: Looked) -> Reason | None:
         device = offer.devices.get(device_id)
         if device is None and (withheld := self._state.offers.withheld.get(device_id)) is not None:
             return withheld
@@ -92,8 +130,11 @@ class Broker:
             )
         if not device.health.healthy:
             return device.health.against[0]
-        changed = next(lastlook.changes(self._kernel, inventory, device.candidate), None)
-        return changed or lastlook.users(self._kernel, inventory.facts, device.candidate)
+        return looked.get(device_id)
+
+    def _change(self, inventory: Inventory, device: Candidate) -> Reason | None:
+        changed = next(lastlook.changes(self._kernel, inventory, device), None)
+        return changed or lastlook.users(self._kernel, inventory.facts, device)
 
     def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:
         now = self._clock.now()
@@ -102,4 +143,4 @@ class Broker:
             yield Entry(resource, device.id, device.target, device.group, allocation, now)
 
 
-_MISMATCHES = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED})
+_MISMATCHES = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED, ReasonCode.UNKNOWN_DEVICE})

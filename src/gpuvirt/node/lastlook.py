@@ -1,19 +1,20 @@
 """One more look at a device just before it is given away: is it still what it was, where it was, and nobody's?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
-from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS, FunctionKind, PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.snapshot import Facts, User
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware import iommu, pci
+from gpuvirt.hardware import attributes, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.users import read_users
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.paths import HostPath
 
 
 def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
@@ -31,34 +32,94 @@ def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator
         yield from _of_neighbours(kernel, inventory, device, device.group)
     if device.framework is Framework.VENDOR_VFIO:
         yield from _of_type_id(kernel, inventory, device)
+    yield from _of_cdevs(kernel, inventory, device)
+
+
+def may_sleep(facts: Facts, device: Candidate) -> bool:
+    """Return whether looking at a device calls into a driver, or walks through all processes."""
+    return device.framework is Framework.VENDOR_VFIO or not _opens_by_group(facts, device)
 
 
 def users(kernel: Kernel, facts: Facts, device: Candidate) -> Reason | None:
-    """Return why a device is in use, None when nobody has its group open or that can't be told.
+    """Return why a device is in use, None when nobody has it open or that can't be told.
 
     The group is opened, which tests it and takes it in one step, and closed again. The kubelet takes the device to be
-    free, so no virtual machine of a pod can be hurt by finding its group busy for that moment.
+    free, so no virtual machine of a pod can be hurt by finding its group busy for that moment. Where groups have no
+    nodes, the processes that have the device's own node open are looked for.
     """
-    if device.group is None or device.group not in facts.group_nodes:
+    if device.group is None:
         return None
+    if not _opens_by_group(facts, device):
+        found = _users(kernel, facts, device.group)
+        return _in_use(device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}") if found else None
     try:
         with kernel.lease(device.group):
             return None
     except LeaseUnavailableError:
         return None
     except DeviceBusyError as error:
-        members = (function for function in facts.functions.values() if function.iommu_group == device.group)
-        found = (read_users(kernel, [device.group], members) or {}).get(device.group, ())
-        names = (
-            ", ".join(f"{user.command} (pid {user.pid})" for user in found) or "a process that can't be seen from here"
-        )
-        return Reason(
-            ReasonCode.IN_USE_ELSEWHERE,
-            device.id,
-            f"is in use by {names}",
-            seen=str(error),
-            fix="end that process, or take the device from this node's pool",
-        )
+        return _in_use(device, _users(kernel, facts, device.group), str(error))
+
+
+def missing_node(kernel: Kernel, device: DeviceId, nodes: Iterable[HostPath]) -> Reason | None:
+    """Return which of the nodes that a container is to get is not there, None when all are.
+
+    Only what lies below `/dev/vfio` is asked for: an agent without privileges sees no other nodes of the host.
+    """
+    for node in nodes:
+        try:
+            if node.startswith(f"{iommu.VFIO}/"):
+                kernel.device_number(node)
+        except OSError as error:
+            if error.errno not in attributes.ABSENT:
+                continue
+            return Reason(
+                ReasonCode.NODE_MISSING,
+                device,
+                f"can't be opened: there is no {node}",
+                seen=f"{node}: {error.strerror}",
+                fix="rebind the device to its driver, or restart udev",
+            )
+    return None
+
+
+def _opens_by_group(facts: Facts, device: Candidate) -> bool:
+    return device.group is None or device.group in facts.group_nodes
+
+
+def _users(kernel: Kernel, facts: Facts, group: IommuGroup) -> tuple[User, ...]:
+    members = (function for function in facts.functions.values() if function.iommu_group == group)
+    return (read_users(kernel, [group], members) or {}).get(group, ())
+
+
+def _in_use(device: Candidate, found: Sequence[User], seen: str) -> Reason:
+    names = ", ".join(f"{user.command} (pid {user.pid})" for user in found) or "a process that can't be seen from here"
+    return Reason(
+        ReasonCode.IN_USE_ELSEWHERE,
+        device.id,
+        f"is in use by {names}",
+        seen=seen,
+        fix="end that process, or take the device from this node's pool",
+    )
+
+
+def _of_cdevs(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
+    """Yield the functions of a device's group whose own node, which a virtual machine is told, is another by now."""
+    if not inventory.facts.platform.iommufd or device.group is None:
+        return
+    for address in inventory.groups.get(device.group, ()):
+        expected, found = inventory.facts.functions[address].cdevs, pci.read_cdevs(kernel, address)
+        if isinstance(found, Unread):
+            yield _unread(device, found)
+        elif found != expected:
+            yield Reason(
+                ReasonCode.NODE_MISSING,
+                device.id,
+                f"can't be opened as it was: {address} had the node {' '.join(expected) or 'none'} at the last look"
+                f" and has {' '.join(found) or 'none'} now",
+                seen=pci.attribute(address, "vfio-dev"),
+                fix="nothing: it is offered anew as it is",
+            )
 
 
 def _of_identity(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
@@ -112,8 +173,11 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
     if isinstance(members, Unread):
         yield _unread(device, members)
         return
+    if members is None:
+        yield from _of_group(device, None)
+        return
     known = set(inventory.groups.get(group, ()))
-    if strange := [member for member in members or () if member not in known]:
+    if strange := [member for member in members if member not in known]:
         yield Reason(
             ReasonCode.GROUP_CHANGED,
             device.id,
@@ -122,7 +186,7 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
             fix="nothing: the host is looked at again",
         )
         return
-    for member in members or ():
+    for member in members:
         function = inventory.facts.functions.get(PciAddress(member))
         if member == device.carrier or (function is not None and function.kind is FunctionKind.BRIDGE):
             continue

@@ -6,7 +6,7 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 from collections.abc import Mapping
 from datetime import datetime
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, ResourceName
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, ResourceName, VgpuType
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.candidates import Target
@@ -32,6 +32,7 @@ class NodeState:
         self.first_names: Mapping[str, str] = ledger.first_names
         self.resources: frozenset[ResourceName] = frozenset(ledger.resources)
         """Every resource that was ever offered on this node."""
+        self.type_names: Mapping[str, VgpuType] = ledger.type_names
         self.boot_id: BootId | None = ledger.boot_id
         self.holders: Holders | None = None
         """What the kubelet said last."""
@@ -49,7 +50,8 @@ class NodeState:
     @property
     def ledger(self) -> Ledger:
         """What is to be kept on disk."""
-        return Ledger(self.entries, self.first_names, tuple(sorted(self.resources)), self.boot_id)
+        resources = tuple(sorted(self.resources))
+        return Ledger(self.entries, self.first_names, resources, self.type_names, self.boot_id)
 
     @property
     def holders_heard(self) -> bool:
@@ -65,7 +67,9 @@ class NodeState:
         """Take what a look at the host has shown; return whether it is news."""
         if self.inventory is not None and facts == self.inventory.facts:
             return False
-        self.inventory = build_inventory(facts)
+        names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
+        self.type_names = {**self.type_names, **names}
+        self.inventory = build_inventory(facts, self.type_names)
         known, boot_id = _known(self.inventory), facts.platform.boot_id
         self.entries = locate(self.entries, known, same_boot=boot_id is None or boot_id == self.boot_id)
         self.entries = adopt(self.entries, self.holders, known)

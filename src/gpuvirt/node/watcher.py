@@ -187,8 +187,16 @@ class Watcher:
 
     def _nodes_are_as_before(self) -> bool:
         """List `/dev/vfio`, each second and so not by way of the lane: a folder of devtmpfs keeps nobody waiting."""
-        nodes = iommu.read_group_nodes(self._kernel)
-        return self._facts is not None and (isinstance(nodes, Unread) or nodes == self._facts.group_nodes)
+        facts = self._facts
+        if facts is None:
+            return False
+        groups, cdevs = iommu.read_group_nodes(self._kernel), iommu.read_cdev_nodes(self._kernel)
+        container = iommu.exists(self._kernel, iommu.CONTAINER)
+        return (
+            (isinstance(groups, Unread) or groups == facts.group_nodes)
+            and (isinstance(cdevs, Unread) or cdevs == facts.cdev_nodes)
+            and (isinstance(container, Unread) or container == facts.platform.vfio_container)
+        )
 
     async def _in_lane(self, job: Callable[[], T], name: str) -> T:
         return await self._lane.run(job, name=name, timeout_s=LOOK_TIMEOUT_S)

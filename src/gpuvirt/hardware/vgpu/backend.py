@@ -28,8 +28,19 @@ class VgpuBackend(Protocol):
         """The framework that this back end knows."""
         ...
 
-    def probe(self, kernel: Kernel, functions: Mapping[PciAddress, PciFunction], /) -> Probe | Unread:
-        """Return the GPUs that carry vGPUs this way; Unread when what exists can't be listed."""
+    def probe(
+        self,
+        kernel: Kernel,
+        functions: Mapping[PciAddress, PciFunction],
+        before: Mapping[PciAddress, VgpuHost],
+        /,
+        *,
+        brief: bool,
+    ) -> Probe | Unread:
+        """Return the GPUs that carry vGPUs this way; Unread when what exists can't be listed.
+
+        `before` is what was found last. A brief look takes from there what each GPU could still carry.
+        """
         ...
 
 

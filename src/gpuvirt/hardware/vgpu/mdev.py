@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gpuvirt.facts.ids import (
     IommuGroup,
@@ -44,7 +45,15 @@ class Mdev:
 
     framework = Framework.MDEV
 
-    def probe(self, kernel: Kernel, functions: Mapping[PciAddress, PciFunction], /) -> Probe | Unread:
+    def probe(
+        self,
+        kernel: Kernel,
+        functions: Mapping[PciAddress, PciFunction],
+        before: Mapping[PciAddress, VgpuHost],
+        /,
+        *,
+        brief: bool,
+    ) -> Probe | Unread:
         """Return the GPUs that carry mediated devices, or could."""
         parents, devices = attributes.names(kernel, PARENTS), attributes.names(kernel, LIVE)
         if isinstance(parents, Unread):
@@ -61,15 +70,17 @@ class Mdev:
                 oddities.append(slot)
             else:
                 gpu = gpu_of(functions, slot)
-                slots[gpu][slot] = dict(_types(kernel, slot, unread[gpu]))
+                known = before[gpu].slots.get(slot) if brief and gpu in before else None
+                slots[gpu][slot] = dict(_types(kernel, slot, unread[gpu])) if known is None else known
+        seen = {vgpu.id: vgpu for host in before.values() for vgpu in host.live}
         for device in devices or ():
-            vgpu = _live(kernel, device, functions)
+            vgpu = _live(kernel, device, functions, seen)
             if isinstance(vgpu, Oddity):
                 oddities.append(vgpu)
             else:
                 live[gpu_of(functions, vgpu.slot)].append(vgpu)
         hosts = {
-            gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), tuple(unread[gpu]))
+            gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), unread=tuple(unread[gpu]))
             for gpu in sorted({*slots, *live})
         }
         return Probe(hosts, tuple(oddities))
@@ -97,13 +108,20 @@ def _types(kernel: Kernel, slot: PciAddress, unread: list[Unread]) -> Iterator[t
             yield VgpuType(name if isinstance(name, str) else type_id), left
 
 
-def _live(kernel: Kernel, name: str, functions: Mapping[PciAddress, PciFunction]) -> LiveVgpu | Oddity:
+def _live(
+    kernel: Kernel, name: str, functions: Mapping[PciAddress, PciFunction], seen: Mapping[VgpuId, LiveVgpu]
+) -> LiveVgpu | Oddity:
     path = HostPath(f"{LIVE}/{name}")
     try:
         vgpu = parse_mdev_uuid(name)
         target = kernel.readlink(path)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return Oddity(path, f"is no mediated device: {error}")
+    except OSError as error:
+        before = seen.get(parse_mdev_uuid(name))
+        if before is None or error.errno in attributes.ABSENT:
+            return Oddity(path, f"is no mediated device: {error}")
+        return replace(before, type=Unread(path, errno=error.errno))
     parent = _address(path, target.split("/")[-2] if "/" in target else target, functions)
     if isinstance(parent, Oddity):
         return parent

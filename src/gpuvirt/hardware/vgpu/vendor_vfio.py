@@ -1,7 +1,7 @@
 """vGPUs as VFs that stay on the driver `nvidia` and carry a type (read side).
 
 Each VF has `nvidia/creatable_vgpu_types`, lines of `id : name`, and `nvidia/current_vgpu_type`, an id or 0. What can be
-created shrinks as VFs are given types, so the name of a type that exists is looked for on every VF of the host. The
+created shrinks as VFs are given types, so names are looked for on every VF of the host and kept from look to look. The
 formats come from vendors' threads and from KubeVirt (pkg/virt-handler/device-manager); they have not been met on
 hardware here.
 """
@@ -37,20 +37,23 @@ def read_type_id(kernel: Kernel, slot: PciAddress) -> str | Unread | None:
     return attributes.parsed(kernel, pci.attribute(slot, "nvidia/current_vgpu_type"), parse_type_id)
 
 
-def unnamed(type_id: str) -> VgpuType:
-    """Return what a type is called whose name no VF tells."""
-    return VgpuType(f"vGPU type {type_id}")
-
-
 class VendorVfio:
     """Reads VFs that carry vGPU types."""
 
     framework = Framework.VENDOR_VFIO
 
-    def probe(self, kernel: Kernel, functions: Mapping[PciAddress, PciFunction], /) -> Probe | Unread:
+    def probe(
+        self,
+        kernel: Kernel,
+        functions: Mapping[PciAddress, PciFunction],
+        before: Mapping[PciAddress, VgpuHost],
+        /,
+        *,
+        brief: bool,
+    ) -> Probe | Unread:
         """Return the GPUs whose VFs carry types, or could."""
         carriers = [function for function in functions.values() if function.physfn and function.driver == DRIVER]
-        names: dict[str, VgpuType] = {}
+        names = {type_id: name for host in before.values() for type_id, name in host.type_names.items()}
         slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
         unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)
         current: dict[PciAddress, str | Unread] = {}
@@ -60,26 +63,37 @@ class VendorVfio:
                 continue
             current[function.address] = type_id
             gpu = gpu_of(functions, function.address)
-            path = pci.attribute(function.address, "nvidia/creatable_vgpu_types")
-            creatable = attributes.parsed(kernel, path, parse_creatable)
-            unread[gpu] += (found for found in (type_id, creatable) if isinstance(found, Unread))
-            known = creatable if creatable is not None and not isinstance(creatable, Unread) else {}
-            names.update(known)
-            slots[gpu][function.address] = dict.fromkeys(known.values(), 1)
+            unread[gpu] += (found for found in (type_id,) if isinstance(found, Unread))
+            known = before[gpu].slots.get(function.address) if brief and gpu in before else None
+            if known is None:
+                path = pci.attribute(function.address, "nvidia/creatable_vgpu_types")
+                creatable = attributes.parsed(kernel, path, parse_creatable)
+                unread[gpu] += (found for found in (creatable,) if isinstance(found, Unread))
+                told = creatable if creatable is not None and not isinstance(creatable, Unread) else {}
+                names.update(told)
+                known = dict.fromkeys(told.values(), 1)
+            slots[gpu][function.address] = known
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
         for address, type_id in current.items():
             if type_id != NO_TYPE:
                 live[gpu_of(functions, address)].append(_live(functions[address], type_id, names))
         return Probe(
-            {gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), tuple(unread[gpu])) for gpu in slots}
+            {
+                gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), names, tuple(unread[gpu]))
+                for gpu in slots
+            }
         )
 
 
 def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, VgpuType]) -> LiveVgpu:
     return LiveVgpu(
         id=VgpuId(function.address),
-        type=type_id if isinstance(type_id, Unread) else names.get(type_id, unnamed(type_id)),
+        type=type_id if isinstance(type_id, Unread) else names.get(type_id) or _unnamed(function.address, type_id),
         slot=function.address,
         group=function.iommu_group,
         type_id=None if isinstance(type_id, Unread) else type_id,
     )
+
+
+def _unnamed(slot: PciAddress, type_id: str) -> Unread:
+    return Unread(pci.attribute(slot, "nvidia/current_vgpu_type"), seen=f"{type_id}, a type that no VF names now")
