@@ -15,7 +15,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, GpuView, NodeView
 from gpuvirt.node.agent import Agent, Site
 from gpuvirt.node.broker import AllocationRefusedError
-from gpuvirt.node.lane import InlineLane
+from gpuvirt.node.lane import InlineLane, Lane
 from gpuvirt.node.pace import Pace
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
@@ -94,7 +94,12 @@ class SimNode:
 
 @asynccontextmanager
 async def running_node(
-    kernel: SimKernel, folder: Path, settings: Settings | None = None, *, ids: PciIds = IDS
+    kernel: SimKernel,
+    folder: Path,
+    settings: Settings | None = None,
+    *,
+    ids: PciIds = IDS,
+    giving: Lane | None = None,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
@@ -103,7 +108,7 @@ async def running_node(
         clock=clock,
         watching=InlineLane(),
         writing=InlineLane(),
-        giving=InlineLane(),
+        giving=giving or InlineLane(),
         ledger=folder / "ledger.json",
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
+from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
@@ -136,3 +139,46 @@ async def test_an_amd_gpu_has_its_vendors_domain(machine: Machine, tmp_path: Pat
     async with running_node(machine("8xMI300X"), tmp_path) as node:
         (one,) = node.allocate("amd.com/AQUA_VANJARAM_INSTINCT_MI300X", ["0000:05:00.0"])
         assert one.env == {"PCI_RESOURCE_AMD_COM_AQUA_VANJARAM_INSTINCT_MI300X": "0000:05:00.0"}
+
+
+AUDIO2060 = "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
+
+
+async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(machine: Machine, tmp_path: Path) -> None:
+    """The kubelet asks for each resource in a call of its own."""
+    settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
+    async with running_node(machine("4xRTX2060"), tmp_path, settings) as node:
+        await node.say_holders()
+        node.allocate(RTX2060, ["0000:86:00.0"])
+        free = [DeviceId(f"0000:{bus}:00.1") for bus in ("04", "3b", "86", "af")]
+        (audio,) = node.agent.prefer(ResourceName(AUDIO2060), free, [], 1)
+        assert audio == "0000:86:00.1"
+        node.allocate(AUDIO2060, [audio])
+        await node.advance(1)
+        node.hold(RTX2060, "0000:86:00.0")
+        node.hold(AUDIO2060, audio)
+        await node.say_holders()
+        assert node.offered[AUDIO2060] == dict.fromkeys(free, True)
+
+
+async def test_the_audio_of_a_card_that_a_pod_has_goes_to_no_other(machine: Machine, tmp_path: Path) -> None:
+    settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
+    async with running_node(machine("4xRTX2060"), tmp_path, settings) as node:
+        await node.say_holders()
+        node.allocate(RTX2060, ["0000:86:00.0"])
+        node.hold(RTX2060, "0000:86:00.0")
+        await node.say_holders()
+        assert node.refused(AUDIO2060, ["0000:86:00.1"]) is ReasonCode.GROUP_HELD
+
+
+async def test_one_alias_for_an_mdev_and_a_function_names_the_function_alone(tmp_path: Path) -> None:
+    """KubeVirt reads mdevs from another variable, so one answer can't name both."""
+    slots = (
+        SlotSpec(at="0000:3b:00.0", board="T4", driver="vfio-pci", group=12),
+        SlotSpec(at="0000:5e:00.0", board="T4", group=22, vgpus={VgpuType("GRID T4-8Q"): 1}),
+    )
+    kernel = build_machine(MachineSpec(about="a T4 on vfio-pci and one with a vGPU", slots=slots))
+    async with running_node(kernel, tmp_path, Settings(aliases={"TU104GL_TESLA_T4": "t4", "GRID_T4-8Q": "t4"})) as node:
+        assert node.offered == {"nvidia.com/t4": {"0000:3b:00.0": True}}
+        (mdev,) = node.kernel.mdev.devices
+        assert node.reasons(mdev) == [ReasonCode.NAME_TAKEN]

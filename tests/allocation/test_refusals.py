@@ -1,17 +1,22 @@
 """What is refused, with its reason; and of a request of which something is refused nothing is given."""
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings
 from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.lane import ThreadLane
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
+from gpuvirt.sim.tree import Folder, Link, constant
 from simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
@@ -127,3 +132,83 @@ async def test_refusals_are_counted_by_their_reason(two_a10: SimNode) -> None:
     two_a10.refused(A10, ["0000:01:00.0"])
     two_a10.allocate(A10, [FIRST])
     assert two_a10.agent.telemetry.allocations == {(A10, "UnknownDevice"): 1, (A10, "given"): 1}
+
+
+async def test_a_group_whose_node_somebody_has_just_deleted(two_a10: SimNode) -> None:
+    two_a10.kernel.delete_node(IommuGroup(12))
+    assert two_a10.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
+
+
+async def test_the_container_node_that_every_group_needs(two_a10: SimNode) -> None:
+    two_a10.kernel.tree.remove(HostPath("/dev/vfio/vfio"))
+    assert two_a10.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
+    await two_a10.advance(2)
+    assert two_a10.offered == {A10: {FIRST: False, "0000:ca:00.0": False}}
+
+
+def with_iommufd(*, group_nodes: bool = True) -> SimKernel:
+    slots = (
+        SlotSpec(at=FIRST, board="A10", driver="vfio-pci", group=12),
+        SlotSpec(at="0000:ca:00.0", board="A10", driver="vfio-pci", group=22),
+    )
+    return build_machine(MachineSpec(about="two A10", iommufd=True, group_nodes=group_nodes, slots=slots))
+
+
+async def test_a_device_whose_own_node_has_another_name_by_now(tmp_path: Path) -> None:
+    """Its old name may be another tenant's device: nodes are numbered in the order of binding."""
+    kernel = with_iommufd()
+    async with running_node(kernel, tmp_path) as node:
+        folder = kernel.pci.functions[FIRST].folder
+        kernel.tree.remove(HostPath(f"{folder}/vfio-dev"))
+        kernel.tree.place(HostPath(f"{folder}/vfio-dev/vfio1"), Folder())
+        assert node.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
+
+
+async def test_a_node_of_its_own_that_goes_is_seen_within_two_seconds(tmp_path: Path) -> None:
+    kernel = with_iommufd(group_nodes=False)
+    async with running_node(kernel, tmp_path) as node:
+        kernel.tree.remove(HostPath("/dev/vfio/devices/vfio0"))
+        assert node.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
+        await node.advance(2)
+        assert node.offered == {A10: {FIRST: False, "0000:ca:00.0": True}}
+
+
+async def test_a_device_that_somebody_has_open_on_a_kernel_without_groups(tmp_path: Path) -> None:
+    kernel = with_iommufd(group_nodes=False)
+    kernel.tree.place(HostPath("/proc/777/comm"), constant("qemu"))
+    async with running_node(kernel, tmp_path) as node:
+        kernel.tree.place(HostPath("/proc/777/fd/5"), Link("/dev/vfio/devices/vfio0"))
+        assert node.refused(A10, [FIRST]) is ReasonCode.IN_USE_ELSEWHERE
+        assert node.allocate(A10, ["0000:ca:00.0"])
+
+
+async def test_a_vgpu_in_a_domain_that_kubevirt_refuses(tmp_path: Path) -> None:
+    slot = SlotSpec(at="10000:25:00.0", board="L40S", group=12, vfs=4, vgpus={VgpuType("NVIDIA L40S-12Q"): 1})
+    async with running_node(build_machine(MachineSpec(about="behind VMD", slots=(slot,))), tmp_path) as node:
+        assert node.offered == {}
+        assert node.reasons("10000:25:00.4") == [ReasonCode.ADDRESS_NOT_ACCEPTED]
+
+
+async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(machine: Machine, tmp_path: Path) -> None:
+    kernel, wake = machine("4xL40S"), threading.Event()
+
+    def sleep() -> None:
+        wake.wait(100)
+
+    async with running_node(kernel, tmp_path, giving=ThreadLane("giving")) as node:
+        path = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
+        kernel.faults.before_read(path, sleep)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gpuvirt.node.agent.LOOK_S", 0.01)
+            with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
+                await node.agent.give(ResourceName("nvidia.com/NVIDIA_L40S-12Q"), [[DeviceId("0000:25:00.4")]])
+        wake.set()
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "snd_hda_intel"])
+async def test_a_chipsets_audio_is_none_of_a_gpus(tmp_path: Path, driver: str) -> None:
+    board = BoardSpec(functions=(FunctionSpec(id="8086:a348", class_code="040300", native_driver="snd_hda_intel"),))
+    slot = SlotSpec(at="0000:00:1f.3", board="audio", driver=driver, group=2)
+    kernel = build_machine(MachineSpec(about="no GPU", boards={"audio": board}, slots=(slot,)))
+    async with running_node(kernel, tmp_path, Settings(compat=Compat(offer_companions=True))) as node:
+        assert (node.offered, node.view.functions) == ({}, ())

@@ -165,3 +165,9 @@ def test_an_alias_takes_the_place_of_a_name(alias: str, resource: str) -> None:
 def test_names_that_kubernetes_refuses(name: str) -> None:
     with pytest.raises(ValueError, match="is not a resource name"):
         parse_resource_name(name)
+
+
+@pytest.mark.parametrize("key", ["GA102GL_A10", "nvidia.com/GA102GL_A10", "OLD_NAME", "nvidia.com/OLD_NAME"])
+def test_an_alias_may_be_given_for_the_first_name_and_for_todays(key: str) -> None:
+    kept = Naming(SHIPPED.ids, aliases={key: "a10"}, first_names={"10de:2236": "OLD_NAME"})
+    assert kept.of_function(PciId(0x10DE, 0x2236)).resource == "nvidia.com/a10"

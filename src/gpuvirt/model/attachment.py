@@ -11,7 +11,6 @@ from itertools import chain
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.naming import cdi_name, env_name
@@ -38,7 +37,7 @@ def attach(
     inventory: Inventory, resource: ResourceName, devices: Sequence[Candidate], settings: Settings
 ) -> Attachment:
     """Return what a container gets for these devices of one resource, in the order in which it asked for them."""
-    mediated = any(device.framework is Framework.MDEV for device in devices)
+    mediated = any(device.is_mdev for device in devices)
     prefix = "MDEV_PCI_RESOURCE" if mediated else "PCI_RESOURCE"
     env = {env_name(prefix, resource): ",".join(device.id for device in devices)} if devices else {}
     if not devices:
@@ -54,13 +53,17 @@ def attach(
 
 
 def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
-    """Return what a virtual machine opens to have one device: iommufd's nodes, or the container and the group.
+    """Return what a virtual machine opens to have one device: its own node, or the container and the group.
 
-    One way and not both, since Kata plugs in whatever it is given; `/dev/iommu` it opens by itself.
+    One way and not both, and nothing of its neighbours, since Kata plugs in whatever it is given; `/dev/iommu` it opens
+    by itself. A device that is gone has none: its group's number may be another's by now.
     """
-    cdevs = _cdevs(inventory, device)
-    own = (HostPath(f"/dev/vfio/devices/{name}") for name in cdevs)
-    return tuple(own) or tuple(_group_nodes(inventory.facts, device))
+    facts, function = inventory.facts, inventory.facts.functions.get(device.carrier)
+    if function is None or (device.target.vgpu is not None and device.target.vgpu not in inventory.vgpus):
+        return ()
+    if not device.is_mdev and facts.platform.iommufd and function.cdevs[:1] and function.cdevs[0] in facts.cdev_nodes:
+        return (HostPath(f"/dev/vfio/devices/{function.cdevs[0]}"),)
+    return tuple(_group_nodes(facts, device))
 
 
 def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Iterator[HostPath]:

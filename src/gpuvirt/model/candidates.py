@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.naming import NAMESPACES, Named, Naming
@@ -37,11 +37,16 @@ class Candidate:
     carrier: PciAddress
     """The function that a virtual machine gets, or that its vGPU is made on."""
 
+    @property
+    def is_mdev(self) -> bool:
+        """Whether KubeVirt looks for it among mdevs."""
+        return self.framework is Framework.MDEV
+
 
 def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Iterator[Candidate | Reason]:
     """Yield each whole function that can be offered, and for the others of interest the reason why not."""
     for function in inventory.facts.functions.values():
-        if function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}:
+        if not inventory.matters(function):
             continue
         reason = _why_not_whole(inventory, function, settings)
         if reason is not None:

@@ -1,9 +1,9 @@
 """What is in somebody's hands, whatever resource name it went out under, and what that keeps from others."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpuvirt.facts.ids import IommuGroup, ResourceName
+from gpuvirt.facts.ids import IommuGroup, ResourceName, slot_of
 from gpuvirt.model.candidates import Candidate, Target
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -49,12 +49,30 @@ class Holds:
         renewed = [self.by_target[target] for target in targets if target in self.by_target]
         for candidate in candidates:
             for entry in self._in_group(candidate):
-                if entry.target not in targets and not any(entry.together_with(own) for own in renewed):
+                ours = any(entry.together_with(own) for own in renewed) or _comes_with(candidate, entry)
+                if entry.target not in targets and not ours:
                     return _group_held(candidate, entry)
         return None
 
+    def companions(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Yield the devices whose slot's other functions were just given to a pod that is not known yet."""
+        for candidate in candidates:
+            own = self.by_target.get(candidate.target)
+            if own is None and any(_comes_with(candidate, entry) for entry in self._in_group(candidate)):
+                yield candidate
+
     def _in_group(self, candidate: Candidate) -> tuple[Entry, ...]:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
+
+
+def _comes_with(candidate: Candidate, entry: Entry) -> bool:
+    """Return whether a device is asked for in the same breath as another function of its slot: a GPU and its audio.
+
+    The kubelet asks once for each resource, and does not say for which pod. It admits one pod after another, so what
+    was just given and is in nobody's name yet is the same pod's; soon the rest of its group is no longer listed.
+    """
+    whole = candidate.target.vgpu is None and entry.target.vgpu is None
+    return whole and entry.consumer is None and slot_of(candidate.target.gpu) == slot_of(entry.target.gpu)
 
 
 def find_holds(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> Holds:

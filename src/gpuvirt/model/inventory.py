@@ -1,7 +1,7 @@
 """The GPUs of a node and their vGPUs, with what belongs together."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -55,8 +55,18 @@ class Inventory:
     facts: Facts
     gpus: Mapping[PciAddress, Gpu]
     vgpus: Mapping[VgpuId, Vgpu]
+    slots: Mapping[str, Sequence[PciAddress]]
+    """The physical functions of each slot."""
     groups: Mapping[IommuGroup, tuple[PciAddress, ...]]
     units: Mapping[UnitId, tuple[PciAddress, ...]]
+
+    def matters(self, function: PciFunction) -> bool:
+        """Return whether a function is a GPU, of a GPU's card, or an NVSwitch; a chipset's audio is not."""
+        if function.kind in {FunctionKind.GPU, FunctionKind.NVSWITCH}:
+            return True
+        if function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}:
+            return False
+        return any(address in self.gpus for address in self.slots.get(slot_of(function.address), ()))
 
 
 def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = None) -> Inventory:
@@ -74,7 +84,7 @@ def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = No
     gpus = {
         address: Gpu(
             function=function,
-            mode=_mode(function, facts.vgpu_hosts.get(address)),
+            mode=mode_of(function, facts.vgpu_hosts.get(address)),
             unit=unit_of[address],
             companions=tuple(other for other in sorted(slots[slot_of(address)]) if other != address),
             vgpu_host=facts.vgpu_hosts.get(address),
@@ -87,7 +97,7 @@ def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = No
         for gpu, host in sorted(facts.vgpu_hosts.items())
         for live in host.live
     }
-    return Inventory(facts, gpus, vgpus, groups_of(facts.functions.values()), units)
+    return Inventory(facts, gpus, vgpus, slots, groups_of(facts.functions.values()), units)
 
 
 def _named(live: LiveVgpu, type_names: Mapping[str, VgpuType]) -> LiveVgpu:
@@ -95,7 +105,8 @@ def _named(live: LiveVgpu, type_names: Mapping[str, VgpuType]) -> LiveVgpu:
     return live if known is None else replace(live, type=known)
 
 
-def _mode(function: PciFunction, vgpu_host: VgpuHost | None) -> Mode:
+def mode_of(function: PciFunction, vgpu_host: VgpuHost | None) -> Mode:
+    """Return how a function can be used as it stands."""
     if isinstance(function.driver, Unread):
         return Mode.UNKNOWN
     if function.on_vfio:

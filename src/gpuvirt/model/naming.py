@@ -97,14 +97,16 @@ class Naming:
         natural = natural or f"{pci_id.device:04x}{suffix}"
         key = f"{pci_id}{suffix.lower()}"
         first = self.first_names.get(key, natural)
-        return Named(self._resource(pci_id.vendor, first), key, first, natural if natural != first else None)
+        return Named(self._resource(pci_id.vendor, first, natural), key, first, natural if natural != first else None)
 
     def of_type(self, vendor: int, vgpu_type: VgpuType) -> Named:
         """Return the name of a vGPU type."""
         return Named(self._resource(vendor, legal(from_type(vgpu_type)) or "vgpu"))
 
-    def _resource(self, vendor: int, name: str) -> ResourceName:
-        called = self.aliases.get(name, name)
-        if "/" in called:
-            return ResourceName(called)
-        return ResourceName(f"{NAMESPACES.get(vendor, 'gpuvirt.io')}/{called}")
+    def _resource(self, vendor: int, name: str, natural: str | None = None) -> ResourceName:
+        """Return the resource's name; an alias may be given for today's name, too, with the domain or without."""
+        domain = NAMESPACES.get(vendor, "gpuvirt.io")
+        names = (name,) if natural is None else (name, natural)
+        known_as = (full for one in names for full in (f"{domain}/{one}", one))
+        called = next((self.aliases[one] for one in known_as if one in self.aliases), name)
+        return ResourceName(called if "/" in called else f"{domain}/{called}")

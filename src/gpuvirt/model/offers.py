@@ -84,6 +84,9 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
             withheld[standing.subject] = standing
         else:
             free.append(standing)
+    for candidate in _of_another_kind(free, before):
+        free.remove(candidate)
+        withheld[candidate.id] = _name_taken(candidate)
     keys = {_key(candidate) for candidate in free}
     kept = dict(_kept(inventory, before, holds, keys, withheld))
     seen = {
@@ -116,6 +119,25 @@ def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Cand
             fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
         )
     return holds.as_held(candidate)
+
+
+def _of_another_kind(free: Iterable[Candidate], before: Offers) -> tuple[Candidate, ...]:
+    """Return the devices whose resource has devices of another kind: those that were offered before, else functions."""
+    kinds: dict[ResourceName, bool] = {resource: device.candidate.is_mdev for resource, device in before.devices()}
+    free = sorted(free, key=lambda candidate: candidate.is_mdev)
+    for candidate in free:
+        kinds.setdefault(candidate.named.resource, candidate.is_mdev)
+    return tuple(candidate for candidate in free if kinds[candidate.named.resource] is not candidate.is_mdev)
+
+
+def _name_taken(candidate: Candidate) -> Reason:
+    kind, other = ("an mdev", "PCI functions") if candidate.is_mdev else ("a PCI function", "mdevs")
+    return Reason(
+        ReasonCode.NAME_TAKEN,
+        candidate.id,
+        f"is {kind}, and {candidate.named.resource} has {other}; KubeVirt looks for them in different variables",
+        fix="give each an alias of its own",
+    )
 
 
 def _key(candidate: Candidate) -> Key:

@@ -36,14 +36,19 @@ def prefer(
     size: int,
     places: Mapping[DeviceId, Place],
     spread: Spread = Spread.SPREAD,
+    *,
+    companions: Sequence[DeviceId] = (),
 ) -> tuple[DeviceId, ...]:
     """Return the `size` devices to prefer, the ones that must be included first; fewer where there are no more.
 
-    Raises PlacementError when more must be included than asked for.
+    `companions` belong to devices that the same pod was just given, and go before all that need not be included. Raises
+    PlacementError when more must be included than asked for.
     """
     musts = tuple(dict.fromkeys(must_include))
     if len(musts) > size:
         raise PlacementError(f"{len(musts)} devices must be included in an allocation of {size}")
+    begun = [device for device in companions if device in available and device not in musts]
+    musts = (*musts, *begun[: size - len(musts)])
     rest = [device for device in dict.fromkeys(available) if device not in musts]
     nodes = _nodes(musts, rest, size - len(musts), places)
     chosen = list(musts)

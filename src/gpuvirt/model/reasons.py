@@ -19,6 +19,7 @@ class ReasonCode(StrEnum):
     CARRIES_VGPUS = "CarriesVgpus"
     NO_VGPUS = "NoVgpus"
     GROUP_HELD = "GroupHeld"
+    NAME_TAKEN = "NameTaken"
     HELD_UNDER_OTHER_NAME = "HeldUnderOtherName"
     ODD_ENTRY = "OddEntry"
 

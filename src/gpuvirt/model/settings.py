@@ -5,8 +5,9 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import parse_resource_name
+from gpuvirt.facts.ids import ResourceName, parse_resource_name
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.naming import env_name
 
 
 class Spread(StrEnum):
@@ -49,7 +50,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     aliases: dict[str, str] = {}
     """Other names for resources: `GA102GL_A10: a10` makes `nvidia.com/GA102GL_A10` be `nvidia.com/a10`.
 
-    Several names may share one alias; `GA102GL_A10: example.com/a10` changes the domain too.
+    Several names may share one alias; `GA102GL_A10: example.com/a10` changes the domain too. The name may be given with
+    its domain, and may be the first one offered or the one that the PCI ID database has today.
     """
     vgpu_placement: Spread = Spread.SPREAD
     """Which of several equal vGPUs a virtual machine gets: `spread` or `pack`."""
@@ -72,10 +74,19 @@ def check(settings: Settings, *, where: str) -> Settings:
                 where=where,
                 path=f"$.offer[{index}]",
             )
+    variables: dict[str, str] = {}
     for name, alias in settings.aliases.items():
         full = alias if "/" in alias else f"nvidia.com/{alias}"
         try:
             parse_resource_name(full)
         except InvalidIdError as error:
             raise ConfigError(str(error), where=where, path=f"$.aliases.{name}") from error
+        other = variables.setdefault(env_name("", ResourceName(full)), full)
+        if other != full:
+            raise ConfigError(
+                f"{full} and {other} differ only in case or punctuation, and a virtual machine would find both in one"
+                " environment variable; make them one name, or two that differ more",
+                where=where,
+                path=f"$.aliases.{name}",
+            )
     return settings

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
-from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.attachment import vm_nodes
-from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu
+from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu, mode_of
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Offer, OfferedDevice, Offers
@@ -147,19 +147,14 @@ def draw(sitter: Sitter, at: datetime) -> NodeView:
         functions=tuple(
             _function(sitter, offered, function, None)
             for address, function in sorted(facts.functions.items())
-            if address not in gpus and VgpuId(address) not in sitter.inventory.vgpus and _is_shown(function, offered)
+            if address not in gpus and VgpuId(address) not in sitter.inventory.vgpus
+            if address in offered or (function.physfn is None and sitter.inventory.matters(function))
         ),
         resources=tuple(_resource(sitter, offer) for offer in sitter.offers.by_resource.values()),
         notes=(*sitter.notes, *_oddities(facts)),
         boot_id=facts.platform.boot_id,
         agent=sitter.agent,
     )
-
-
-def _is_shown(function: PciFunction, offered: Offered) -> bool:
-    """Return whether a function that is no GPU has a row; a VF without a vGPU has none, they are too many."""
-    boring = function.physfn is not None or function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}
-    return function.address in offered or not boring
 
 
 def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
@@ -172,7 +167,7 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         pci_id=str(function.id),
         kind=function.kind,
         name=sitter.naming.ids.text(function.id),
-        mode=gpu.mode if gpu is not None else (Mode.PASSTHROUGH if function.on_vfio else Mode.CONTAINER),
+        mode=mode_of(function, gpu.vgpu_host if gpu is not None else None),
         driver=function.driver if isinstance(function.driver, str) else None,
         group=None if isinstance(group, Unread) else group,
         numa_node=function.numa_node,

@@ -55,7 +55,10 @@ class Broker:
             device.id: Place(device.candidate.numa_node, device.candidate.group, device.candidate.target.gpu)
             for device in offer.devices.values()
         }
-        return prefer(available, must_include, size, places, self._state.settings.vgpu_placement)
+        holds = find_holds(self._state.entries, self._state.resources)
+        companions = [one.id for one in holds.companions(device.candidate for device in offer.devices.values())]
+        spread = self._state.settings.vgpu_placement
+        return prefer(available, must_include, size, places, spread, companions=companions)
 
     def may_sleep(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> bool:
         """Return whether looking at what a request names could take its time."""

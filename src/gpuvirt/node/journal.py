@@ -143,6 +143,8 @@ def decode(content: bytes) -> tuple[Ledger, dict[str, msgspec.Raw]]:
     head, newline, rest = content.partition(b"\n")
     body = rest.removesuffix(b"\n")
     header = from_json(head, _Header)
+    if header.version != VERSION:
+        raise DamagedError(f"it is of version {header.version}, and this gpuvirt reads {VERSION}")
     if not newline or hashlib.sha256(body).hexdigest() != header.sha256:
         raise DamagedError("its digest is not that of its content")
     fields = from_json(body, dict[str, msgspec.Raw])

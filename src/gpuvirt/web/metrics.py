@@ -53,7 +53,7 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
 def _gpus(view: NodeView) -> Iterator[str]:
     """GPUs and vGPUs by mode and health; the reason is the first that speaks against one."""
     counts: Counter[tuple[str, str, str]] = Counter()
-    for gpu in (*view.gpus, *view.functions):
+    for gpu in view.gpus:
         health = NOT_OFFERED if gpu.healthy is None else HEALTHY if gpu.healthy else UNHEALTHY
         counts[str(gpu.mode), health, str(gpu.reasons[0].code) if gpu.reasons else ""] += 1
         for vgpu in gpu.vgpus:
