@@ -1,0 +1,1 @@
+"""Labs: real peers on one machine, which keep the simulators honest."""

@@ -1,0 +1,37 @@
+"""`python -m lab.cluster up|down|shell|build`: the lab by hand."""
+
+import argparse
+import os
+import subprocess
+import sys
+
+from lab.cluster.binaries import BuildError
+from lab.cluster.cluster import ClusterError, cluster
+
+
+def main() -> int:
+    """Do what is asked."""
+    parser = argparse.ArgumentParser(prog="lab.cluster", description=__doc__)
+    parser.add_argument("what", choices=("up", "down", "shell", "build"))
+    arguments = parser.parse_args()
+    try:
+        lab = cluster()
+        if arguments.what == "down":
+            lab.down()
+        if arguments.what in {"up", "shell"} and not lab.kubeconfig.exists():
+            lab.up()
+    except (BuildError, ClusterError) as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+    if arguments.what == "up":
+        print(f"export KUBECONFIG={lab.kubeconfig} PATH={lab.binaries}:$PATH")
+    if arguments.what == "shell":
+        path = f"{lab.binaries}:{os.environ['PATH']}"
+        print("kubectl get nodes; exit ends the shell; make lab-down ends the cluster")
+        environment = os.environ | {"KUBECONFIG": str(lab.kubeconfig), "PATH": path}
+        return subprocess.run([os.environ.get("SHELL", "/bin/sh")], env=environment, check=False).returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

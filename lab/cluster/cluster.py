@@ -1,0 +1,216 @@
+"""The cluster: its programs in the order in which they need each other, up to where pods can run, and down again."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.cluster import images, leftovers, settings
+from lab.cluster.binaries import binaries, cache
+
+READY_WITHIN_S = 120.0
+STOP_WITHIN_S = 10.0
+KUBELET_ROOT = Path("/var/lib/kubelet")
+"""Not ours to choose: device plugins look for the kubelet there."""
+
+
+class ClusterError(Exception):
+    """The cluster can't be started; the text says what, and where the log is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One node with its control plane, all below one folder."""
+
+    folder: Path
+    binaries: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The admin's."""
+        return self.folder / "kubeconfig"
+
+    def up(self) -> None:
+        """Start everything; raises ClusterError."""
+        if leftovers.another_kubelet(self.folder):
+            raise ClusterError("a kubelet runs on this machine already; the lab needs /var/lib/kubelet for itself")
+        self.down()
+        settings.write_all(self.folder)
+        leftovers.make_bridge()
+        self._start("etcd", "etcd", *_etcd(self.folder))
+        self._until(lambda: self._answers("http://127.0.0.1:12379/health"), "etcd")
+        self._start("apiserver", "kube-apiserver", *_api_server(self.folder))
+        self._until(lambda: self._answers(f"https://{settings.ADDRESS}:{settings.PORT}/readyz"), "apiserver")
+        self._start("controllers", "kube-controller-manager", *_controllers(self.folder))
+        self._start("scheduler", "kube-scheduler", "--kubeconfig=kubeconfig", "--leader-elect=false", "--secure-port=0")
+        self._start("containerd", "containerd", "-c", "containerd.toml")
+        self._until(lambda: self.containerd("version").returncode == 0, "containerd")
+        self._import_images()
+        self.start_kubelet()
+        self._until(self._node_is_ready, "kubelet")
+        self._start("proxy", "kube-proxy", *_PROXY)  # after the kubelet: it waits up to 30 s for its node
+
+    def down(self) -> None:
+        """Stop everything, and take away what it has left."""
+        self.stop("kubelet")
+        leftovers.end_containers(self.containerd)
+        for name in ("containerd", "proxy", "scheduler", "controllers", "apiserver", "etcd"):
+            self.stop(name)
+        leftovers.clear(self.folder)
+
+    def start_kubelet(self) -> None:
+        """Start the kubelet."""
+        self._start("kubelet", "kubelet", *_kubelet(self.folder))
+
+    def stop(self, name: str) -> None:
+        """Stop one program; fine where it does not run."""
+        pid_file = self.folder / "log" / f"{name}.pid"
+        if not pid_file.exists():
+            return
+        pid = int(pid_file.read_text())
+        deadline = time.monotonic() + STOP_WITHIN_S
+        number = signal.SIGTERM
+        while _alive(pid):
+            os.kill(pid, number)
+            time.sleep(0.1)
+            if time.monotonic() > deadline:
+                number = signal.SIGKILL
+        pid_file.unlink()
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run kubectl as the admin."""
+        command = [str(self.binaries / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+        return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+
+    def containerd(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run ctr, in the namespace of the kubelet's containers."""
+        command = [str(self.binaries / "ctr"), "-a", f"{self.folder}/containerd.sock", "-n", "k8s.io", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def import_image(self, archive: Path) -> None:
+        """Give the node an image."""
+        done = self.containerd("images", "import", str(archive))
+        if done.returncode:
+            raise ClusterError(f"{archive} can't be imported: {done.stderr}")
+
+    def _start(self, name: str, program: str, *arguments: str) -> None:
+        search = f"{self.binaries}:{os.environ['PATH']}:/usr/sbin:/sbin"
+        with (self.folder / "log" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [program, *arguments],
+                executable=shutil.which(program, path=search),
+                cwd=self.folder,
+                env=os.environ | {"PATH": search},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        (self.folder / "log" / f"{name}.pid").write_text(str(process.pid))
+
+    def _until(self, met: Callable[[], bool], name: str) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not met():
+            log = self.folder / "log" / f"{name}.log"
+            if time.monotonic() > deadline or not _alive(int(log.with_suffix(".pid").read_text())):
+                raise ClusterError(f"{name} is not ready; {log} ends with:\n{log.read_text()[-1500:]}")
+            time.sleep(0.1)
+
+    def _answers(self, url: str) -> bool:
+        command = ["curl", "--silent", "--insecure", "--fail", "--max-time", "2", "--output", "/dev/null", url]
+        return subprocess.run(command, check=False).returncode == 0
+
+    def _node_is_ready(self) -> bool:
+        ready = '{.status.conditions[?(@.type=="Ready")].status}'
+        return self.kubectl("get", "node", settings.NODE, "-o", f"jsonpath={ready}").stdout == "True"
+
+    def _import_images(self) -> None:
+        layer = images.busybox(Path("/bin/busybox"))
+        for name, command in (("pause:1", ["/bin/sleep", "1000000"]), ("box:1", ["/bin/sh", "-c"])):
+            archive = self.folder / f"{name.partition(':')[0]}.tar"
+            images.write_archive(archive, name, layer, command)
+            self.import_image(archive)
+
+
+def cluster() -> Cluster:
+    """Return the lab's cluster, running or not; builds the commands where there are none."""
+    return Cluster(cache() / "cluster", binaries())
+
+
+def _alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and is our child is let go."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def _etcd(folder: Path) -> Sequence[str]:
+    peer = "http://127.0.0.1:12380"
+    client = "http://127.0.0.1:12379"
+    return (
+        f"--data-dir={folder}/etcd",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    )
+
+
+def _api_server(folder: Path) -> Sequence[str]:
+    return (
+        "--etcd-servers=http://127.0.0.1:12379",
+        f"--secure-port={settings.PORT}",
+        f"--bind-address={settings.ADDRESS}",
+        f"--advertise-address={settings.ADDRESS}",
+        f"--cert-dir={folder}/certs",
+        "--token-auth-file=tokens.csv",
+        "--service-account-key-file=sa.pub",
+        "--service-account-signing-key-file=sa.key",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-cluster-ip-range={settings.SERVICES}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+    )
+
+
+def _controllers(folder: Path) -> Sequence[str]:
+    return (
+        "--kubeconfig=kubeconfig",
+        "--service-account-private-key-file=sa.key",
+        f"--root-ca-file={folder}/certs/apiserver.crt",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--secure-port=0",
+    )
+
+
+def _kubelet(folder: Path) -> Sequence[str]:
+    return (
+        f"--config={folder}/kubelet.yaml",
+        "--kubeconfig=kubeconfig.node",
+        f"--root-dir={KUBELET_ROOT}",
+        f"--hostname-override={settings.NODE}",
+        "--v=2",
+    )
+
+
+_PROXY = (
+    "--kubeconfig=kubeconfig",
+    "--proxy-mode=nftables",
+    f"--hostname-override={settings.NODE}",
+    f"--cluster-cidr={settings.PODS}",
+    "--healthz-bind-address=127.0.0.1:10256",
+    "--metrics-bind-address=127.0.0.1:10249",
+    "--conntrack-max-per-core=0",
+)

@@ -1,0 +1,102 @@
+"""What a node leaves on a machine when its programs have ended: containers, mounts, network, cgroups; taken away."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from lab.cluster.settings import ADDRESS, BRIDGE
+
+KUBELET = Path("/var/lib/kubelet")
+KUBELETS_OWN = (
+    *("device-plugins", "plugins", "plugins_registry", "pods", "pod-resources", "checkpoints", "pki", "config"),
+    *("actuated_pods_state", "allocated_pods_state", "cpu_manager_state", "memory_manager_state", "dra_manager_state"),
+)
+"""What the kubelet makes below its folder."""
+
+
+class Ctr(Protocol):
+    """containerd's own command."""
+
+    def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run it."""
+        ...
+
+
+def make_bridge() -> None:
+    """Make the bridge of the pods, before anything listens on it."""
+    if _run("ip", "link", "show", BRIDGE).returncode:
+        _run("ip", "link", "add", BRIDGE, "type", "bridge")
+        _run("ip", "addr", "add", f"{ADDRESS}/16", "dev", BRIDGE)
+        _run("ip", "link", "set", BRIDGE, "up")
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+def another_kubelet(folder: Path) -> bool:
+    """Return whether a kubelet runs here that is not the lab's."""
+    commands = (_command(pid) for pid in _pids())
+    return any(Path(argv[0]).name == "kubelet" and str(folder) not in " ".join(argv) for argv in commands if argv[0])
+
+
+def end_containers(ctr: Ctr) -> None:
+    """End all containers, while containerd still runs."""
+    for task in ctr("tasks", "ls", "-q").stdout.split():
+        ctr("tasks", "delete", "-f", task)
+
+
+def clear(folder: Path) -> None:
+    """Take away what is left: shims, mounts, network, nft tables, cgroups, the kubelet's files, and the folder."""
+    for pid in _pids():
+        argv = _command(pid)
+        if "containerd-shim" in argv[0] and f"{folder}/containerd.sock" in argv:
+            os.kill(pid, signal.SIGKILL)
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in sorted(filter(_is_ours(folder), mounts), reverse=True):
+        _run("umount", "-l", mount)
+    for link in re.findall(r"(veth[0-9a-f]+)@", _run("ip", "-o", "link", "show", "master", BRIDGE).stdout):
+        _run("ip", "link", "delete", link)
+    _run("ip", "link", "delete", BRIDGE)
+    for family in ("ip", "ip6"):
+        _run("nft", "delete", "table", family, "kube-proxy")
+    for namespace in Path("/run/netns").glob("cni-*"):
+        namespace.unlink()
+    _clear_cgroups()
+    for name in KUBELETS_OWN:
+        path = KUBELET / name
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    for logs in ("/var/lib/cni", "/var/log/pods", "/var/log/containers"):
+        shutil.rmtree(logs, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_ours(folder: Path) -> Callable[[str], bool]:
+    places = (str(folder), str(KUBELET), "/run/netns/cni-", "/var/run/netns/cni-")
+    return lambda mount: mount.startswith(places)
+
+
+def _clear_cgroups() -> None:
+    root = Path("/sys/fs/cgroup")
+    for top in (root / "k8s.io", *root.glob("*/k8s.io")):
+        folders = [path for path in top.rglob("*") if path.is_dir()] if top.is_dir() else []
+        for path in (*sorted(folders, reverse=True), top):
+            if path.is_dir():
+                path.rmdir()
+
+
+def _pids() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return [""]
+
+
+def _run(*command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, check=False)

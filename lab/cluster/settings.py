@@ -1,0 +1,105 @@
+"""The files that the node's programs read: certificates, tokens, kubeconfigs, kubelet, containerd, network."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+ADDRESS = "10.88.0.1"
+"""The pods' bridge: the API server listens there, so that pods reach it without leaving the machine."""
+BRIDGE = "gvlab0"
+PORT = 16443
+PODS = "10.88.0.0/16"
+SERVICES = "10.89.0.0/24"
+NODE = "node01"
+KUBELET_PORT = 20250
+
+TOKENS = """admin-token,admin,1,"system:masters"
+node-token,system:node:node01,2,"system:nodes"
+"""
+
+
+def write_all(folder: Path) -> None:
+    """Write them below `folder`."""
+    for name in ("etcd", "certs", "log", "containerd", "cni/bin", "cni/conf"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    _write_keys(folder)
+    (folder / "tokens.csv").write_text(TOKENS)
+    (folder / "kubeconfig").write_text(_kubeconfig("admin", "admin-token"))
+    (folder / "kubeconfig.node").write_text(_kubeconfig("node", "node-token"))
+    (folder / "kubelet.yaml").write_text(_kubelet(folder))
+    (folder / "containerd.toml").write_text(_containerd(folder))
+    (folder / "cni/conf/10-lab.conflist").write_text(json.dumps(_network()))
+    for plugin in ("bridge", "host-local", "loopback"):
+        shutil.copy(f"/usr/lib/cni/{plugin}", folder / "cni/bin" / plugin)
+
+
+def _write_keys(folder: Path) -> None:
+    key, public = folder / "sa.key", folder / "sa.pub"
+    if not key.exists():
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        made = ["openssl", "rsa", "-in", str(key), "-pubout", "-out", str(public)]
+        subprocess.run(made, check=True, capture_output=True)
+
+
+def _kubeconfig(user: str, token: str) -> str:
+    return f"""apiVersion: v1
+kind: Config
+clusters: [{{name: lab, cluster: {{server: "https://{ADDRESS}:{PORT}", insecure-skip-tls-verify: true}}}}]
+users: [{{name: {user}, user: {{token: {token}}}}}]
+contexts: [{{name: lab, context: {{cluster: lab, user: {user}}}}}]
+current-context: lab
+"""
+
+
+def _kubelet(folder: Path) -> str:
+    """Return the kubelet's settings: for cgroup v1 without systemd, a small disk, and a test that waits for it."""
+    return f"""apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
+authorization: {{mode: AlwaysAllow}}
+cgroupDriver: cgroupfs
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+failSwapOn: false
+failCgroupV1: false
+containerRuntimeEndpoint: unix://{folder}/containerd.sock
+evictionHard: {{memory.available: 10Mi, nodefs.available: 1%, imagefs.available: 1%}}
+imageGCHighThresholdPercent: 100
+port: {KUBELET_PORT}
+readOnlyPort: 0
+healthzPort: 20248
+topologyManagerPolicy: best-effort
+nodeStatusUpdateFrequency: 1s
+makeIPTablesUtilChains: false
+"""
+
+
+def _containerd(folder: Path) -> str:
+    """Return containerd's settings; without restrict_oom_score_adj runc dies where CAP_SYS_RESOURCE is missing."""
+    cri = 'plugins."io.containerd.grpc.v1.cri"'
+    return f"""version = 2
+root = "{folder}/containerd/root"
+state = "{folder}/containerd/state"
+[grpc]
+  address = "{folder}/containerd.sock"
+[{cri}]
+  sandbox_image = "docker.io/local/pause:1"
+  restrict_oom_score_adj = true
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]
+[{cri}.cni]
+  bin_dir = "{folder}/cni/bin"
+  conf_dir = "{folder}/cni/conf"
+[{cri}.containerd]
+  default_runtime_name = "runc"
+[{cri}.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"""
+
+
+def _network() -> dict[str, object]:
+    ranges = [[{"subnet": PODS, "rangeStart": "10.88.0.10"}]]
+    ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": SERVICES}]}
+    bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "ipam": ipam}
+    return {"cniVersion": "0.4.0", "name": "lab", "plugins": [bridge]}
