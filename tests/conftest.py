@@ -1,13 +1,16 @@
 """Fixtures that many tests share."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from clusterlab import LabNode, lab_node
 from hosts import Host, MemoryHost, mounted
+from lab.cluster.cluster import Cluster, cluster
 
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_machine
@@ -83,3 +86,22 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     folder.mkdir()
     with mounted(folder) as host:
         yield host
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Cluster]:
+    """A real Kubernetes node, for all tests of a run."""
+    lab = cluster()
+    lab.up()
+    try:
+        yield lab
+    finally:
+        lab.down()
+
+
+@pytest.fixture
+def node(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[LabNode]:
+    """The node with a namespace of the test's own, and without any device plugin."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
+    with lab_node(lab, name) as node:
+        yield node

@@ -8,6 +8,13 @@ import shutil
 from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
+from pathlib import Path
+
+from lab.cluster.binaries import cache
+from lab.cluster.leftovers import another_kubelet
+
+SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
+CLUSTER_TOOLS = ("etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,25 @@ def _mount_lacks() -> str | None:
     return None
 
 
+def _cluster_lacks() -> str | None:
+    if os.geteuid() != 0:
+        return "not root"
+    tools = [name for name in CLUSTER_TOOLS if shutil.which(name, path=SEARCH) is None]
+    tools += [] if Path("/usr/lib/cni/bridge").exists() else ["CNI plugins"]
+    if tools:
+        return f"no {', '.join(tools)}"
+    if Path("/dev/vfio").exists():
+        return "/dev/vfio exists: the machine has VFIO devices of its own"
+    if another_kubelet(cache() / "cluster"):
+        return "a kubelet runs here"
+    return _mount_lacks()
+
+
 RINGS = {
+    "cluster": Ring(
+        "the agent on a real Kubernetes node",
+        _cluster_lacks,
+        "apt-get install etcd-server runc containernetworking-plugins busybox-static iproute2 nftables curl openssl",
+    ),
     "mount": Ring("a simulated machine as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
 }

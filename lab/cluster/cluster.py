@@ -1,13 +1,12 @@
 """The cluster: its programs in the order in which they need each other, up to where pods can run, and down again."""
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.cluster import images, leftovers, settings
@@ -29,6 +28,8 @@ class Cluster:
 
     folder: Path
     binaries: Path
+    children: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict, compare=False)
+    """What this process has started; another process may stop it too, by the files in `log`."""
 
     @property
     def kubeconfig(self) -> Path:
@@ -81,6 +82,8 @@ class Cluster:
             if time.monotonic() > deadline:
                 number = signal.SIGKILL
         pid_file.unlink()
+        if child := self.children.pop(name, None):
+            child.wait()
 
     def kubectl(self, *arguments: str, given: str | None = None) -> "subprocess.CompletedProcess[str]":
         """Run kubectl as the admin."""
@@ -111,6 +114,7 @@ class Cluster:
                 stderr=log,
                 start_new_session=True,
             )
+        self.children[name] = process
         (self.folder / "log" / f"{name}.pid").write_text(str(process.pid))
 
     def _until(self, met: Callable[[], bool], name: str) -> None:
@@ -143,9 +147,7 @@ def cluster() -> Cluster:
 
 
 def _alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and is our child is let go."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+    """Return whether a process runs; one that has ended and whose parent has not heard of it does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

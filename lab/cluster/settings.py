@@ -12,6 +12,8 @@ PORT = 16443
 PODS = "10.88.0.0/16"
 SERVICES = "10.89.0.0/24"
 NODE = "node01"
+HOST = "host"
+"""Where, below the lab's folder, tests mount the machine that is the node's hardware."""
 KUBELET_PORT = 20250
 
 TOKENS = """admin-token,admin,1,"system:masters"
@@ -87,7 +89,7 @@ state = "{folder}/containerd/state"
   sandbox_image = "docker.io/local/pause:1"
   restrict_oom_score_adj = true
   enable_cdi = true
-  cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]
+  cdi_spec_dirs = ["/etc/cdi", "/run/cdi", "{folder}/{HOST}/run/cdi"]
 [{cri}.cni]
   bin_dir = "{folder}/cni/bin"
   conf_dir = "{folder}/cni/conf"

@@ -1,0 +1,213 @@
+"""A real node for tests: pods by kubectl, a mounted machine as its hardware, and the agent beside it or in a pod."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from lab.cluster import settings
+from lab.cluster.cluster import KUBELET_ROOT, Cluster
+
+PATIENCE_S = 100.0
+"""Nothing that is waited for takes so long, unless it does not happen."""
+VFIO = Path("/dev/vfio")
+NULL = os.makedev(1, 3)
+GPUVIRT = [sys.executable, "-m", "gpuvirt"]
+BOX = "docker.io/local/box:1"
+SHOW = "env | grep PCI_RESOURCE; ls /dev/vfio"
+
+
+class ContainerStatus(msgspec.Struct):
+    """What tests read of a container's status."""
+
+    name: str
+    ready: bool = False
+    restartCount: int = 0  # noqa: N815  Kubernetes' spelling
+
+
+class PodStatus(msgspec.Struct):
+    """What tests read of a pod's status."""
+
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    containerStatuses: tuple[ContainerStatus, ...] = ()  # noqa: N815  Kubernetes' spelling
+
+
+class Pod(msgspec.Struct):
+    """What tests read of a pod."""
+
+    status: PodStatus
+
+
+class NodeStatus(msgspec.Struct):
+    """What tests read of a node's status."""
+
+    allocatable: dict[str, str] = {}
+    capacity: dict[str, str] = {}
+
+
+class Node(msgspec.Struct):
+    """What tests read of a node."""
+
+    status: NodeStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a pod asks for, and what it does."""
+
+    limits: Mapping[str, int]
+    script: str = SHOW
+    init: Mapping[str, int] = field(default_factory=dict)
+    """What its init container asks for."""
+
+
+class LabNode:
+    """The cluster's node, and a namespace of its own for one test."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.host = cluster.folder / settings.HOST
+        """The machine's `/`, where one is mounted."""
+
+    # --- its hardware
+
+    @contextmanager
+    def machine(self, name: str) -> Iterator[Path]:
+        """Mount a simulated machine, and have its nodes in the real `/dev`, where containers get them from."""
+        self.host.mkdir(exist_ok=True)
+        command = [*GPUVIRT, "sim", "mount", "--machine", name, str(self.host)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                assert "is mounted at" in server.stdout.readline()
+                VFIO.mkdir()
+                for node in (self.host / "dev/vfio").iterdir():
+                    os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
+                yield self.host
+            finally:
+                server.terminate()
+                for node in VFIO.iterdir() if VFIO.exists() else ():
+                    node.unlink()
+                VFIO.rmdir()
+
+    @contextmanager
+    def agent(self, config: str = "") -> Iterator["subprocess.Popen[str]"]:
+        """Run the agent on that machine, as a process of the real host."""
+        (self.host / "etc").mkdir(exist_ok=True)
+        file = self.host / "etc/node.yaml"
+        file.write_text(config)
+        options = ["--host-root", str(self.host), "--config", str(file), "--listen", "", "--log-format", "json"]
+        log = self.cluster.folder / "log/agent.log"
+        with log.open("a") as output, subprocess.Popen([*GPUVIRT, "node", *options], stderr=output, text=True) as agent:
+            try:
+                yield agent
+            finally:
+                agent.send_signal(signal.SIGTERM)
+                agent.wait(PATIENCE_S)
+
+    # --- pods
+
+    def start(self, name: str, wish: Wish) -> None:
+        """Make a pod."""
+        init = [_container("first", wish.init, SHOW)] if wish.init else []
+        spec = {
+            "restartPolicy": "Never",
+            "dnsPolicy": "Default",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "initContainers": init,
+            "containers": [_container("compute", wish.limits, wish.script)],
+        }
+        metadata = {"name": name, "namespace": self.namespace}
+        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+    def run(self, name: str, wish: Wish) -> Sequence[str]:
+        """Make a pod, wait until it has ended well, and return what it printed."""
+        self.start(name, wish)
+        self.until(lambda: self.status(name).phase in {"Succeeded", "Failed"}, lambda: str(self.status(name)))
+        assert self.status(name).phase == "Succeeded", self.status(name)
+        return self.output(name)
+
+    def status(self, name: str) -> PodStatus:
+        """Return a pod's status."""
+        found = self.kubectl("get", "pod", name, "-o", "json")
+        return msgspec.json.decode(found, type=Pod).status
+
+    def output(self, name: str, container: str = "compute") -> Sequence[str]:
+        """Return what a container has printed, from the kubelet's own files."""
+        (log,) = Path("/var/log/pods").glob(f"{self.namespace}_{name}_*/{container}/0.log")
+        return [line.split(" ", 3)[3] for line in log.read_text().splitlines()]
+
+    def delete(self, name: str) -> None:
+        """Delete a pod, and wait until it is gone."""
+        self.kubectl("delete", "pod", name, "--grace-period=0", "--force", "--wait=true")
+
+    def apply(self, manifest: Mapping[str, object]) -> None:
+        """Make what a manifest describes."""
+        done = self.cluster.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+        assert done.returncode == 0, done.stderr
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl in the test's namespace."""
+        done = self.cluster.kubectl("--namespace", self.namespace, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    # --- the node
+
+    def allocatable(self, resource: str) -> int:
+        """Return how many of a resource the scheduler sees."""
+        node = msgspec.json.decode(self.kubectl("get", "node", settings.NODE, "-o", "json"), type=Node)
+        return int(node.status.allocatable.get(resource, "0"))
+
+    def until_allocatable(self, resource: str, count: int) -> None:
+        """Wait until the scheduler sees so many."""
+        self.until(lambda: self.allocatable(resource) == count, lambda: f"{resource}: {self.allocatable(resource)}")
+
+    def until(self, met: Callable[[], bool], seen: Callable[[], str]) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + PATIENCE_S  # noqa: TID251  other programs' time
+        while not met():
+            assert time.monotonic() < deadline, seen()  # noqa: TID251
+            time.sleep(0.1)  # noqa: TID251
+
+
+@contextmanager
+def lab_node(cluster: Cluster, namespace: str) -> Iterator[LabNode]:
+    """Give a namespace that lasts as long as the context, on a node whose device plugins are all gone."""
+    node = LabNode(cluster, namespace)
+    assert cluster.kubectl("create", "namespace", namespace).returncode == 0
+    account = ("get", "serviceaccount", "default", "--namespace", namespace)
+    node.until(lambda: cluster.kubectl(*account).returncode == 0, lambda: "no service account")
+    try:
+        yield node
+    finally:
+        cluster.kubectl("delete", "pods", "--all", "--namespace", namespace, "--grace-period=0", "--force")
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+        cluster.stop("kubelet")
+        for path in (KUBELET_ROOT / "device-plugins").iterdir():
+            if path.is_socket() or path.is_file():
+                path.unlink()
+        cluster.start_kubelet()
+
+
+def _container(name: str, limits: Mapping[str, int], script: str) -> Mapping[str, object]:
+    counts = {resource: str(count) for resource, count in limits.items()}
+    return {
+        "name": name,
+        "image": BOX,
+        "imagePullPolicy": "Never",
+        "args": [script],
+        "resources": {"limits": counts},
+    }

@@ -1,0 +1,160 @@
+"""The agent with a real kubelet: what pods get, what the node shows, and what is left when things end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+import pytest
+from clusterlab import LabNode, PodStatus, Wish
+from lab.cluster.cluster import KUBELET_ROOT
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+A10 = "nvidia.com/GA102GL_A10"
+A10_ENV = "PCI_RESOURCE_NVIDIA_COM_GA102GL_A10"
+RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
+SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
+
+
+def devices_of(lines: Sequence[str]) -> set[str]:
+    """Return the devices that a pod has printed its environment of."""
+    (line,) = (line for line in lines if "PCI_RESOURCE" in line)
+    return set(line.partition("=")[2].split(","))
+
+
+def test_pods_get_one_gpu_and_two(node: LabNode) -> None:
+    with node.machine("2xA10"), node.agent():
+        node.until_allocatable(A10, 2)
+        one = node.run("one", Wish({A10: 1}))
+        assert one[0] in {f"{A10_ENV}=0000:65:00.0", f"{A10_ENV}=0000:ca:00.0"}
+        assert one[1:] in (["12", "vfio"], ["22", "vfio"])
+        assert node.run("two", Wish({A10: 2})) == [f"{A10_ENV}=0000:65:00.0,0000:ca:00.0", "12", "22", "vfio"]
+
+
+def test_cdi_devices_arrive(node: LabNode) -> None:
+    """The runtime applies what the answer names: without the spec it can't start the container, and says which."""
+    with node.machine("2xA10"), node.agent("cdi: answers"):
+        node.until_allocatable(A10, 2)
+        assert node.run("with", Wish({A10: 2}))[1:] == ["12", "22", "vfio"]
+        specs = node.host / "run/cdi"
+        shutil.rmtree(specs)
+        specs.touch()  # else the agent makes them again
+        node.start("without", Wish({A10: 2}))
+
+        def events() -> str:
+            return node.kubectl("get", "events", "-o", "jsonpath={.items[*].message}")
+
+        node.until(lambda: f"unresolvable CDI devices {A10}=0000:" in events(), events)
+
+
+def test_allocatable_follows_health_and_hotplug(node: LabNode) -> None:
+    with node.machine("2xA10") as host, node.agent():
+        node.until_allocatable(A10, 2)
+        (host / "dev/vfio/12").unlink()
+        node.until_allocatable(A10, 1)
+        (host / "sys/bus/pci/devices/0000:ca:00.0/remove").write_text("1")
+        node.until_allocatable(A10, 0)
+        (host / "sys/bus/pci/rescan").write_text("1")
+        node.until_allocatable(A10, 1)
+
+
+def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> None:
+    with node.machine("2xA10") as host, node.agent():
+        node.until_allocatable(A10, 2)
+        for address in ("0000:65:00.0", "0000:ca:00.0"):
+            (host / "sys/bus/pci/drivers/vfio-pci/unbind").write_text(address)
+        node.start("late", Wish({A10: 2}))
+        node.until(lambda: node.status("late").phase in {"Failed", "Pending"}, lambda: str(node.status("late")))
+        if node.status("late").phase == "Failed":  # else the scheduler has heard of it in time
+            assert "DriverChanged: 0000:" in node.status("late").message
+
+
+def test_after_a_restart_of_the_kubelet_all_is_back(node: LabNode) -> None:
+    with node.machine("2xA10"), node.agent():
+        node.until_allocatable(A10, 2)
+        node.start("keeps", Wish({A10: 1}, SLEEP))
+        node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
+        node.cluster.stop("kubelet")
+        node.cluster.start_kubelet()
+        time.sleep(2)  # noqa: TID251  the API server shows what the kubelet said before it ended
+        node.until_allocatable(A10, 2)
+        other = devices_of(node.run("other", Wish({A10: 1})))
+        assert other.isdisjoint(devices_of(node.output("keeps")))
+        assert node.status("keeps").containerStatuses[0].restartCount == 0
+
+
+def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> None:
+    with node.machine("2xA10"):
+        with node.agent() as first:
+            node.until_allocatable(A10, 2)
+            node.start("keeps", Wish({A10: 1}, SLEEP))
+            node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
+            first.send_signal(signal.SIGKILL)
+        with node.agent():
+            mine = devices_of(node.output("keeps"))
+            for number in range(5):  # pods are admitted while the kubelet takes the new plugin
+                node.start(f"next-{number}", Wish({A10: 1}, "env | grep PCI_RESOURCE"))
+
+            def ended() -> dict[str, PodStatus]:
+                found = {name: node.status(name) for name in (f"next-{number}" for number in range(5))}
+                return {name: status for name, status in found.items() if status.phase in {"Succeeded", "Failed"}}
+
+            node.until(lambda: len(ended()) == 5, lambda: str(ended()))
+            failed = {status.reason for status in ended().values() if status.phase == "Failed"}
+            assert failed <= {"UnexpectedAdmissionError"}
+            given = [name for name, status in ended().items() if status.phase == "Succeeded"]
+            assert all(devices_of(node.output(name)).isdisjoint(mine) for name in given)
+            assert node.run("last", Wish({A10: 1}))
+            assert node.status("keeps").phase == "Running"
+
+
+def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNode) -> None:
+    with node.machine("4xRTX2060"), node.agent():
+        node.until_allocatable(RTX2060, 4)
+        names = [f"vm-{number}" for number in range(6)]
+        for name in names:
+            node.start(name, Wish({RTX2060: 1}, SLEEP))
+
+        def running() -> list[str]:
+            return [name for name in names if node.status(name).phase == "Running"]
+
+        node.until(lambda: len(running()) == 4, lambda: str(running()))
+        had = [devices_of(node.output(name)) for name in running()]
+        assert len(set[str].union(*had)) == 4
+        for name in running()[:2]:
+            node.delete(name)
+            names.remove(name)
+        node.until(lambda: len(running()) == 4, lambda: str(running()))
+        assert len(set[str].union(*(devices_of(node.output(name)) for name in running()))) == 4
+
+
+def test_an_init_container_and_the_app_have_the_same_device(node: LabNode) -> None:
+    with node.machine("2xA10"), node.agent():
+        node.until_allocatable(A10, 2)
+        app = node.run("both", Wish({A10: 1}, init={A10: 1}))
+        assert app[0] == node.output("both", "first")[0]
+
+
+def test_two_gpus_come_from_one_numa_node(node: LabNode) -> None:
+    with node.machine("4xRTX2060"), node.agent():
+        node.until_allocatable(RTX2060, 4)
+        assert devices_of(node.run("pair", Wish({RTX2060: 2}))) in (
+            {"0000:04:00.0", "0000:3b:00.0"},
+            {"0000:86:00.0", "0000:af:00.0"},
+        )
+
+
+def test_the_command_shows_who_holds_what(node: LabNode) -> None:
+    with node.machine("2xA10") as host, node.agent():
+        node.until_allocatable(A10, 2)
+        node.start("vm", Wish({A10: 1}, SLEEP))
+
+        def shown() -> str:
+            command = ["gpuvirt", "devices", "--host-root", str(host)]
+            return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout  # noqa: TID251
+
+        node.until(lambda: f"pod {node.namespace}/vm" in shown(), shown)
+        assert (KUBELET_ROOT / "device-plugins/kubevirt-GA102GL_A10.sock").is_socket()
