@@ -86,6 +86,15 @@ async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None
     assert found['gpuvirt_looks_total{depth="whole",cause="start"}'] == 1
 
 
+async def test_metrics_say_every_digit(two_a10: SimNode) -> None:
+    telemetry = two_a10.agent.telemetry
+    telemetry.allocations[A10, "given"] = 1234567
+    telemetry.allocate_s.total_s = 1234567.000125
+    lines = metrics.page(two_a10.view, telemetry).splitlines()
+    assert f'gpuvirt_allocations_total{{resource="{A10}",outcome="given"}} 1234567' in lines
+    assert "gpuvirt_allocate_seconds_sum 1234567.000125" in lines
+
+
 @pytest.mark.parametrize("name", ["2xA10", "4xL40S", "8xA100", "2xA10-no-iommu"])
 async def test_the_page_is_what_prometheus_reads(
     machine: Callable[[str], SimKernel], tmp_path: Path, name: str
