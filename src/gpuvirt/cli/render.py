@@ -20,8 +20,8 @@ WIDTH = 240
 
 
 def console() -> Console:
-    """Return where to write."""
-    return Console(width=WIDTH, highlight=False)
+    """Return where to write; `[...]` and `:...:` in a text are the host's own words, and no markup."""
+    return Console(width=WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def json_lines(value: object) -> None:
