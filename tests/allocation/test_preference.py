@@ -48,6 +48,11 @@ def test_more_must_be_included_than_asked_for() -> None:
         prefer(ALL, ids("gpu0", "gpu1"), 1, FOUR)
 
 
+def test_fewer_than_none_are_refused() -> None:
+    with pytest.raises(PlacementError, match=r"an allocation of -3 devices is asked for; expected 0 or more"):
+        prefer(ALL, [], -3, FOUR)
+
+
 def test_of_two_nodes_that_would_do_the_emptier_one_is_used_up() -> None:
     places = on_nodes(a=0, b=0, c=0, d=1, e=1)
     assert set(prefer(ids("a", "b", "c", "d", "e"), [], 2, places)) == {"d", "e"}

@@ -106,3 +106,32 @@ def test_devices_shows_what_the_agent_sees_while_it_runs(place: Place) -> None:
         agent.send_signal(signal.SIGTERM)
         agent.wait(100)
     assert devices().agent is None
+
+
+def test_devices_shows_nothing_of_an_agent_that_was_killed(place: Place) -> None:
+    with place.agent(*GPUVIRT) as agent:
+        agent.kill()
+        agent.wait(100)
+    assert (place.host / "run/gpuvirt/node.json").exists()
+    done = place.run("-m", "gpuvirt", "devices")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith(", from a look at the host")
+
+
+def test_devices_checks_what_it_is_told_while_the_agent_runs(place: Place) -> None:
+    bad = place.host / "bad.yaml"
+    bad.write_text("offer: [bogus]")
+    with place.agent(*GPUVIRT):
+        for option, value in (("--config", bad), ("--pci-ids", place.host / "none")):
+            assert place.run("-m", "gpuvirt", "devices", option, str(value)).returncode == 2
+
+
+def test_an_empty_variable_means_to_serve_nowhere(place: Place) -> None:
+    with place.agent(*GPUVIRT) as agent:
+        agent.send_signal(signal.SIGTERM)
+        agent.wait(100)
+        assert agent.stderr is not None
+        lines = [json.loads(line) for line in agent.stderr.read().splitlines()]
+    assert place.environment["GPUVIRT_LISTEN"] == ""
+    assert [line for line in lines if line["logger"] == "gpuvirt.web.probes"] == []
+    assert "default: (:9410)" in " ".join(place.run("-m", "gpuvirt", "node", "--help").stdout.split())

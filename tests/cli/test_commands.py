@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from gpuvirt import __version__
+from gpuvirt.cli import render
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.model.candidates import Target
+from gpuvirt.model.ledger import Consumer, Entry, Ledger
+from gpuvirt.model.view import NodeView
+from gpuvirt.node import journal
 from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_machine
 
@@ -41,6 +49,12 @@ def test_version_and_help() -> None:
         assert gpuvirt(command, "--help").returncode == 0
 
 
+def test_the_version_by_the_name_of_nvidias_plugin() -> None:
+    script = "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"gpuvirt {__version__}\n")
+
+
 def test_devices_as_a_table(host: Path) -> None:
     done = gpuvirt("devices", "--host-root", str(host))
     assert done.returncode == 0, done.stderr
@@ -57,6 +71,57 @@ def test_devices_as_json(host: Path) -> None:
     assert view["version"] == 1
     assert [gpu["address"] for gpu in view["gpus"]] == ["0000:65:00.0", "0000:ca:00.0"]
     assert view["resources"][0]["name"] == "nvidia.com/GA102GL_A10"
+
+
+LEDGERS = ["host/var/lib/gpuvirt/ledger.json", "kubelet/device-plugins/gpuvirt/ledger.json"]
+
+
+@pytest.mark.parametrize("place", LEDGERS)
+def test_devices_without_an_agent_are_called_and_held_as_its_ledger_says(
+    host: Path, tmp_path: Path, place: str
+) -> None:
+    target = Target(PciAddress("0000:65:00.0"))
+    entry = Entry(
+        ResourceName("nvidia.com/OLD"),
+        DeviceId(target.gpu),
+        target,
+        IommuGroup(12),
+        "a",
+        BEGINNING,
+        consumer=Consumer(namespace="default", pod="vm-a"),
+    )
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).write_bytes(journal.encode(Ledger((entry,), {"10de:2236": "OLD"})))
+    done = gpuvirt("devices", "--host-root", str(host), "--kubelet-dir", str(tmp_path / "kubelet"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"0000:65:00.0 .* pod default/vm-a +nvidia.com/OLD", done.stdout)
+    assert re.search(r"nvidia.com/OLD +2 +2 +1 ", done.stdout)
+    assert done.stdout.rstrip().endswith(", from a look at the host")
+    assert [path.name for path in (tmp_path / place).parent.iterdir()] == ["ledger.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"torn", b"{}\n{}\n", b"\xff"])
+def test_devices_of_a_host_with_a_damaged_ledger(host: Path, content: bytes) -> None:
+    (host / "var/lib/gpuvirt").mkdir(parents=True)
+    (host / "var/lib/gpuvirt/ledger.json").write_bytes(content)
+    done = gpuvirt("devices", "--host-root", str(host))
+    assert done.returncode == 0, done.stderr
+    assert "nvidia.com/GA102GL_A10" in done.stdout
+
+
+def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
+    export(build_machine(load_machine("2xRTX4090-one-group")), tmp_path)
+    done = gpuvirt("devices", "--host-root", str(tmp_path), "--kubelet-dir", str(tmp_path))
+    assert re.search(r"nvidia.com/AD102_GEFORCE_RTX_4090 +3 +3 +0 ", done.stdout)
+    assert "HoldersUnheard" not in done.stdout
+
+
+def test_who_is_not_root_is_told_that_users_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    view = NodeView(at=BEGINNING)
+    render.devices(view, every=False, sees_users=False)
+    assert "which processes use a device is known to root alone" in capsys.readouterr().out
+    render.devices(view, every=False, sees_users=True)
+    assert "known to root" not in capsys.readouterr().out
 
 
 def test_devices_of_a_host_without_any(tmp_path: Path) -> None:
@@ -129,7 +194,9 @@ def test_a_program_on_a_simulated_machine() -> None:
     assert "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A" in done.stdout
 
 
-@pytest.mark.parametrize(("command", "code"), [(["sh", "-c", "exit 7"], 7), (["no-such-program"], 127)])
+@pytest.mark.parametrize(
+    ("command", "code"), [(["sh", "-c", "exit 7"], 7), (["no-such-program"], 127), (["sh", "-c", "kill -KILL $$"], 137)]
+)
 def test_the_programs_own_exit_code(command: list[str], code: int) -> None:
     assert gpuvirt("sim", "run", "--", *command).returncode == code
 

@@ -1,5 +1,6 @@
 """Documents that people write: read as they mean them, or refused with file, line, path and what was expected."""
 
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -15,12 +16,29 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 0
 
 
+class Colour(StrEnum):
+    RED = "red"
+    GREEN = "green"
+
+
 class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     inner: Inner = Inner()
     many: tuple[Inner, ...] = ()
     named: dict[str, Inner] = {}
     maybe: Inner | None = None
+    colour: Colour | None = None
+    colours: tuple[Colour, ...] = ()
+
+
+BOMB = "b: &a0 [x]\n" + "".join(
+    f"b{number}: &a{number + 1} [{', '.join([f'*a{number}'] * 10)}]\n" for number in range(40)
+)
+"""Ten times as many values with each line."""
+LADDER = "".join(
+    f"b{number}: &a{number} {'[' * 30}{f'*a{number - 1}' if number else ''}{']' * 30}\n" for number in range(200)
+)
+"""Thirty levels more with each line."""
 
 
 @pytest.mark.parametrize(
@@ -47,7 +65,7 @@ def test_what_people_write_is_what_is_read(text: str, name: str) -> None:
     ("text", "message"),
     [
         ("name: 1", "f:1: $.name: Expected `str`, got `int`"),
-        ("nam: x", "f:1: $.nam: no such key; expected one of: name, inner, many, named, maybe"),
+        ("nam: x", "f:1: $.nam: no such key; expected one of: name, inner, many, named, maybe, colour, colours"),
         ("inner: {numbr: 1}", "f:1: $.inner.numbr: no such key; expected one of: number"),
         ("many:\n- number: 1\n- number: x\n", "f:3: $.many[1].number: Expected `int`, got `str`"),
         ("many:\n- number: 1\n- nr: 1\n", "f:3: $.many[1].nr: no such key; expected one of: number"),
@@ -58,7 +76,29 @@ def test_what_people_write_is_what_is_read(text: str, name: str) -> None:
         ("- 1", "f:1: $: Expected `object`, got `array`"),
         ("many: &a [*a]", "f:1: $.many[0]: this alias stands inside what it refers to"),
         ("name: [", "f:2: $: not YAML: did not find expected node content"),
-        ("name: !!python/object:os.system x", "f:1: $: not YAML: could not determine a constructor"),
+        (
+            "name: !!python/object:os.system x",
+            "f:1: $.name: the tag !!python/object:os.system is not known here; leave",
+        ),
+        ("many: !!set {a}", "f:1: $.many: the tag !!set is not known here; leave it out"),
+        ("name: !!timestamp foo", "f:1: $.name: the tag !!timestamp is not known here; leave it out"),
+        (
+            "inner:\n  number: !!int abc",
+            "f:2: $.inner.number: expected a whole number, as the tag !!int says, got 'abc'",
+        ),
+        ("name: !!bool foo", "f:1: $.name: expected true or false, as the tag !!bool says, got 'foo'; mend it or"),
+        ("name: !!null foo", "f:1: $.name: expected nothing, as the tag !!null says, got 'foo'"),
+        ("inner: {number: " + "1" * 5000 + "}", "f:1: $.inner.number: Expected `int`, got `float`"),
+        ("named: {3182: x}", "f:1: $.named.3182: a key must be a text, got a whole number; put it in quotes: '3182'"),
+        ("named:\n  true: x", "f:2: $.named.true: a key must be a text, got true or false; put it in quotes: 'true'"),
+        ("named: {[a]: x}", "f:1: $.named: a key must be a text, got a list or a mapping"),
+        ("colours:\n- red\n- gren", "f:3: $.colours[1]: Invalid enum value 'gren'; expected one of: red, green"),
+        ("colour: gren", "f:1: $.colour: Invalid enum value 'gren'; expected one of: red, green"),
+        ("name:\n  " + "[" * 3000, "f:2: $: lists and mappings are nested too deep; expected at most 40 levels"),
+        ("[" * 100_000, "f:1: $: lists and mappings are nested too deep; expected at most 40 levels"),
+        ("- " * 3000, "f:1: $: lists and mappings are nested too deep; expected at most 40 levels"),
+        (BOMB, "f:6: $.b4: with its aliases written out, this is more than 100,000 values; leave some out"),
+        (LADDER, "f:2: $.b1"),
         ("a: 1\n---\nb: 2\n", "f:2: $: not YAML: but found another document"),
     ],
 )
@@ -74,6 +114,57 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         documents.parse(text, Outer, where="f")
     except ConfigError:
         return
+
+
+TAGS = ["", "!!str ", "!!int ", "!!bool ", "!!float ", "!!null ", "!!timestamp ", "!!set ", "!!seq ", "!!map ", "!own "]
+SCALARS = ["x", "1", "''", "true", "~", "1e9", "2026-01-01", "0x1f", '"a b"', "<<", "1" * 5000]
+
+
+def collections(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    lists = st.lists(inner, max_size=4).map(lambda items: f"[{', '.join(items)}]")
+    mappings = st.lists(st.tuples(inner, inner), max_size=4).map(
+        lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}"
+    )
+    return st.builds(
+        str.__add__,
+        st.builds(str.__add__, st.sampled_from(TAGS), st.sampled_from(["", "&a ", "&b "])),
+        lists | mappings,
+    )
+
+
+VALUES = st.recursive(
+    st.builds(str.__add__, st.sampled_from(TAGS), st.sampled_from(SCALARS)) | st.sampled_from(["*a ", "*b "]),
+    collections,
+    max_leaves=30,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["name", "inner", "many", "named", "maybe", "colours", "3", "<<"]), VALUES)))
+def test_any_tags_nesting_and_aliases_are_read_or_refused(pairs: list[tuple[str, str]]) -> None:
+    try:
+        documents.parse("".join(f"{key}: {value}\n" for key, value in pairs), Outer, where="f")
+    except ConfigError as error:
+        assert str(error).startswith("f:")  # noqa: PT017  most texts are refused, and some are not
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_an_alias_stands_for_what_it_refers_to() -> None:
+    read = documents.parse("inner: &one {number: 1}\nmany: [*one, *one]\nmaybe: *one\n", Outer, where="f")
+    assert (read.many, read.maybe) == ((Inner(1), Inner(1)), Inner(1))
+
+
+def test_what_is_told_of_a_long_text_is_short() -> None:
+    with pytest.raises(ConfigError) as error:
+        documents.parse(f"colour: {'x' * 10_000}", Outer, where="f")
+    assert len(str(error.value)) < 500
+    assert str(error.value).endswith("expected one of: red, green")
+
+
+def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_text("# nothing\n" * 200_000)
+    with pytest.raises(ConfigError, match="is too large; expected at most 1 MiB"):
+        documents.load(path, Outer)
 
 
 @given(st.binary())

@@ -100,6 +100,29 @@ def test_open_nodes_of_real_processes_are_found() -> None:
     assert (HostPath("/dev/null"), Path("/dev/null").stat().st_rdev) in [(found.path, found.device) for found in mine]
 
 
+@pytest.mark.parametrize(
+    ("end", "is_node"),
+    [
+        ("vfio/12", True),
+        ("vfio/devices/vfio3", True),
+        ("vfio/12/disk", False),
+        ("vfio-images/12", False),
+        ("vfio/notes12", False),
+        ("vfio/devices/vfio3.log", False),
+        ("vfio", False),
+    ],
+)
+def test_only_what_is_called_like_a_node_is_looked_at(tmp_path: Path, end: str, is_node: bool) -> None:
+    """A stat of anything else may hang: it may lie on a server that is gone."""
+    target, link = tmp_path / "srv" / end, tmp_path / "proc/77/fd/5"
+    for path in (target, link):
+        path.parent.mkdir(parents=True)
+    target.touch()
+    link.symlink_to(target)
+    found = [(opened.pid, opened.path) for opened in RealKernel(HostRoots.under(tmp_path)).open_files()]
+    assert found == ([(77, str(target))] if is_node else [])
+
+
 def test_nobody_uses_what_nobody_has(machine: Machine) -> None:
     kernel = machine("2xA10")
     assert with_users(RealKernel(HostRoots.under(Path("/"))), scan(kernel)).users == {}

@@ -48,6 +48,12 @@ def test_ids_as_a_list_as_before_kubernetes_1_20() -> None:
     assert [device for _, device in found] == ["0000:65:00.0"]
 
 
+def test_an_entry_without_an_answer_spoils_none_of_the_others() -> None:
+    entries = [{**ENTRY, "AllocResp": None}, {**ENTRY, "PodUID": "uid-2", "DeviceIDs": {"-1": ["0000:17:00.0"]}}]
+    found = checkpoint.holders(checkpoint.parse(content(Data={"PodDeviceEntries": entries, "RegisteredDevices": {}})))
+    assert sorted(device for _, device in found) == ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]
+
+
 def test_a_node_without_pods() -> None:
     nothing: dict[str, object] = {"PodDeviceEntries": None, "RegisteredDevices": {}}
     assert checkpoint.holders(checkpoint.parse(content(Data=nothing))) == {}
@@ -89,6 +95,6 @@ def test_a_real_kubelets_file_is_read_and_hashed_alike() -> None:
 
 def test_what_a_real_kubelet_kept_is_what_was_answered() -> None:
     (_, one) = checkpoint.parse(REAL.read_bytes()).data.pod_device_entries or []
-    answer = pb.ContainerAllocateResponse.FromString(one.alloc_resp)
+    answer = pb.ContainerAllocateResponse.FromString(one.alloc_resp or b"")
     assert dict(answer.envs) == {"PCI_RESOURCE_NVIDIA_COM_TU106_GEFORCE_RTX_2060_REV__A": "0000:3b:00.0"}
     assert [device.host_path for device in answer.devices] == ["/dev/vfio/vfio", "/dev/vfio/48"]

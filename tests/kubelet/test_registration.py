@@ -158,6 +158,27 @@ async def test_a_kubelet_that_does_not_take_us_is_asked_again(short_path: Path) 
                 await until(lambda: kubelet.allocatable() == {A10: 2})
 
 
+@pytest.mark.parametrize("target", ["gone", "kubevirt-X.sock", "a file", "a folder", "a stale socket"])
+def test_a_link_that_leads_to_no_listener_is_taken_away_and_its_target_stays(short_path: Path, target: str) -> None:
+    (short_path / "a file").write_text("kept")
+    (short_path / "a folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(short_path / "a stale socket"))
+    link, before = short_path / "kubevirt-X.sock", sorted(short_path.iterdir())
+    link.symlink_to(target)
+    assert sockets.clear(link)
+    assert sorted(short_path.iterdir()) == before
+
+
+def test_a_link_to_a_listener_stays(short_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short_path / "other"))
+        listener.listen()
+        (short_path / "kubevirt-X.sock").symlink_to("other")
+        assert not sockets.clear(short_path / "kubevirt-X.sock")
+        assert (short_path / "kubevirt-X.sock").is_symlink()
+
+
 def test_sockets_have_the_names_that_programs_look_for() -> None:
     folder = Path("/var/lib/kubelet/device-plugins")
     assert sockets.socket_path(folder, ResourceName(A10)).name == "kubevirt-GA102GL_A10.sock"

@@ -31,14 +31,18 @@ async def test_the_state_file_is_renewed_as_a_sign_of_life(two_a10: SimNode, tmp
     await two_a10.advance(600)
     boot_id = two_a10.view.boot_id
     path, now = tmp_path / "node.json", two_a10.clock.now()
-    view = statefile.read(path, now, boot_id)
+    alive = tmp_path / "proc"
+    (alive / "1").mkdir(parents=True)
+    view = statefile.read(path, now, boot_id, [alive])
     assert view is not None
     assert (now - view.at).total_seconds() <= 30
-    assert statefile.read(path, now + statefile.LIFE * 2, boot_id) is None, "nobody has renewed it"
-    assert statefile.read(path, now, BootId("another boot")) is None
-    assert statefile.read(tmp_path / "none", now, boot_id) is None
+    assert statefile.read(path, now + statefile.LIFE * 2, boot_id, [alive]) is None, "nobody has renewed it"
+    assert statefile.read(path, now, boot_id, [tmp_path / "other", alive]) is not None
+    assert statefile.read(path, now, boot_id, [tmp_path / "other"]) is None, "its agent was killed"
+    assert statefile.read(path, now, BootId("another boot"), [alive]) is None
+    assert statefile.read(tmp_path / "none", now, boot_id, [alive]) is None
     path.write_text("{")
-    assert statefile.read(path, now, boot_id) is None
+    assert statefile.read(path, now, boot_id, [alive]) is None
 
 
 async def test_a_follower_sees_the_latest_and_skips_what_came_too_fast() -> None:

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.errors import ConfigError
+from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import LeavesTargetError, export
 from gpuvirt.sim.machine import MachineSpec, load_machine, machine_names
+from gpuvirt.sim.tree import constant
 
 
 def test_the_machines_that_there_must_be() -> None:
@@ -27,6 +30,10 @@ def test_an_unknown_machine_is_told_with_those_that_there_are() -> None:
         load_machine("3xA10")
 
 
+ONE = "about: x\nslots: [{at: '0000:01:00.0', board: A10"
+T4 = "about: x\nslots: [{at: '0000:01:00.0', board: T4"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -36,6 +43,35 @@ def test_an_unknown_machine_is_told_with_those_that_there_are() -> None:
         ("about: x\nslots: [{at: 0000:01:00.0, board: A10, drivr: y}]", r"\$\.slots\[0\]\.drivr: no such key"),
         ("about: x\nslots: [{at: 0000:01:00.0, board: A10, behind: '0000:00:01.0'}]", r"no '0000:00:01.0' among"),
         ("about: x\niommu: false\nslots: [{at: 0000:01:00.0, board: A10, driver: vfio-pci}]", r"Invalid argument"),
+        (
+            f"{ONE}}}, {{at: '0000:01:00.0', board: A10}}]",
+            r"\$\.slots\[1\]: .*there is a function at 0000:01:00.0 already",
+        ),
+        (f"{ONE}, group: -5}}]", r"mine.yaml:2: \$\.slots\[0\]\.group: Expected `int` >= 0"),
+        (f"{ONE}, numa: 1024}}]", r"\$\.slots\[0\]\.numa: Expected `int` <= 1023"),
+        (f"{ONE}, vfs: -1}}]", r"\$\.slots\[0\]\.vfs: Expected `int` >= 0"),
+        (f"{ONE}, vfs: 100000}}]", r"\$\.slots\[0\]\.vfs: Expected `int` <= 256"),
+        (f"{ONE}, vfs: 33}}]", r"\$\.slots\[0\]: .*33 VFs are asked for; board A10 has 32"),
+        (f"{ONE}, driver: ../../x}}]", r"\$\.slots\[0\]\.driver: Expected `str` matching regex"),
+        (f"{T4}, vgpus: {{GRID T4-1Q: 17}}}}]", r"\$\.slots\[0\]: .*17 x GRID T4-1Q don't fit, only 16 do"),
+        (f"{T4}, vgpus: {{GRID T4-8Q: 1, GRID T4-1Q: 1}}}}]", r"\$\.slots\[0\]: .*1 x GRID T4-1Q don't fit, only 0 do"),
+        (f"{T4}, vgpus: {{GRID T5: 1}}}}]", r"\$\.slots\[0\]: .*no vGPU type 'GRID T5'; there are GRID T4-1Q, "),
+        (f"{T4}, vgpus: {{GRID T4-1Q: 0}}}}]", r"\$\.slots\[0\]\.vgpus.*Expected `int` >= 1"),
+        (f"{T4}, driver: vfio-pci, group: 1, vgpus: {{GRID T4-1Q: 1}}}}]", r"\$\.slots\[0\]: .*need the driver nvidia"),
+        ("about: x\niommu: false\nslots: [{at: '0000:01:00.0', board: L40S, vfs: 1}]", r"slots\[0\]: .*need an IOMMU"),
+        ("about: x\nslots: [{at: '0000:ff:1f.0', board: A10, vfs: 32}]", r"\$\.slots\[0\]: .*is not a PCI address"),
+        ("about: x\nslots: [{at: '0000:01:00.7', board: RTX4090}]", r"\$\.slots\[0\]: .*'0000:01:00.8' is not a PCI"),
+        (
+            "about: x\negm: [{name: ../../../../x, gpus: []}]",
+            r"mine.yaml:2: \$\.egm\[0\]\.name: Expected `str` matching regex",
+        ),
+        ("about: x\negm: [{name: egm0, gpus: [x]}]", r"\$\.egm\[0\]: .*'x' is not a PCI address"),
+        ("about: x\negm: [{name: egm0, gpus: []}, {name: egm0, gpus: []}]", r"\$\.egm\[1\]: .*egm0 stands twice"),
+        ("about: x\nboards: {b: {functions: []}}", r"\$\.boards\[\.\.\.\]\.functions: Expected `array` of length >= 1"),
+        (
+            "about: x\nboards: {b: {functions: [{id: 1:2, class: '3'}]}}",
+            r"functions\[0\]\.class: Expected `str` matching",
+        ),
         ("slots: []", r"missing required field `about`"),
         ("about: [", r"mine.yaml:2: \$: not YAML"),
     ],
@@ -62,3 +98,11 @@ def test_a_machine_may_bring_its_own_boards(tmp_path: Path) -> None:
     spec = load_machine(str(path))
     assert isinstance(spec, MachineSpec)
     assert list(build_machine(spec).pci.functions) == ["0000:01:00.0"]
+
+
+def test_a_machine_is_not_written_outside_its_folder(tmp_path: Path) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    kernel.tree.place(HostPath("/sys/../../outside/file"), constant("x"))
+    with pytest.raises(LeavesTargetError, match=r"/sys/\.\. would be written outside"):
+        export(kernel, tmp_path / "host")
+    assert [path.name for path in tmp_path.iterdir()] == ["host"]

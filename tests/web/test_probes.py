@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gpuvirt.model.view import Registration
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import metrics
 from gpuvirt.web.probes import Answer, Probes
+from kubeletnode import until
 from simnode import SimNode, running_node
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -45,11 +47,22 @@ async def ask(port: int, request: bytes) -> bytes:
     return answer
 
 
+@asynccontextmanager
+async def serving(probes: Probes) -> AsyncIterator[int]:
+    """Serve at a free port for as long as the context lasts; nothing may go wrong unseen."""
+    wrong: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: wrong.append(context))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(probes.run("127.0.0.1", 0))
+        await until(lambda: probes.port is not None)
+        assert probes.port is not None
+        yield probes.port
+        running.cancel()
+    assert wrong == []
+
+
 async def test_over_http() -> None:
-    probes = Probes(PAGES)
-    server = await asyncio.start_server(probes._serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with serving(Probes(PAGES)) as port:
         answer = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert answer.endswith(b"\r\n\r\nok\n")
@@ -57,6 +70,41 @@ async def test_over_http() -> None:
         assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
         assert head.endswith(b"\r\n\r\n")
         assert await ask(port, b"x" * 100_000) == b"", "a client that talks too long is hung up on"
+        assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("request_line", [b"", b"GET /large HTTP/1.1\r\n\r\n"])
+async def test_the_end_waits_for_no_client(request_line: bytes) -> None:
+    """Neither for one that says nothing, nor for one that does not read its answer."""
+    probes = Probes({"/large": lambda: Answer(200, "x" * 20_000_000)})
+    async with serving(probes) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(request_line)
+        if request_line:
+            assert await reader.read(1) == b"H"
+        await until(lambda: probes._open == 1)
+    assert probes._open == 0
+    with suppress(ConnectionError):
+        while await reader.read(1 << 20):
+            pass
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def test_an_address_that_is_taken_is_an_error() -> None:
+    async with serving(Probes(PAGES)) as port:
+        with pytest.raises(OSError, match="address already in use"):
+            await Probes(PAGES).run("127.0.0.1", port)
+
+
+async def test_a_page_that_fails_ends_one_answer_alone() -> None:
+    def broken() -> Answer:
+        raise ZeroDivisionError
+
+    async with serving(Probes({**PAGES, "/broken": broken})) as port:
+        with suppress(ConnectionError):
+            assert await ask(port, b"GET /broken HTTP/1.1\r\n\r\n") == b""
         assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
@@ -84,6 +132,15 @@ async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None
     assert found["gpuvirt_allocate_seconds_count"] == 1
     assert found[f'gpuvirt_resource_devices_held{{resource="{A10}"}}'] == 1
     assert found['gpuvirt_looks_total{depth="whole",cause="start"}'] == 1
+
+
+async def test_metrics_say_every_digit(two_a10: SimNode) -> None:
+    telemetry = two_a10.agent.telemetry
+    telemetry.allocations[A10, "given"] = 1234567
+    telemetry.allocate_s.total_s = 1234567.000125
+    lines = metrics.page(two_a10.view, telemetry).splitlines()
+    assert f'gpuvirt_allocations_total{{resource="{A10}",outcome="given"}} 1234567' in lines
+    assert "gpuvirt_allocate_seconds_sum 1234567.000125" in lines
 
 
 @pytest.mark.parametrize("name", ["2xA10", "4xL40S", "8xA100", "2xA10-no-iommu"])

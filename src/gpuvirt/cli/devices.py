@@ -1,17 +1,19 @@
 """`gpuvirt devices`: the GPUs of this node, how each can be used, and why the rest can't."""
 
+import os
 from typing import Annotated
 
 import typer
 
 from gpuvirt.cli import options
 from gpuvirt.cli.options import Output
-from gpuvirt.paths import HostRoots
+from gpuvirt.paths import HostRoots, KubeletPaths
 
 
 def devices(
     *,
     host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDir = options.KUBELET_DIR,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
     output: options.OutputFormat = Output.TABLE,
@@ -21,20 +23,24 @@ def devices(
 ) -> None:
     """Show the GPUs of this node: mode, driver, users, what each is offered as, and why not.
 
-    Where the agent runs, this is what the agent sees; elsewhere the host is looked at now, and changed in no way.
+    Where the agent runs, this is what the agent sees; elsewhere, and where it is --plugin-only, the host is looked at
+    now, and changed in no way. What pods have, and first names, are then those of the agent's ledger, if it left one.
     """
     from gpuvirt.cli import render
     from gpuvirt.clock import RealClock
     from gpuvirt.hardware.kernel import RealKernel
     from gpuvirt.node import onelook, statefile
 
-    roots = HostRoots.under(host_root)
+    roots, kubelet = HostRoots.under(host_root), KubeletPaths(kubelet_dir)
+    settings, ids = options.read_settings(config), options.read_pci_ids(pci_ids, roots)
     kernel, clock = RealKernel(roots), RealClock()
-    view = statefile.read(roots.run / statefile.FILE, clock.now(), onelook.boot_id(kernel))
+    # A simulated host has a /proc of its own, in which no agent is.
+    procs = (roots.proc, HostRoots.under(options.ROOT).proc)
+    view = statefile.read(roots.run / statefile.FILE, clock.now(), onelook.boot_id(kernel), procs)
     if view is None:
-        settings, ids = options.read_settings(config), options.read_pci_ids(pci_ids, roots)
-        view = onelook.take(kernel, settings, ids, clock)
+        ledger = onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+        view = onelook.take(kernel, settings, ids, clock, ledger)
     if output is Output.JSON:
         render.json_lines(view)
     else:
-        render.devices(view, every=every)
+        render.devices(view, every=every, sees_users=os.geteuid() == 0)

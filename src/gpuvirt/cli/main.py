@@ -52,7 +52,8 @@ def main() -> None:
 
 def nvidia_kubevirt_gpu_device_plugin() -> None:
     """Run the agent in the place of NVIDIA's plugin: observing and offering alone, with its paths and no privileges."""
-    run(["node", "--plugin-only", *sys.argv[1:]])
+    arguments = sys.argv[1:]
+    run(["--version"] if "--version" in arguments else ["node", "--plugin-only", *arguments])
 
 
 def run(arguments: list[str]) -> None:

@@ -1,6 +1,7 @@
 """`gpuvirt node`: the agent."""
 
 import asyncio
+import os
 from typing import Annotated
 
 import typer
@@ -8,9 +9,15 @@ import typer
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli import options
 from gpuvirt.errors import ConfigError
-from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
+from gpuvirt.paths import HostRoots, KubeletPaths
 
-LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")
+LISTEN = ":9410"
+LISTEN_VARIABLE = "GPUVIRT_LISTEN"
+
+
+def _listen() -> str:
+    """Return where to serve when nothing says where; an empty variable, which Click takes for none, says nowhere."""
+    return "" if os.environ.get(LISTEN_VARIABLE) == "" else LISTEN  # noqa: TID251  Click does not hand it on
 
 
 def node(  # noqa: PLR0913  one parameter an option
@@ -29,9 +36,13 @@ def node(  # noqa: PLR0913  one parameter an option
     listen: Annotated[
         str,
         typer.Option(
-            envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Where to serve metrics and probes; '' for nowhere."
+            envvar=LISTEN_VARIABLE,
+            metavar="ADDRESS:PORT",
+            default_factory=_listen,
+            show_default=LISTEN,
+            help="Where to serve metrics and probes; '' for nowhere.",
         ),
-    ] = ":9410",
+    ],
     log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
@@ -58,8 +69,7 @@ def node(  # noqa: PLR0913  one parameter an option
             NodeOptions(
                 kernel=RealKernel(roots),
                 kubelet=kubelet,
-                # A pod with two mounts has one place of the host that outlives it.
-                ledger=kubelet.device_plugins / "gpuvirt" / "ledger.json" if plugin_only else roots.local(LEDGER),
+                ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
                 state_file=None if plugin_only else roots.run / statefile.FILE,
                 cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
                 settings=settings,

@@ -11,7 +11,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.model import pciids, settings
 from gpuvirt.model.pciids import PciIds, Texts
 from gpuvirt.model.settings import Settings
-from gpuvirt.paths import HostPath, HostRoots
+from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 
 SYSTEM_PCI_IDS = (
     HostPath("/usr/share/misc/pci.ids"),
@@ -56,8 +56,14 @@ PciIdsFile = Annotated[
 ]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 
+LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")
 ROOT = Path("/")
 KUBELET_DIR = Path("/var/lib/kubelet")
+
+
+def plugin_only_ledger(kubelet: KubeletPaths) -> Path:
+    """Return where a plugin-only agent keeps its ledger: a pod with two mounts has one place that outlives it."""
+    return kubelet.device_plugins / "gpuvirt" / "ledger.json"
 
 
 def read_settings(config: Path | None) -> Settings:

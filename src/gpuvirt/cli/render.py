@@ -20,8 +20,8 @@ WIDTH = 240
 
 
 def console() -> Console:
-    """Return where to write."""
-    return Console(width=WIDTH, highlight=False)
+    """Return where to write; `[...]` and `:...:` in a text are the host's own words, and no markup."""
+    return Console(width=WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def json_lines(value: object) -> None:
@@ -29,10 +29,11 @@ def json_lines(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def devices(view: NodeView, *, every: bool) -> None:
+def devices(view: NodeView, *, every: bool, sees_users: bool = True) -> None:
     """Write the table of a node's devices, what is offered, and what is wrong.
 
-    Functions beside GPUs have a row when they are offered, or when `every` one is wanted.
+    Functions beside GPUs have a row when they are offered, or when `every` one is wanted. `sees_users` is whether we
+    could see the processes that use a device.
     """
     out = console()
     functions = [function for function in view.functions if every or function.offered_as is not None]
@@ -47,7 +48,9 @@ def devices(view: NodeView, *, every: bool) -> None:
     if view.resources:
         out.print()
         out.print(resources_table(view.resources))
-    source = f"agent {view.agent.version}, pid {view.agent.pid}" if view.agent else "a look at the host; no agent runs"
+    source = f"agent {view.agent.version}, pid {view.agent.pid}" if view.agent else "a look at the host"
+    if view.agent is None and not sees_users:
+        source += "; which processes use a device is known to root alone"
     out.print(Text(f"\nas of {view.at:%Y-%m-%d %H:%M:%S} UTC, from {source}", style="dim"))
 
 

@@ -13,6 +13,9 @@ from gpuvirt.sim.mounted.nodes import Nodes
 
 app = typer.Typer(no_args_is_help=True, help="Simulated machines: see what there are, run a program on one.")
 
+SIGNALLED = 128
+"""What shells add to the number of the signal that ended a program."""
+
 Machine = Annotated[
     str, typer.Option("--machine", "-m", metavar="NAME", help="A machine of `gpuvirt sim machines`, or a YAML file.")
 ]
@@ -104,4 +107,5 @@ async def _spawn(command: list[str], root: Path, kubelet_dir: Path) -> int:
     except OSError as error:
         typer.echo(f"gpuvirt: {command[0]} can't be run: {error.strerror}", err=True)
         return 127
-    return await process.wait()
+    code = await process.wait()
+    return code if code >= 0 else SIGNALLED - code

@@ -53,8 +53,10 @@ class Story:
         """Tell all of it."""
         self._out.print(
             Panel.fit(
-                f"Machine [bold]{self._machine}[/]: {self._about}.\n"
-                "Host and kubelet are simulated; the agent between them is the one that runs on a real node."
+                Text.assemble(
+                    *("Machine ", (self._machine, "bold"), f": {self._about}.\n"),
+                    "Host and kubelet are simulated; the agent between them is the one that runs on a real node.",
+                )
             )
         )
         await self._until(lambda: self._agent.looked, "a look at the host")
@@ -142,7 +144,7 @@ class Story:
             ("gpuvirt devices", "the GPUs of this host"),
             ("kubectl apply -f deploy/node.yaml", "the agent on the nodes of a cluster"),
         ):
-            self._out.print(f"  [bold]{command:<46}[/] {what}")
+            self._out.print(Text.assemble("  ", (f"{command:<46}", "bold"), f" {what}"))
 
     async def _run_pod(self, vm: str, resource: ResourceView, count: int) -> Pod:
         return await self._kubelet.run_pod(f"virt-launcher-{vm}", Container("compute", {resource.name: count}))
@@ -150,7 +152,7 @@ class Story:
     def _attachment(self, pod: Pod) -> None:
         self._say(f"and pod {pod.name} gets")
         for name, value in pod.env().items():
-            self._out.print(f"  {name}=[bold]{value}[/]", soft_wrap=True)
+            self._out.print(Text.assemble(f"  {name}=", (value, "bold")), soft_wrap=True)
         self._out.print(f"  {' '.join(pod.device_nodes())}", soft_wrap=True)
 
     def _hostdevs(self, pod: Pod) -> list[tuple[Form, str]]:
@@ -169,11 +171,11 @@ class Story:
     def _counts(self, title: str, counts: Mapping[str, int]) -> None:
         self._out.print(f"{title}:")
         for name, count in counts.items():
-            self._out.print(f"  {name + ':':<48} [bold]{count}[/]")
+            self._out.print(Text.assemble(f"  {name + ':':<48} ", (str(count), "bold")))
 
     def _head(self, title: str, command: str | None = None) -> None:
         self._step += 1
-        self._out.print(f"\n[bold green]{self._step}. {title}[/]")
+        self._out.print(f"\n{self._step}. {title}", style="bold green")
         if command is not None:
             self._out.print(f"$ {command}", style="dim")
 

@@ -11,8 +11,11 @@ from gpuvirt.paths import HostPath
 
 T = TypeVar("T")
 
-_DECIMAL = re.compile(r"-?[0-9]+")
+_DECIMAL = re.compile(r"-?[0-9]{1,18}")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
+
+_MOST_NUMA_NODES = 1 << 10
+"""MAX_NUMNODES where NODES_SHIFT is largest (arch/x86/Kconfig)."""
 
 ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 """What the kernel answers for a thing that is not there, or that goes away while it is read."""
@@ -47,15 +50,37 @@ def understood(path: HostPath, content: str, parse: Callable[[str], T]) -> T | U
 
 
 def number(content: str) -> int:
-    """Parse a decimal number as sysfs writes it."""
+    """Parse a decimal number as sysfs writes it: what fits into 64 bits."""
     if not _DECIMAL.fullmatch(content):
         raise ValueError(content)
     return int(content)
 
 
-def hexadecimal(content: str) -> int:
-    """Parse a hexadecimal number with its `0x`, as the ids of a PCI function are written."""
-    if not _HEXADECIMAL.fullmatch(content):
+def numa_node(content: str) -> int:
+    """Parse the number of a NUMA node; -1 stands for none."""
+    node = number(content)
+    if not -1 <= node < _MOST_NUMA_NODES:
+        raise ValueError(content)
+    return node
+
+
+def pci_id(content: str) -> int:
+    """Parse the id of a vendor or a device: 16 bits."""
+    return _hexadecimal(content, digits=4)
+
+
+def pci_class(content: str) -> int:
+    """Parse a class code: 24 bits."""
+    return _hexadecimal(content, digits=6)
+
+
+def pci_revision(content: str) -> int:
+    """Parse a revision: 8 bits."""
+    return _hexadecimal(content, digits=2)
+
+
+def _hexadecimal(content: str, *, digits: int) -> int:
+    if not _HEXADECIMAL.fullmatch(content) or len(content) > len("0x") + digits:
         raise ValueError(content)
     return int(content, 16)
 
@@ -66,12 +91,26 @@ def link_name(kernel: Kernel, path: HostPath) -> str | Unread | None:
         target = kernel.readlink(path)
     except OSError as error:
         return None if error.errno in ABSENT else Unread(path, errno=error.errno)
-    return target.rpartition("/")[2]
+    return legible(target.rpartition("/")[2])
 
 
 def names(kernel: Kernel, path: HostPath) -> list[str] | Unread | None:
     """Return the names in a folder, sorted."""
     try:
-        return sorted(kernel.listdir(path))
+        return sorted(map(legible, kernel.listdir(path)))
     except OSError as error:
         return None if error.errno in ABSENT else Unread(path, errno=error.errno)
+
+
+def legible(name: str) -> str:
+    """Return a name with what can't be printed escaped: bytes that are not UTF-8 as `\\xff`, controls as `\\x1b`.
+
+    The kernel's own names have none of it; a name that can't be encoded would keep the node's picture from being drawn.
+    """
+    return name if name.isprintable() else "".join(map(_escaped, name))
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # how Python hands on a byte that is not UTF-8 (PEP 383)
+        return f"\\x{ord(character) & 0xFF:02x}"
+    return character if character.isprintable() else character.encode("unicode_escape").decode()

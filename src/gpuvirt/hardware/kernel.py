@@ -8,6 +8,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import select
 import socket
 import threading
@@ -29,6 +30,9 @@ ATTRIBUTE_BYTES = 4096
 NETLINK_KOBJECT_UEVENT = 15
 KERNEL_MULTICAST_GROUP = 1
 """include/uapi/linux/netlink.h; group 1 is the kernel's own voice, group 2 is udev's."""
+
+_VFIO_NODE = re.compile(r"/vfio/(?:[0-9]+|devices/vfio[0-9]+)(?: \(deleted\))?\Z")
+"""How the path of a VFIO node ends in whatever `/dev` a process has: a container's shows as `/vfio/12` from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class RealKernel:
         with contextlib.suppress(OSError):
             target = self.readlink(link)
             # Only nodes are looked at further: a stat of a file on a dead NFS server would hang.
-            if target.startswith("/dev/") or "/vfio" in target:
+            if target.startswith("/dev/") or _VFIO_NODE.search(target):
                 return OpenFile(pid, HostPath(target), self.device_number(link))
         return None
 

@@ -54,10 +54,10 @@ def read_id(kernel: Kernel, address: PciAddress) -> PciId | Unread | None:
 
 
 def _read_pair(kernel: Kernel, vendor_path: HostPath, device_path: HostPath) -> PciId | Unread | None:
-    vendor = attributes.parsed(kernel, vendor_path, attributes.hexadecimal)
+    vendor = attributes.parsed(kernel, vendor_path, attributes.pci_id)
     if not isinstance(vendor, int):
         return vendor
-    device = attributes.parsed(kernel, device_path, attributes.hexadecimal)
+    device = attributes.parsed(kernel, device_path, attributes.pci_id)
     return PciId(vendor, device) if isinstance(device, int) else device
 
 
@@ -68,7 +68,7 @@ def read_function(kernel: Kernel, address: PciAddress, before: PciFunction | Non
     The driver and the group are not: whether they are still the same is what everything hangs on.
     """
     found_id = read_id(kernel, address)
-    found_class = attributes.parsed(kernel, attribute(address, "class"), attributes.hexadecimal)
+    found_class = attributes.parsed(kernel, attribute(address, "class"), attributes.pci_class)
     if isinstance(found_id, PciId) and isinstance(found_class, int):
         return _Reading(kernel, address, before).function(found_id, found_class)
     problem = found_class if isinstance(found_id, PciId) else found_id
@@ -112,7 +112,7 @@ class _Reading:
             id=function_id,
             class_code=class_code,
             subsystem=self._told(self._subsystem(), before.subsystem if before else None),
-            revision=self._told(self._number("revision", attributes.hexadecimal), before.revision if before else None),
+            revision=self._told(self._number("revision", attributes.pci_revision), before.revision if before else None),
             driver=driver,
             iommu_group=group,
             numa_node=self._told(self._numa_node(), before.numa_node if before else None),
@@ -135,7 +135,7 @@ class _Reading:
 
     def _numa_node(self) -> int | Unread | None:
         """Read the NUMA node; the kernel writes -1 where the firmware names none."""
-        node = self._number("numa_node", attributes.number)
+        node = self._number("numa_node", attributes.numa_node)
         return None if isinstance(node, int) and node < 0 else node
 
     def _subsystem(self) -> PciId | Unread | None:

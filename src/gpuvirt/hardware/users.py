@@ -52,5 +52,9 @@ def _device_numbers(
 
 
 def _command(kernel: Kernel, pid: int) -> str:
-    command = attributes.text(kernel, HostPath(f"/proc/{pid}/comm"))
-    return command if isinstance(command, str) else "unknown"
+    """Return what a process calls itself, which may be any bytes."""
+    try:
+        content = kernel.read(HostPath(f"/proc/{pid}/comm"))
+    except OSError:
+        return "unknown"
+    return attributes.legible(content.decode(errors="surrogateescape").removesuffix("\n"))

@@ -21,7 +21,7 @@ class PodDevices(msgspec.Struct, frozen=True, rename="pascal"):
     resource_name: str
     device_ids: Mapping[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     """By NUMA node since Kubernetes 1.20 (`-1` for none), a list before."""
-    alloc_resp: bytes = b""
+    alloc_resp: bytes | None = None
     """The answer that the plugin gave, a serialised ContainerAllocateResponse."""
 
     def ids(self) -> list[DeviceId]:

@@ -68,13 +68,14 @@ def is_listened_at(path: Path) -> bool:
 def clear(path: Path) -> bool:
     """Take away a socket that nobody listens at any more; return whether the path is free now.
 
-    Anything else that lies there is somebody else's and stays.
+    A link that leads to no listener goes as well, itself and not what it leads to. Anything else that lies there is
+    somebody else's and stays.
     """
     try:
         mode = path.stat(follow_symlinks=False).st_mode
     except FileNotFoundError:
         return True
-    if not stat.S_ISSOCK(mode) or is_listened_at(path):
+    if not (stat.S_ISSOCK(mode) or stat.S_ISLNK(mode)) or is_listened_at(path):
         return False
     path.unlink(missing_ok=True)
     return True

@@ -42,8 +42,10 @@ def prefer(
     """Return the `size` devices to prefer, the ones that must be included first; fewer where there are no more.
 
     `companions` belong to devices that the same pod was just given, and go before all that need not be included. Raises
-    PlacementError when more must be included than asked for.
+    PlacementError when more must be included than asked for, or fewer than none are asked for.
     """
+    if size < 0:
+        raise PlacementError(f"an allocation of {size} devices is asked for; expected 0 or more")
     musts = tuple(dict.fromkeys(must_include))
     if len(musts) > size:
         raise PlacementError(f"{len(musts)} devices must be included in an allocation of {size}")

@@ -21,6 +21,9 @@ from gpuvirt.paths import HostPath
 
 VERSION = 1
 
+VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
+"""Attributes of a function that speak against its device when they can't be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
@@ -229,7 +232,17 @@ def _resource(sitter: Sitter, offer: Offer) -> ResourceView:
 def _oddities(facts: Facts) -> Iterable[Reason]:
     for oddity in facts.oddities:
         yield Reason(ReasonCode.ODD_ENTRY, oddity.path, oddity.what)
+    for unread in _odd_attributes(facts):
+        yield Reason(ReasonCode.ODD_ENTRY, unread.path, f"can't be understood: {unread.said}; it is passed over")
     for unread in facts.unread:
         yield Reason(
             ReasonCode.UNREAD, unread.path, "could not be read; what it showed before is taken to stand", unread.said
         )
+
+
+def _odd_attributes(facts: Facts) -> Iterable[Unread]:
+    """Yield what reads as nothing that it could be, and speaks against no device: a NUMA node, a revision."""
+    for function in facts.functions.values():
+        for unread in function.unread:
+            if unread.seen is not None and unread.path.rpartition("/")[2] not in VITAL:
+                yield unread

@@ -1,20 +1,42 @@
 """A node's picture without an agent: one look at the host, by hand."""
 
+from pathlib import Path
+
 from gpuvirt.clock import Clock
+from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
-from gpuvirt.model.ledger import Ledger
+from gpuvirt.model.ledger import Holders, Ledger
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView
+from gpuvirt.node import journal
 from gpuvirt.node.state import NodeState
 
+EMPTY = Ledger()
 
-def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock) -> NodeView:
-    """Return what the host shows now and what an agent would offer of it; who holds what is not known."""
-    state = NodeState(settings, ids, Ledger(), agent=None)
+
+def read_ledger(*paths: Path) -> Ledger:
+    """Return the ledger that an agent keeps in the first of `paths` that is there, an empty one where it can't be read.
+
+    It is only read: a damaged one is the agent's to put aside.
+    """
+    for path in paths:
+        try:
+            return journal.decode(path.read_bytes())[0]
+        except FileNotFoundError:
+            continue
+        except (OSError, DamagedError):
+            break
+    return EMPTY
+
+
+def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
+    """Return what the host shows now and what an agent would offer of it; `ledger` says what pods have."""
+    state = NodeState(settings, ids, ledger, agent=None)
+    state.holders = Holders(clock.now(), {})  # nobody will ask the kubelet, so there is nothing to wait for
     state.hear_facts(with_users(kernel, scan(kernel)))
     return state.refresh(clock.monotonic_s(), clock.now())
 

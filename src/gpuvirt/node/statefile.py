@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -58,11 +59,15 @@ class StateFile:
             self._failed = False
 
 
-def read(path: Path, now: datetime, boot_id: str | None) -> NodeView | None:
-    """Return the picture that a living agent keeps; None when there is none, or none of this boot and minute."""
+def read(path: Path, now: datetime, boot_id: str | None, procs: Iterable[Path]) -> NodeView | None:
+    """Return the picture that a living agent keeps; None when there is none, or none of this boot and minute.
+
+    `procs` are the folders `/proc` in which an agent that lives is seen: one that was killed leaves its picture.
+    """
     try:
         view = from_json(path.read_bytes(), NodeView)
     except (OSError, DamagedError):
         return None
     fresh = now - view.at <= LIFE and view.boot_id == boot_id
-    return view if fresh else None
+    pid = view.agent.pid if view.agent is not None else None
+    return view if fresh and any((proc / str(pid)).exists() for proc in procs) else None

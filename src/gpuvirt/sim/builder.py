@@ -1,6 +1,8 @@
 """Puts a simulated machine together from its file."""
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import (
@@ -15,10 +17,10 @@ from gpuvirt.facts.ids import (
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, MachineSpec, SlotSpec, shared_boards
+from gpuvirt.sim.machine import BoardSpec, EgmSpec, MachineSpec, SlotSpec, shared_boards
 from gpuvirt.sim.pci import SimFunction
 from gpuvirt.sim.tree import DeviceNode, constant
-from gpuvirt.sim.vgpu import Carving
+from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
 
 UUID_SPACE = uuid.UUID("6f9a2c4e-55a0-4d0e-9a44-2f0c5a6b7d10")
 """Simulated mdevs have UUIDs made from their slot and number, so that every run has the same."""
@@ -51,32 +53,52 @@ class _Builder:
         for driver in ("vfio-pci", "nvidia", "pcieport"):
             self.kernel.pci.add_driver(driver)
         for index, slot in enumerate(self.spec.slots):
-            try:
+            with self._telling("slot", f"$.slots[{index}]"):
                 self._add(slot)
-            except (ValueError, KeyError, StopIteration, OSError) as error:
-                message = f"no {error} among the boards, bridges or types" if isinstance(error, KeyError) else error
-                raise ConfigError(
-                    f"this slot can't be built: {message}", where=self.where, path=f"$.slots[{index}]"
-                ) from error
         for number, region in enumerate(self.spec.egm):
-            self.kernel.tree.place(
-                HostPath(f"/sys/class/egm/{region.name}/gpu_devices"), constant("\n".join(region.gpus))
-            )
-            self.kernel.tree.place(HostPath(f"/dev/{region.name}"), DeviceNode(EGM_MAJOR << 8 | number))
+            with self._telling("region", f"$.egm[{number}]"):
+                self._add_region(region, number)
         return self.kernel
+
+    @contextmanager
+    def _telling(self, what: str, path: str) -> Iterator[None]:
+        """Say where in the file it stands that something can't be built."""
+        try:
+            yield
+        except (ValueError, KeyError, OSError) as error:
+            message = f"no {error} among the boards or bridges" if isinstance(error, KeyError) else error
+            raise ConfigError(f"this {what} can't be built: {message}", where=self.where, path=path) from error
+
+    def _add_region(self, region: EgmSpec, number: int) -> None:
+        folder = HostPath(f"/sys/class/egm/{region.name}")
+        if self.kernel.tree.exists(folder):
+            raise ValueError(f"{region.name} stands twice")
+        gpus = "\n".join(parse_pci_address(gpu) for gpu in region.gpus)
+        self.kernel.tree.place(HostPath(f"{folder}/gpu_devices"), constant(gpus))
+        self.kernel.tree.place(HostPath(f"/dev/{region.name}"), DeviceNode(EGM_MAJOR << 8 | number))
 
     def _add(self, slot: SlotSpec) -> None:
         board, first = self.boards[slot.board], parse_pci_address(slot.at)
+        if slot.vfs > (board.total_vfs or 0):
+            raise ValueError(f"{slot.vfs} VFs are asked for; board {slot.board} has {board.total_vfs or 0}")
         for number in range(len(board.functions)):
-            self._add_function(slot, board, PciAddress(f"{slot_of(first)}.{int(first[-1]) + number}"), number)
+            self._add_function(slot, board, self._free(f"{slot_of(first)}.{int(first[-1]) + number}"), number)
         vfs = [self._add_vf(slot, board, first, number) for number in range(slot.vfs)]
         types = slot.vgpu_types or board.vgpu_types
         if types and self.kernel.pci.functions[first].driver == "nvidia":
             carving = Carving(first, types, vfs or [first])
             self._offer(carving, board)
             for name, count in slot.vgpus.items():
-                for _ in range(count):
-                    self._make(carving, board, name)
+                self._make(carving, board, name, count)
+        elif slot.vgpus:
+            raise ValueError("vGPUs need the driver nvidia, and a board that names their types")
+
+    def _free(self, text: str) -> PciAddress:
+        """Return an address at which there is no function yet."""
+        address = parse_pci_address(text)
+        if address in self.kernel.pci.functions:
+            raise ValueError(f"there is a function at {address} already")
+        return address
 
     def _add_function(self, slot: SlotSpec, board: BoardSpec, address: PciAddress, number: int) -> None:
         part = board.functions[number]
@@ -100,7 +122,7 @@ class _Builder:
 
     def _add_vf(self, slot: SlotSpec, board: BoardSpec, first: PciAddress, number: int) -> PciAddress:
         parent = self.kernel.pci.functions[first]
-        address = _vf_address(first, number)
+        address = self._free(_vf_address(first, number))
         group = IommuGroup(self.next_vf_group) if self.spec.iommu else None
         self.next_vf_group += 1
         function = SimFunction(
@@ -137,13 +159,25 @@ class _Builder:
                 self.kernel.mdev.offer(carving, folders)
             case Framework.VENDOR_VFIO:
                 groups = {slot: function.group for slot, function in functions.items() if function.group is not None}
+                if groups.keys() != functions.keys():
+                    raise ValueError("VFs that carry vGPUs need an IOMMU, and the GPU a group")
                 self.kernel.vendor_vfio.offer(carving, folders, groups)
             case None:
                 raise ValueError(f"board {board.functions[0].id} has vGPU types, but no way of making them")
 
-    def _make(self, carving: Carving, board: BoardSpec, name: VgpuType) -> None:
-        spec = carving.named(name)
-        slot = next(slot for slot in carving.slots if carving.left(spec, slot) > 0)
+    def _make(self, carving: Carving, board: BoardSpec, name: VgpuType, count: int) -> None:
+        spec = next((spec for spec in carving.types if spec.name == name), None)
+        if spec is None:
+            raise ValueError(f"no vGPU type {name!r}; there are {', '.join(spec.name for spec in carving.types)}")
+        for made in range(count):
+            slot = next((slot for slot in carving.slots if carving.left(spec, slot) > 0), None)
+            if slot is None:
+                raise ValueError(
+                    f"{count} x {name} don't fit, only {made} do: a GPU carries one size, {spec.most} of it"
+                )
+            self._make_one(carving, board, spec, slot)
+
+    def _make_one(self, carving: Carving, board: BoardSpec, spec: VgpuTypeSpec, slot: PciAddress) -> None:
         if board.vgpus is Framework.MDEV:
             self.kernel.mdev.create(carving, slot, spec, str(uuid.uuid5(UUID_SPACE, f"{slot} {len(carving.live)}")))
         else:
@@ -151,8 +185,8 @@ class _Builder:
             self.kernel.writes.clear()
 
 
-def _vf_address(first: PciAddress, number: int) -> PciAddress:
+def _vf_address(first: PciAddress, number: int) -> str:
     domain, bus, rest = first.split(":")
     device, function = rest.split(".")
     routing = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + FIRST_VF_OFFSET + number
-    return PciAddress(f"{domain}:{routing >> 8:02x}:{routing >> 3 & 0x1F:02x}.{routing & 7}")
+    return f"{domain}:{routing >> 8:02x}:{routing >> 3 & 0x1F:02x}.{routing & 7}"

@@ -2,9 +2,14 @@
 
 from pathlib import Path
 
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link
+
+
+class LeavesTargetError(GpuvirtError):
+    """A machine has a path that would be written outside the folder that it is exported to."""
 
 
 def export(kernel: SimKernel, target: Path) -> None:
@@ -15,7 +20,7 @@ def export(kernel: SimKernel, target: Path) -> None:
     """
     target.mkdir(parents=True, exist_ok=True)
     for path, node in kernel.tree.walk():
-        place = target / path.lstrip("/")
+        place = _place(target, path)
         match node:
             case Folder():
                 place.mkdir(exist_ok=True)
@@ -24,9 +29,15 @@ def export(kernel: SimKernel, target: Path) -> None:
             case DeviceNode():
                 place.touch()
             case File():
-                place.write_bytes(_content(kernel, node))
+                place.write_bytes(_content(node))
 
 
-def _content(_kernel: Kernel, file: File) -> bytes:
+def _place(target: Path, path: HostPath) -> Path:
+    if ".." in path.split("/"):
+        raise LeavesTargetError(f"{path} would be written outside {target}; expected a path without '..'")
+    return target / path.lstrip("/")
+
+
+def _content(file: File) -> bytes:
     content = file.read() if file.read is not None else ""
     return content if isinstance(content, bytes) else content.encode()

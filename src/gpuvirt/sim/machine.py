@@ -3,8 +3,10 @@
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpuvirt import documents
 from gpuvirt.errors import ConfigError
@@ -12,26 +14,40 @@ from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.sim.vgpu import VgpuTypeSpec
 
+MOST_VFS = 256
+MOST_GROUP = (1 << 31) - 1
+MOST_NUMA_NODE = 1023
+
+# A name becomes part of a path, here and where the machine is written out as files.
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,63}\Z")]
+EgmName = Annotated[str, Meta(pattern=r"^egm[0-9]{1,4}\Z")]
+ClassCode = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{6}\Z")]
+Revision = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{2}\Z")]
+Vfs = Annotated[int, Meta(ge=0, le=MOST_VFS)]
+Group = Annotated[int, Meta(ge=0, le=MOST_GROUP)]
+NumaNode = Annotated[int, Meta(ge=-1, le=MOST_NUMA_NODE)]
+Count = Annotated[int, Meta(ge=1, le=MOST_VFS)]
+
 
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One function of a board."""
 
     id: str
     """`10de:2236`"""
-    class_code: str = msgspec.field(name="class")
+    class_code: ClassCode = msgspec.field(name="class")
     """Six hexadecimal digits: `030200`"""
     subsystem: str | None = None
-    revision: str = "a1"
-    native_driver: str | None = None
+    revision: Revision = "a1"
+    native_driver: Name | None = None
     """The driver that the kernel would give it."""
 
 
 class BoardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A kind of card."""
 
-    functions: tuple[FunctionSpec, ...]
+    functions: Annotated[tuple[FunctionSpec, ...], Meta(min_length=1, max_length=8)]
     vf_id: str | None = None
-    total_vfs: int | None = None
+    total_vfs: Vfs | None = None
     vgpus: Framework | None = None
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
 
@@ -42,16 +58,16 @@ class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     at: str
     """The address of its first function: `0000:65:00.0`"""
     board: str
-    driver: str | None = "native"
+    driver: Name | None = "native"
     """`native`, `none`, or the driver that has all its functions: `vfio-pci`."""
-    group: int | None = None
+    group: Group | None = None
     """The IOMMU group; left out where the machine has no IOMMU."""
-    numa: int = -1
+    numa: NumaNode = -1
     behind: str | None = None
     """The address of the bridge that it sits behind, which stands earlier in the file."""
-    vfs: int = 0
-    """VFs that are switched on."""
-    vgpus: dict[VgpuType, int] = {}
+    vfs: Vfs = 0
+    """VFs that are switched on, at most the board's `total_vfs`."""
+    vgpus: dict[VgpuType, Count] = {}
     """vGPUs that exist from the start."""
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
     """In place of the board's: the types that a GPU in MIG mode offers."""
@@ -60,7 +76,7 @@ class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class EgmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A region of extended GPU memory."""
 
-    name: str
+    name: EgmName
     gpus: tuple[str, ...]
 
 

@@ -1,8 +1,10 @@
 """How many vGPUs of which type fit on a simulated GPU: the equal-size rule of NVIDIA's manager."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 
@@ -10,12 +12,12 @@ from gpuvirt.facts.ids import PciAddress, VgpuType
 class VgpuTypeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One vGPU type of a board, as a machine file gives it."""
 
-    id: int
+    id: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
     """The number in the host's own id: `nvidia-592`, or a vendor-VFIO type id."""
     name: VgpuType
     size: str
     """The framebuffer that it takes; types of one size may share a GPU."""
-    most: int
+    most: Annotated[int, Meta(ge=1, le=256)]
     """How many fit on one GPU."""
 
 
@@ -37,7 +39,3 @@ class Carving:
         if slot == self.gpu:
             return max(left, 0)
         return 1 if left > 0 and slot not in {used for _, used in self.live.values()} else 0
-
-    def named(self, name: VgpuType) -> VgpuTypeSpec:
-        """Return a type by its name."""
-        return next(spec for spec in self.types if spec.name == name)

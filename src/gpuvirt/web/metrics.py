@@ -116,10 +116,10 @@ def _allocate_seconds(telemetry: Telemetry) -> Iterator[str]:
     running = 0
     for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
         running += count
-        yield f'{name}_bucket{{le="{bound_s:g}"}} {running}'
+        yield f'{name}_bucket{{le="{_number(bound_s)}"}} {running}'
     total = sum(histogram.counts)
     yield f'{name}_bucket{{le="+Inf"}} {total}'
-    yield f"{name}_sum {histogram.total_s:.6f}"
+    yield f"{name}_sum {_number(histogram.total_s)}"
     yield f"{name}_count {total}"
 
 
@@ -140,7 +140,12 @@ def _head(name: str, text: str, kind: str) -> Iterable[str]:
 def _samples(name: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
     for key, value in sorted(values):
         pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True))
-        yield f"{name}{{{pairs}}} {value:g}"
+        yield f"{name}{{{pairs}}} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    """Return a number with all its digits: a counter that is rounded stands still, and its rate with it."""
+    return str(int(value)) if float(value).is_integer() else repr(value)
 
 
 def _escaped(text: str) -> str:

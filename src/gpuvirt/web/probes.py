@@ -4,7 +4,6 @@ It answers GET and HEAD with one response a connection. A web framework would co
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
 MOST_REQUEST_BYTES = 8192
 MOST_CONNECTIONS = 64
 
@@ -34,28 +34,52 @@ class Probes:
     """Serves pages."""
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
+        self.port: int | None = None
+        """Where it serves, once it does."""
         self._pages = pages
         self._open = 0
 
     async def run(self, host: str, port: int) -> None:
-        """Serve at an address for ever; raises OSError when the address can't be had."""
-        server = await asyncio.start_server(self._serve, host, port, limit=MOST_REQUEST_BYTES)
-        log.info("serving metrics and probes", extra={"address": f"{host or '*'}:{port}"})
-        async with server:
-            await server.serve_forever()
+        """Serve at an address for ever; raises OSError when the address can't be had.
+
+        Whoever is being served when this is cancelled is hung up on: an agent that ends waits for no client. That is
+        why connections have tasks of our own, and not those of asyncio's server, which waits for them, or (3.11)
+        forgets them.
+        """
+        ending = False
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if ending:
+                writer.transport.abort()
+            else:
+                group.create_task(self._serve(reader, writer))
+
+        server = await asyncio.start_server(accept, host, port, limit=MOST_REQUEST_BYTES, start_serving=False)
+        async with asyncio.TaskGroup() as group:
+            await server.start_serving()
+            self.port = server.sockets[0].getsockname()[1]
+            log.info("serving metrics and probes", extra={"address": f"{host or '*'}:{self.port}"})
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ending = True
+                server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
         try:
             if self._open <= MOST_CONNECTIONS:
-                await self._answer(reader, writer)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await self._answer(reader, writer)
+                    writer.close()
+                    await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a client that went away, or that is none
+            pass  # a client that went away, that does not read, or that is none
+        except Exception:
+            log.exception("a page failed")  # it is one answer's end; the other pages are asked whether the agent lives
         finally:
             self._open -= 1
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(READ_TIMEOUT_S):

@@ -176,7 +176,7 @@ class DeviceManager:
                     entry.container_name,
                     entry.resource_name,
                     {node: list(devices or ()) for node, devices in by_node.items()},
-                    entry.alloc_resp,
+                    entry.alloc_resp or b"",
                 )
             )
 
