@@ -6,7 +6,7 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit lint format bench generate pci-ids lock clean
+.PHONY: help demo test test-unit test-cluster lab-cluster lab-shell lab-down lint format bench generate pci-ids lock clean
 
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,18 @@ test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said
 
 test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
 	$(VENV)/pytest -n auto -m "not ring"
+
+test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
+	$(VENV)/pytest tests/cluster
+
+lab-cluster: .venv/made-for-dev  ## Start a real Kubernetes node on this machine, as root (lab/cluster/README.md)
+	@$(VENV)/python -m lab.cluster up
+
+lab-shell: .venv/made-for-dev  ## Open a shell with kubectl for it
+	@$(VENV)/python -m lab.cluster shell
+
+lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
+	@$(VENV)/python -m lab.cluster down
 
 lint: .venv/made-for-dev  ## Check style, types, layers, and that generated files are up to date
 	$(VENV)/ruff check
