@@ -1,5 +1,6 @@
 """Fixtures that many tests share."""
 
+import itertools
 import os
 import re
 from collections import Counter
@@ -19,7 +20,7 @@ from gpuvirt.sim.machine import load_machine
 from rings import RINGS
 from simnode import SimNode, running_node
 
-SKIPPED_RING = pytest.StashKey[dict[str, int]]()
+NAMESPACES = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -103,5 +104,5 @@ def lab() -> Iterator[Cluster]:
 def node(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[LabNode]:
     """The node with a namespace of the test's own, and without any device plugin."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
-    with lab_node(lab, name) as node:
+    with lab_node(lab, f"{name}-{next(NAMESPACES)}") as node:
         yield node

@@ -14,7 +14,7 @@ from lab.cluster.binaries import cache
 from lab.cluster.leftovers import another_kubelet
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
-CLUSTER_TOOLS = ("etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
+CLUSTER_TOOLS = ("debootstrap", "etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ RINGS = {
     "cluster": Ring(
         "the agent on a real Kubernetes node",
         _cluster_lacks,
-        "apt-get install etcd-server runc containernetworking-plugins busybox-static iproute2 nftables curl openssl",
+        "apt-get install etcd-server runc containernetworking-plugins busybox-static iproute2 nftables curl openssl"
+        " debootstrap",
     ),
     "mount": Ring("a simulated machine as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
 }

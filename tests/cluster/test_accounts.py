@@ -1,0 +1,77 @@
+"""The kubelet's two accounts of who has what: one body for the real kubelet's, and for the simulated one's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from clusterlab import LabNode, Wish
+from lab.cluster.cluster import KUBELET_ROOT
+
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.kubelet import checkpoint
+from gpuvirt.kubelet.podresources import PodResources
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.kubelet.checkpoint import checksum
+from gpuvirt.sim.kubelet.kubelet import Container
+from kubeletnode import cluster_on, until
+
+A10 = ResourceName("nvidia.com/GA102GL_A10")
+BOTH = [DeviceId("0000:65:00.0"), DeviceId("0000:ca:00.0")]
+
+
+async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
+    """What stands in both accounts when a pod has two devices, one on each NUMA node."""
+    content = checkpoint.parse(paths.checkpoint.read_bytes())
+    assert content.checksum == checksum(content.data)
+    assert content.data.registered_devices == {A10: BOTH}
+    (entry,) = content.data.pod_device_entries or []
+    assert (entry.pod_uid, entry.container_name, entry.resource_name) == (uid, "compute", A10)
+    assert entry.device_ids == {"0": [BOTH[0]], "1": [BOTH[1]]}
+    answer = pb.ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
+    assert dict(answer.envs) == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": ",".join(BOTH)}
+    assert [node.host_path for node in answer.devices] == ["/dev/vfio/vfio", "/dev/vfio/12", "/dev/vfio/22"]
+    api = PodResources(paths.pod_resources_socket)
+    told = await api.holders()
+    await api.close()
+    names = {key: (consumer.pod, consumer.container) for key, consumer in told.items()}
+    assert names == {(A10, device): (pod, "compute") for device in BOTH}
+
+
+async def ended(paths: KubeletPaths) -> bool:
+    """What both say when the pod has ended, and a list was sent again."""
+    api = PodResources(paths.pod_resources_socket)
+    told = await api.holders()
+    await api.close()
+    return not told and not checkpoint.parse(paths.checkpoint.read_bytes()).data.pod_device_entries
+
+
+async def until_so(met: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so."""
+    while not await met():
+        await RealClock().sleep(0.05)
+
+
+async def test_the_simulated_kubelets(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        await until(lambda: node.kubelet.allocatable() == {A10: 2})
+        pod = await node.kubelet.run_pod("vm", Container("compute", {A10: 2}))
+        await holds(node.kubelet.paths, "vm", pod.uid)
+        node.kubelet.end_pod("vm")
+        await until_so(lambda: ended(node.kubelet.paths))
+
+
+@pytest.mark.ring("cluster")
+@pytest.mark.xdist_group("cluster")
+def test_the_real_kubelets(node: LabNode) -> None:
+    paths = KubeletPaths(KUBELET_ROOT)
+    with node.machine("2xA10"), node.agent():
+        node.until_allocatable(A10, 2)
+        node.start("vm", Wish({A10: 2}, "sleep 1000"))
+        node.until(lambda: node.status("vm").phase == "Running", lambda: str(node.status("vm")))
+        uid = node.kubectl("get", "pod", "vm", "-o", "jsonpath={.metadata.uid}")
+        asyncio.run(holds(paths, "vm", uid))
+        node.delete("vm")
+        asyncio.run(until_so(lambda: ended(paths)))

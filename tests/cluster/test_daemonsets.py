@@ -1,0 +1,114 @@
+"""Our manifests with our own image: the agent in a pod, with what its manifest gives it and no more."""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import pytest
+import yaml
+from clusterlab import PATIENCE_S, LabNode, Wish
+from lab.cluster.cluster import Cluster
+from lab.cluster.images import PREFIX
+from lab.cluster.ourimage import NAME, make_image
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+ROOT = Path(__file__).parent.parent.parent
+A10 = "nvidia.com/GA102GL_A10"
+A10_ENV = "PCI_RESOURCE_NVIDIA_COM_GA102GL_A10"
+SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
+
+Manifest = dict[str, object]
+
+
+@pytest.fixture(scope="session", name="image")
+def make_our_image(lab: Cluster) -> None:
+    """The image of this tree, on the node."""
+    archive = lab.folder / "gpuvirt.tar"
+    make_image(ROOT, archive)
+    lab.import_image(archive)
+
+
+class DaemonSet:
+    """A manifest of ours, applied with the lab's image and with the mounted machine as its host."""
+
+    def __init__(self, node: LabNode, file: str) -> None:
+        self.node = node
+        manifests = list(yaml.safe_load_all((ROOT / "deploy" / file).read_text()))
+        self.manifests: list[Manifest] = [_adapted(one, node.host) for one in manifests]
+        found = next(one["metadata"] for one in manifests if one["kind"] == "DaemonSet")
+        self.namespace, self.name = found["namespace"], found["name"]
+
+    def kubectl(self, *arguments: str) -> str:
+        done = self.node.cluster.kubectl("--namespace", self.namespace, *arguments)
+        assert done.returncode == 0, f"{done.stderr}\n{self.logs()}"
+        return done.stdout
+
+    def logs(self) -> str:
+        """What its pods have said."""
+        files = Path("/var/log/pods").glob(f"{self.namespace}_{self.name}-*/agent/*.log")
+        return "\n".join(file.read_text()[-3000:] for file in files)
+
+    def until_rolled_out(self) -> None:
+        """Wait until its pod is ready: registered with the kubelet."""
+        self.kubectl("rollout", "status", "daemonset", self.name, f"--timeout={PATIENCE_S:g}s")
+
+    def pod(self) -> str:
+        return self.kubectl("get", "pods", "-o", "jsonpath={.items[0].metadata.name}")
+
+    def __enter__(self) -> Self:
+        for manifest in self.manifests:
+            self.node.apply(manifest)
+        self.until_rolled_out()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kubectl("delete", "daemonset", self.name, "--cascade=foreground", "--wait=true")
+        if self.namespace != "kube-system":
+            self.node.cluster.kubectl("delete", "namespace", self.namespace, "--wait=true")
+
+
+def _adapted(manifest: Mapping[str, object], host: Path) -> Manifest:
+    """Return a manifest with the lab's image, and the mounted machine as the host that the agent looks at."""
+    text = yaml.safe_dump(dict(manifest)).replace("image: gpuvirt:0.1.0", f"image: {PREFIX}/{NAME}")
+    adapted: Manifest = yaml.safe_load(text.replace("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never"))
+    if adapted["kind"] != "DaemonSet":
+        return adapted
+    pod = adapted["spec"]["template"]["spec"]  # type: ignore[index]
+    (container,) = pod["containers"]
+    container["env"] = [{"name": "GPUVIRT_HOST_ROOT", "value": "/host"}]
+    container["volumeMounts"].append({"name": "host", "mountPath": "/host"})
+    pod["volumes"].append({"name": "host", "hostPath": {"path": str(host)}})
+    return adapted
+
+
+@pytest.fixture(params=["node.yaml", "plugin-only.yaml"])
+def daemon_set(node: LabNode, image: None, request: pytest.FixtureRequest) -> Iterator[DaemonSet]:  # noqa: ARG001
+    with node.machine("2xA10"), DaemonSet(node, request.param) as found:
+        yield found
+
+
+def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) -> None:
+    node = daemon_set.node
+    node.until_allocatable(A10, 2)
+    node.start("keeps", Wish({A10: 1}, SLEEP))
+    node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
+    (mine,) = node.output("keeps")
+    before = daemon_set.pod()
+    began = time.monotonic()  # noqa: TID251  said, not asserted
+    daemon_set.kubectl("rollout", "restart", "daemonset", daemon_set.name)
+    daemon_set.until_rolled_out()
+    took = time.monotonic() - began  # noqa: TID251
+    node.until(lambda: daemon_set.pod() != before, daemon_set.logs)
+    node.until_allocatable(A10, 2)
+    print(f"a rolling upgrade took {took:.1f} s")  # noqa: T201  for lab/cluster/README.md
+    other = node.run("other", Wish({A10: 1}))[0]
+    assert {mine, other} == {f"{A10_ENV}=0000:65:00.0", f"{A10_ENV}=0000:ca:00.0"}
+    assert node.status("keeps").containerStatuses[0].restartCount == 0
+
+
+def test_the_agents_pages_answer_in_its_pod(daemon_set: DaemonSet) -> None:
+    address = daemon_set.kubectl("get", "pods", "-o", "jsonpath={.items[0].status.podIP}")
+    page = daemon_set.node.run("asks", Wish({}, f"wget -q -O - http://{address}:9410/metrics"))
+    assert f'gpuvirt_resource_registered{{resource="{A10}",reason=""}} 1' in page
