@@ -188,3 +188,30 @@ async def test_a_device_that_another_plugin_named_by_its_group(node: SimNode) ->
     assert node.offered == {RTX4090: {ALONE: True}}
     assert node.reasons(LEFT) == [ReasonCode.HELD_UNDER_OTHER_NAME]
     assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
+
+
+async def test_a_holder_that_is_unread_when_an_agent_without_a_ledger_starts(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    kernel = machine("2xRTX4090-one-group")
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{LEFT}/vendor"), errno.EIO)
+    async with running_node(kernel, tmp_path) as node:
+        node.hold(RTX4090, LEFT)
+        await node.say_holders()
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_CHANGED
+        kernel.faults.heal()
+        await node.advance(61)
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
+
+
+async def test_allocations_of_two_agents_at_one_moment_are_two(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    kernel = machine("2xRTX4090-one-group")
+    async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
+        node.allocate(RTX4090, [LEFT, RIGHT])
+    async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
+        node.allocate(RTX4090, [LEFT])
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD

@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gpuvirt.errors import DeviceBusyError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.kernel import Kernel, RealKernel
 from gpuvirt.paths import HostPath, HostRoots
@@ -81,6 +83,17 @@ def group_of(host: Host, device: str) -> IommuGroup:
     bus = "pci" if ":" in device else "mdev"
     link = host.kernel.readlink(HostPath(f"/sys/bus/{bus}/devices/{device}/iommu_group"))
     return IommuGroup(int(link.rpartition("/")[2]))
+
+
+def until_free(host: Host, group: IommuGroup) -> None:
+    """Wait until a group can be opened: the mounted kernel hears of a file's end a moment after it was closed."""
+    deadline = time.monotonic() + LONG_S  # noqa: TID251  another process's time
+    while True:
+        try:
+            with host.kernel.lease(group):
+                return
+        except DeviceBusyError:
+            assert time.monotonic() < deadline, f"{group} stays busy"  # noqa: TID251
 
 
 def write(host: Host, path: str, text: str) -> int:

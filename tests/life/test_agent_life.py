@@ -3,6 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import settings
 from rigs import Rig, WholeAgent
 from typing_extensions import override
@@ -28,3 +29,4 @@ class AgentLife(Life):
 
 TestAgent = AgentLife.TestCase
 TestAgent.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAgent.pytestmark = [pytest.mark.timeout(900)]  # type: ignore[attr-defined]  # a long life, and its shrinking

@@ -1,5 +1,6 @@
 """The life of what the agent concludes, thousands of steps of it."""
 
+import pytest
 from hypothesis import settings
 from rigs import Conclusions, Rig
 from typing_extensions import override
@@ -18,3 +19,4 @@ class ConclusionsLife(Life):
 
 TestConclusions = ConclusionsLife.TestCase
 TestConclusions.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestConclusions.pytestmark = [pytest.mark.timeout(900)]  # type: ignore[attr-defined]  # a long life, and its shrinking

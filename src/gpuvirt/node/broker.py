@@ -5,6 +5,7 @@ request of which something is refused nothing is given.
 """
 
 import itertools
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpuvirt.clock import Clock
@@ -44,6 +45,8 @@ class Broker:
         self._kernel = kernel
         self._clock = clock
         self._given = given
+        self._name = uuid.uuid4().hex
+        """Tells the allocations of this agent from those of the one before, whatever its clock says."""
         self._numbers = itertools.count(1)
 
     def prefer(
@@ -141,7 +144,7 @@ class Broker:
 
     def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:
         now = self._clock.now()
-        allocation = f"allocate:{now.isoformat()}:{next(self._numbers)}"
+        allocation = f"allocate:{self._name}:{next(self._numbers)}"
         for device in devices:
             yield Entry(resource, device.id, device.target, device.group, allocation, now)
 

@@ -8,7 +8,7 @@ test can tell what gpuvirt did.
 import errno
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
@@ -127,7 +127,8 @@ class SimKernel:
             folder = HostPath(f"/proc/{pid}/fd")
             for number in self.listdir(folder):
                 path = HostPath(self.readlink(HostPath(f"{folder}/{number}")))
-                yield OpenFile(int(pid), path, self.device_number(path))
+                with suppress(OSError):  # the node is gone, though the file is open
+                    yield OpenFile(int(pid), path, self.device_number(path))
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         """Call `wake` when devices come, go or change driver."""
