@@ -116,7 +116,10 @@ class _Look:
 
 
 def _dull(functions: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, PciFunction]:
-    """Return the functions that are neither of a kind that we offer nor in the group of one, and were read whole."""
+    """Return the functions that can't fall ill without a uevent, and were read whole.
+
+    They are of no kind that we offer nor in the group of one; a VF that no VFIO driver has falls ill with its GPU.
+    """
     bright = {function.iommu_group for function in functions.values() if _matters(function)}
     return {
         address: function
@@ -126,4 +129,6 @@ def _dull(functions: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, Pc
 
 
 def _matters(function: PciFunction) -> bool:
+    if function.physfn is not None and not function.on_vfio:
+        return False
     return function.kind not in {FunctionKind.OTHER, FunctionKind.BRIDGE}
