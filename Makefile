@@ -6,10 +6,10 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit lint format bench generate pci-ids lock clean
+.PHONY: help demo test test-unit test-kernel lab-kernel-shell lint format bench generate pci-ids lock clean
 
 help:  ## List what there is to do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated machine (MACHINE=8xH100 for another)
 	@$(VENV)/gpuvirt demo --machine $(MACHINE)
@@ -19,6 +19,12 @@ test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said
 
 test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
 	$(VENV)/pytest -n auto -m "not ring"
+
+test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)
+	$(VENV)/pytest -m ring -k guest
+
+lab-kernel-shell: .venv/made-for-dev  ## Boot that guest and have a shell in it
+	$(VENV)/python -m lab.kernel shell
 
 lint: .venv/made-for-dev  ## Check style, types, layers, and that generated files are up to date
 	$(VENV)/ruff check

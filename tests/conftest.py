@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from guesthost import Guests
 from hosts import Host, MemoryHost, mounted
 
 from gpuvirt.model.settings import Settings
@@ -73,13 +74,26 @@ async def two_a10(tmp_path: Path) -> AsyncIterator[SimNode]:
         yield node
 
 
-@pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount"))])
+@pytest.fixture(scope="session")
+def guests() -> Iterator[Guests]:
+    """The guest of this run, booted when it is first asked for."""
+    with Guests() as guests:
+        yield guests
+
+
+GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
+
+
+@pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount")), GUEST])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    """The machine of the contract tests, fresh: simulated in memory, and mounted."""
+    """The machine of the contract tests, fresh: simulated in memory, and mounted; and as a real kernel has it."""
     if request.param == "memory":
         yield MemoryHost()
-        return
-    folder = tmp_path / "mount"
-    folder.mkdir()
-    with mounted(folder) as host:
-        yield host
+    elif request.param == "guest":
+        guests: Guests = request.getfixturevalue("guests")
+        yield guests.fresh()
+    else:
+        folder = tmp_path / "mount"
+        folder.mkdir()
+        with mounted(folder) as host:
+            yield host

@@ -1,0 +1,1 @@
+"""Labs: real things that keep the simulators honest."""
