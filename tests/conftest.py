@@ -9,6 +9,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from guesthost import Guests
 from hosts import Host, MemoryHost, mounted
+from typing_extensions import override
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
 
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_machine
@@ -52,6 +55,28 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     must_all_run = os.environ.get("CI") == "true"  # noqa: TID251  the convention of CI systems
     if must_all_run and skipped and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+ONE_WORKER = {"guest": ("[guest", "/test_guest.py"), "cluster": ("tests/cluster/",)}
+"""What is there once on a machine, with what is in the ids of the tests that need it."""
+
+
+class Groups(LoadGroupScheduling):
+    """Gives all tests of one thing to one worker.
+
+    Their mark xdist_group says so too, but xdist 3.8 writes it where pytest 9.2 does not look.
+    """
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        group = next((group for group, parts in ONE_WORKER.items() if any(part in nodeid for part in parts)), None)
+        return group or super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
+    """Choose how tests are spread over the workers."""
+    return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture

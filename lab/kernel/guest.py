@@ -69,7 +69,7 @@ def booted(kit: Kit) -> Iterator[Guest]:
     """Have a guest for as long as the context lasts."""
     with _work_folder() as folder, contextlib.ExitStack() as stack:
         python = _python_of_guest()
-        _share(folder / "share", START_AGENT.format(python=python))
+        _share(folder / "share", START_AGENT.format(python=python), kit)
         ours = {name: stack.enter_context(_listening(folder / name)) for name in ("qmp", "agent")}
         stack.enter_context(_running(_command(kit, folder), folder))
         qmp, agent = (_accepted(ours[name], folder, stack) for name in ("qmp", "agent"))
@@ -83,7 +83,7 @@ def booted(kit: Kit) -> Iterator[Guest]:
 def run_shell(kit: Kit) -> int:
     """Give a person a shell in a guest, on this terminal; return when it ends."""
     with _work_folder() as folder, _listening(folder / "qmp") as ours:
-        _share(folder / "share", START_SHELL)
+        _share(folder / "share", START_SHELL, kit)
         console = ("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console")
         with subprocess.Popen(_qemu(kit, folder, console)) as qemu, contextlib.ExitStack() as stack:
             try:
@@ -172,13 +172,15 @@ def _accepted(ours: socket.socket, folder: Path, stack: contextlib.ExitStack) ->
     return stack.enter_context(connection)
 
 
-def _share(folder: Path, start: str) -> None:
+def _share(folder: Path, start: str, kit: Kit) -> None:
     """Put what the guest runs where it sees it: it has its own `/tmp`, and our code may lie anywhere."""
     sources = {"gpuvirt": Path(gpuvirt.__file__).parent, "lab": Path(__file__).parent.parent}
     for name, source in sources.items():
         shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.ids"))
     # The one package that gpuvirt's hardware layer needs; where we have it from, the guest may not see.
     shutil.copy(typing_extensions.__file__, folder)
+    for module in kit.samples.glob("*.ko"):
+        shutil.copy(module, folder)
     (folder / "start").write_text(start)
 
 

@@ -26,7 +26,8 @@ class Kit:
 def prepare() -> Kit:
     """Return what a guest is booted from; what is missing of it is fetched and built."""
     packages = find_kernel()
-    root = cache_root()
+    root = cache_root() / "kernel"
+    root.mkdir(exist_ok=True)
     folder = root / f"{packages.release}_{packages.version}"
     with locked(root):
         image = packages.fetch_image(folder)

@@ -60,6 +60,8 @@ def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(hos
     job = host.start_write(UNBIND, GPU)
     assert machine.asked_back(LONG_S), "the machine has lost its GPU"
     assert job.answer(host.patience_s) is None
+    assert not exists(host, f"{DEVICE}/driver"), "its links are gone, though the device is not"
+    assert not exists(host, f"/sys/bus/pci/drivers/vfio-pci/{GPU}")
     assert exists(host, f"/dev/vfio/{group}")
     machine.end()
     assert job.answer(LONG_S) == Answer()

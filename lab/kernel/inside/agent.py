@@ -138,13 +138,13 @@ def answer(agent: Agent, name: str, arguments: list[str]) -> dict[str, Value]:
 def main() -> None:
     """Serve for as long as the guest lives."""
     port, agent = Port(), Agent()
-    agent.kernel.on_uevent(lambda: port.say({"uevent": 1}))
+    stop = agent.kernel.on_uevent(lambda: port.say({"uevent": 1}))  # it would end if nobody kept this
     port.say({"ready": 1})
-    while True:
-        request = port.hear()
+    while request := port.hear():
         arguments = request["arguments"]
         assert isinstance(arguments, list)  # noqa: S101
         port.say({"number": request["number"], **answer(agent, str(request["call"]), arguments)})
+    stop()
 
 
 if __name__ == "__main__":
