@@ -24,7 +24,7 @@ from lab.kernel.remote import GuestKernel
 from lab.kernel.topology import DEVICES
 
 BOOT_S = 300.0
-"""A boot takes about 8 s, and much longer where many others want the cores."""
+"""A boot takes about 11 s, and much longer where many others want the cores."""
 LIFE_S = 3600
 """After which a guest is ended, whatever it does."""
 MEMORY_MIB = 512

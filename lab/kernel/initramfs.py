@@ -33,11 +33,11 @@ def make_initramfs(image: Path, release: str, own_modules: Sequence[Path], folde
         files = [*_with_dependencies(image, release), *own_modules]
         for file in files:
             shutil.copy(file, root / "m")
-        (root / "modules").write_text("".join(f"{file.name}\n" for file in files))
+        (root / "load").write_text("".join(f"{file.name}\n" for file in files))
         _pack(root, target / "initramfs")
         shutil.rmtree(root)
 
-    parts = (INIT.read_text(), *DEBIANS, *(str(module) for module in own_modules))
+    parts = (Path(__file__).read_text(), INIT.read_text(), *(str(module) for module in own_modules))
     return once(folder / f"initramfs-{digest(*parts)}", make) / "initramfs"
 
 

@@ -35,7 +35,7 @@ def _give(address: str, driver: str | None) -> None:
     device = PCI / "devices" / address
     if (device / "driver_override").read_text().strip() != NO_OVERRIDE:
         (device / "driver_override").write_text("\n")
-    if _drivers()[address] != driver:
+    if _driver(device) != driver:
         if (device / "driver").exists():
             (device / "driver/unbind").write_text(address)
         if driver is not None:
@@ -43,8 +43,11 @@ def _give(address: str, driver: str | None) -> None:
 
 
 def _drivers() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for device in sorted((PCI / "devices").iterdir()):
-        driver = device / "driver"
-        found[device.name] = driver.resolve().name if driver.exists() else None
-    return found
+    return {device.name: _driver(device) for device in sorted((PCI / "devices").iterdir())}
+
+
+def _driver(device: Path) -> str | None:
+    try:
+        return (device / "driver").readlink().name
+    except FileNotFoundError:
+        return None
