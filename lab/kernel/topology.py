@@ -49,10 +49,12 @@ def _port(number: int) -> Device:
 
 def _rtx4090(number: int) -> tuple[Device, ...]:
     gpu, audio = f"gpu{number}", f"audio{number}"
+    # Real cards say in each function that there are others. One that does not gets a group of its own when it is found
+    # again after a removal (kernel 6.1), though it shared one before.
     return (
         _port(number),
         Device(f"secondary-vga,id={gpu},bus=port{number},addr=0.0,multifunction=on", gpu, RTX4090),
-        Device(f"ich9-intel-hda,id={audio},bus=port{number},addr=0.1", audio, RTX4090_AUDIO),
+        Device(f"ich9-intel-hda,id={audio},bus=port{number},addr=0.1,multifunction=on", audio, RTX4090_AUDIO),
     )
 
 

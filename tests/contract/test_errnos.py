@@ -137,6 +137,16 @@ def test_a_native_driver_gets_no_function_of_a_group_that_a_machine_has(host: Ho
     assert driver(host, AUDIO) == "snd_hda_intel"
 
 
+def test_a_function_that_comes_back_to_a_group_that_a_machine_has_gets_no_driver(host: Host) -> None:
+    bind(host, TWIN, "vfio-pci")
+    assert write(host, f"{BUS}/devices/{AUDIO}/remove", "1") == 0
+    machine = host.start_machine(group_of(host, TWIN))
+    assert write(host, f"{BUS}/rescan", "1") == 0
+    assert group_of(host, AUDIO) == group_of(host, TWIN)
+    assert driver(host, AUDIO) is None
+    machine.end()
+
+
 def test_a_native_driver_gets_a_function_of_a_group_that_is_only_leased(host: Host) -> None:
     bind(host, TWIN, "vfio-pci")
     assert write(host, f"{BUS}/drivers/snd_hda_intel/unbind", AUDIO) == 0
