@@ -6,10 +6,11 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-cluster lab-cluster lab-shell lab-down lint format bench generate pci-ids lock clean
+.PHONY: help demo test test-unit test-cluster test-kernel lab-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: bench generate pci-ids lock clean
 
 help:  ## List what there is to do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated machine (MACHINE=8xH100 for another)
 	@$(VENV)/gpuvirt demo --machine $(MACHINE)
@@ -31,6 +32,12 @@ lab-shell: .venv/made-for-dev  ## Open a shell with kubectl for it
 
 lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 	@$(VENV)/python -m lab.cluster down
+
+test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)
+	$(VENV)/pytest -m ring -k guest
+
+lab-kernel-shell: .venv/made-for-dev  ## Boot that guest and have a shell in it
+	$(VENV)/python -m lab.kernel shell
 
 lint: .venv/made-for-dev  ## Check style, types, layers, and that generated files are up to date
 	$(VENV)/ruff check

@@ -10,8 +10,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from clusterlab import LabNode, lab_node
+from guesthost import Guests
 from hosts import Host, MemoryHost, mounted
 from lab.cluster.cluster import Cluster, cluster
+from typing_extensions import override
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
 
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_machine
@@ -57,6 +61,28 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+ONE_WORKER = {"guest": ("[guest", "/test_guest.py"), "cluster": ("tests/cluster/",)}
+"""What is there once on a machine, with what is in the ids of the tests that need it."""
+
+
+class Groups(LoadGroupScheduling):
+    """Gives all tests of one thing to one worker.
+
+    Their mark xdist_group says so too, but xdist 3.8 writes it where pytest 9.2 does not look.
+    """
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        group = next((group for group, parts in ONE_WORKER.items() if any(part in nodeid for part in parts)), None)
+        return group or super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
+    """Choose how tests are spread over the workers."""
+    return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder whose path leaves room for the names of sockets."""
@@ -77,16 +103,29 @@ async def two_a10(tmp_path: Path) -> AsyncIterator[SimNode]:
         yield node
 
 
-@pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount"))])
+@pytest.fixture(scope="session")
+def guests() -> Iterator[Guests]:
+    """The guest of this run, booted when it is first asked for."""
+    with Guests() as guests:
+        yield guests
+
+
+GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
+
+
+@pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount")), GUEST])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    """The machine of the contract tests, fresh: simulated in memory, and mounted."""
+    """The machine of the contract tests, fresh: simulated in memory, and mounted; and as a real kernel has it."""
     if request.param == "memory":
         yield MemoryHost()
-        return
-    folder = tmp_path / "mount"
-    folder.mkdir()
-    with mounted(folder) as host:
-        yield host
+    elif request.param == "guest":
+        guests: Guests = request.getfixturevalue("guests")
+        yield guests.fresh()
+    else:
+        folder = tmp_path / "mount"
+        folder.mkdir()
+        with mounted(folder) as host:
+            yield host
 
 
 @pytest.fixture(scope="session")

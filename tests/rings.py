@@ -4,14 +4,16 @@ Ring 1 needs Python alone. A ring that can't run is skipped, said at the end of 
 """
 
 import os
+import platform
 import shutil
+import sys
 from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.cluster.binaries import cache
-from lab.cluster.leftovers import another_kubelet
+from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
 CLUSTER_TOOLS = ("debootstrap", "etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
@@ -45,11 +47,35 @@ def _cluster_lacks() -> str | None:
     tools += [] if Path("/usr/lib/cni/bridge").exists() else ["CNI plugins"]
     if tools:
         return f"no {', '.join(tools)}"
-    if Path("/dev/vfio").exists():
-        return "/dev/vfio exists: the machine has VFIO devices of its own"
+    if vfio_of_its_own():
+        return "the machine has VFIO devices of its own"
     if another_kubelet(cache() / "cluster"):
         return "a kubelet runs here"
     return _mount_lacks()
+
+
+LAB_PROGRAMS = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "busybox": "busybox-static",
+    "modprobe": "kmod",
+    "cpio": "cpio",
+    "gcc": "gcc",
+    "make": "make",
+    "lspci": "pciutils",
+    "xz": "xz-utils",
+}
+"""What a guest needs of the host, with Debian's packages of it."""
+
+
+def _kernel_lacks() -> str | None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "needs root on Linux"
+    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
+    if (release.get("ID"), release.get("VERSION_ID"), platform.machine()) != ("debian", "12", "x86_64"):
+        return "needs Debian 12 on x86_64, whose kernel is the one that was measured"
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # noqa: TID251  others' programs are found by it
+    missing = [program for program in LAB_PROGRAMS if shutil.which(program, path=path) is None]
+    return f"no {', '.join(missing)}" if missing else None
 
 
 RINGS = {
@@ -60,4 +86,9 @@ RINGS = {
         " debootstrap",
     ),
     "mount": Ring("a simulated machine as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
+    "kernel": Ring(
+        "a real Linux kernel in a guest (lab/kernel)",
+        _kernel_lacks,
+        f"apt-get install --no-install-recommends libelf1 {' '.join(sorted(LAB_PROGRAMS.values()))}",
+    ),
 }

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from lab.cluster.settings import ADDRESS, BRIDGE
 
+VFIO = Path("/dev/vfio")
+NULL = os.makedev(1, 3)
 KUBELET = Path("/var/lib/kubelet")
 KUBELETS_OWN = (
     *("device-plugins", "plugins", "plugins_registry", "pods", "pod-resources", "checkpoints", "pki", "config"),
@@ -42,6 +44,19 @@ def another_kubelet(folder: Path) -> bool:
     return any(Path(argv[0]).name == "kubelet" and str(folder) not in " ".join(argv) for argv in commands if argv[0])
 
 
+def vfio_of_its_own() -> bool:
+    """Return whether the machine has VFIO nodes that the lab did not make: all of the lab's are `/dev/null`."""
+    return VFIO.exists() and any(node.stat().st_rdev != NULL for node in VFIO.iterdir())
+
+
+def clear_nodes() -> None:
+    """Take away the lab's nodes."""
+    for node in VFIO.iterdir() if VFIO.exists() else ():
+        node.unlink()
+    if VFIO.exists():
+        VFIO.rmdir()
+
+
 def end_containers(ctr: Ctr) -> None:
     """End all containers, while containerd still runs."""
     for task in ctr("tasks", "ls", "-q").stdout.split():
@@ -65,6 +80,8 @@ def clear(folder: Path) -> None:
     for namespace in Path("/run/netns").glob("cni-*"):
         namespace.unlink()
     _clear_cgroups()
+    if not vfio_of_its_own():
+        clear_nodes()
     for name in KUBELETS_OWN:
         path = KUBELET / name
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -15,11 +15,10 @@ from pathlib import Path
 import msgspec
 from lab.cluster import settings
 from lab.cluster.cluster import KUBELET_ROOT, Cluster
+from lab.cluster.leftovers import NULL, VFIO, clear_nodes
 
 PATIENCE_S = 100.0
 """Nothing that is waited for takes so long, unless it does not happen."""
-VFIO = Path("/dev/vfio")
-NULL = os.makedev(1, 3)
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 BOX = "docker.io/local/box:1"
 SHOW = "env | grep PCI_RESOURCE; ls /dev/vfio"
@@ -91,15 +90,14 @@ class LabNode:
             try:
                 assert server.stdout is not None
                 assert "is mounted at" in server.stdout.readline()
+                clear_nodes()
                 VFIO.mkdir()
                 for node in (self.host / "dev/vfio").iterdir():
                     os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
                 yield self.host
             finally:
                 server.terminate()
-                for node in VFIO.iterdir() if VFIO.exists() else ():
-                    node.unlink()
-                VFIO.rmdir()
+                clear_nodes()
 
     @contextmanager
     def agent(self, config: str = "") -> Iterator["subprocess.Popen[str]"]:

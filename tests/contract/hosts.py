@@ -1,4 +1,4 @@
-"""Hosts to put the same questions to: the simulated kernel in memory, and mounted; a real kernel in a guest is to join.
+"""Hosts to put the same questions to: the simulated kernel in memory, and mounted; a real one in a guest (`guesthost`).
 
 Where their answers differ, the simulator is wrong.
 """
@@ -24,9 +24,8 @@ from gpuvirt.sim.machine import load_machine
 
 MACHINE = Path(__file__).parent / "machine.yaml"
 
-PATIENCE_S = 0.3
-"""How long a call must have slept to count as asleep; one that should end is waited for much longer."""
 LONG_S = 60.0
+"""How long something that must come is waited for; it comes in a moment, but for others' load on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class Job(Protocol):
 class Machine(Protocol):
     """A virtual machine, or what else has a group open."""
 
-    def asked_back(self) -> bool:
-        """Return whether it was asked to give a device back (VFIO's request event)."""
+    def asked_back(self, within_s: float = 0.0) -> bool:
+        """Return whether it is asked to give a device back (VFIO's request event), by now or in time."""
         ...
 
     def end(self) -> None:
@@ -63,6 +62,11 @@ class Host(Protocol):
     @property
     def kernel(self) -> Kernel:
         """Its kernel, for calls that answer."""
+        ...
+
+    @property
+    def patience_s(self) -> float:
+        """How long a call must have slept to count as asleep."""
         ...
 
     def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
@@ -143,6 +147,8 @@ class ThreadJob:
 class ThreadCallers:
     """Callers that are threads of this process."""
 
+    patience_s = 0.3
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
 
@@ -165,8 +171,10 @@ class MemoryMachine:
         self._process = process
         self._asked_before = asked_before
 
-    def asked_back(self) -> bool:
-        return len(self._kernel.vfio.requests) > self._asked_before
+    def asked_back(self, within_s: float = 0.0) -> bool:
+        with self._kernel.blocking.condition:
+            requests = self._kernel.vfio.requests
+            return self._kernel.blocking.condition.wait_for(lambda: len(requests) > self._asked_before, within_s)
 
     def end(self) -> None:
         self._kernel.end_machine(self._process)
@@ -191,8 +199,8 @@ class MountedMachine:
         self._host = host
         self._number = number
 
-    def asked_back(self) -> bool:
-        return self._host.tell("asked_back", str(self._number)) == 1
+    def asked_back(self, within_s: float = 0.0) -> bool:
+        return self._host.tell("asked_back", str(self._number), str(within_s)) == 1
 
     def end(self) -> None:
         self._host.tell("end", str(self._number))

@@ -1,6 +1,6 @@
 """A mounted simulated machine that is told, on standard input, what happens on it.
 
-start GROUP devices|group, asked_back PROCESS, end PROCESS; each is answered with a line of JSON.
+start GROUP devices|group, asked_back PROCESS SECONDS, end PROCESS; each is answered with a line of JSON.
 """
 
 import json
@@ -38,7 +38,9 @@ class Director:
             return process.pid
         process, asked = self._processes[number]
         if word == "asked_back":
-            return int(len(self._kernel.vfio.requests) > asked)
+            with self._kernel.blocking.condition:
+                requests = self._kernel.vfio.requests
+                return int(self._kernel.blocking.condition.wait_for(lambda: len(requests) > asked, float(how)))
         self._kernel.end_machine(process)
         return 0
 

@@ -129,6 +129,9 @@ class Life(RuleBasedStateMachine):
                 self.kernel.rebind(function.address, data.draw(DRIVERS))
             except WouldBlock:
                 self.human_requests += 1
+            except OSError as error:  # a machine has its group: no native driver gets it
+                if error.errno != errno.EBUSY or not self.in_use(function.group):
+                    raise
 
     def unplug(self, data: st.DataObject) -> None:
         address = data.draw(WHOLE)

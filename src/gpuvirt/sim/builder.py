@@ -85,6 +85,7 @@ class _Builder:
             self._add_function(slot, board, self._free(f"{slot_of(first)}.{int(first[-1]) + number}"), number)
         vfs = [self._add_vf(slot, board, first, number) for number in range(slot.vfs)]
         types = slot.vgpu_types or board.vgpu_types
+        # Where a GPU is on another driver from the start, the host's `nvidia` is not the one that makes vGPUs.
         if types and self.kernel.pci.functions[first].driver == "nvidia":
             carving = Carving(first, types, vfs or [first])
             self._offer(carving, board)
@@ -157,6 +158,8 @@ class _Builder:
         match board.vgpus:
             case Framework.MDEV:
                 self.kernel.mdev.offer(carving, folders)
+                for slot in carving.slots:
+                    self.kernel.mdev.appear(slot)
             case Framework.VENDOR_VFIO:
                 groups = {slot: function.group for slot, function in functions.items() if function.group is not None}
                 if groups.keys() != functions.keys():

@@ -46,6 +46,7 @@ class SimKernel:
         self.vfio = Vfio(self.tree, iommufd=iommufd, group_nodes=group_nodes, changed=self._changed)
         self.pci = PciBus(self.tree, self.vfio, self.blocking, self._changed)
         self.mdev = MdevBus(self.tree, self.vfio, self.blocking, self._changed)
+        self.pci.carried = self.mdev
         self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self._changed)
         self.writes: list[tuple[HostPath, bytes]] = []
         self.reads: set[HostPath] = set()
@@ -77,8 +78,9 @@ class SimKernel:
             node = self.tree.find(path)
             if not isinstance(node, File) or node.write is None:
                 raise fails(errno.EISDIR if isinstance(node, Folder) else errno.EACCES, path)
-            self.writes.append((path, data))
-            node.write(data.decode())
+            if data:  # the kernel does not even call the attribute
+                self.writes.append((path, data))
+                node.write(data.decode())
 
     def listdir(self, path: HostPath, /) -> Sequence[str]:
         """Return the names in a folder."""
@@ -150,8 +152,9 @@ class SimKernel:
             process = Process(next(self._pids), command)
             self.vfio.open(group, process.pid)  # its own failure leaves the group with whoever has it
             try:
+                self.vfio.own(group, self._is_friendly)
                 for device in list(self.vfio.groups[group].vfio_devices) if devices else ():
-                    self.vfio.use(group, device, self._is_friendly)
+                    self.vfio.use(group, device)
             except OSError:
                 self.vfio.close(group)
                 raise

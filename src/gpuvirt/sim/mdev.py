@@ -4,9 +4,11 @@ import errno
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
+from gpuvirt.sim import written
 from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
@@ -16,7 +18,7 @@ LIVE = "/sys/bus/mdev/devices"
 PARENTS = "/sys/class/mdev_bus"
 DRIVER = "/sys/bus/mdev/drivers/nvidia-vgpu-vfio"
 FIRST_GROUP = 200
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}.?")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}.?", re.DOTALL)
 """Any one character more passes (kernel 6.1 compares the length with 36 and 37)."""
 
 
@@ -37,6 +39,7 @@ class MdevBus:
 
     def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
         self.devices: dict[str, SimMdev] = {}
+        self._parents: dict[PciAddress, tuple[Carving, HostPath]] = {}
         self._tree = tree
         self._vfio = vfio
         self._blocking = blocking
@@ -44,18 +47,56 @@ class MdevBus:
         self._next_group = FIRST_GROUP
 
     def offer(self, carving: Carving, folders: Mapping[PciAddress, HostPath]) -> None:
-        """Let the slots of a GPU make mediated devices; `folders` says where each slot lies."""
+        """Let the slots of a GPU make mediated devices while their driver has them; `folders` says where each lies."""
         self._tree.make(HostPath(LIVE))
-        for slot in carving.slots:
-            self._tree.link(HostPath(f"{PARENTS}/{slot}"), folders[slot])
-            for spec in carving.types:
-                self._place_type(carving, slot, folders[slot], spec)
+        self._parents |= {slot: (carving, folders[slot]) for slot in carving.slots}
+
+    def appear(self, slot: PciAddress) -> None:
+        """The driver of a slot has it: its types can be seen."""
+        if slot not in self._parents:
+            return
+        carving, folder = self._parents[slot]
+        self._tree.link(HostPath(f"{PARENTS}/{slot}"), folder)
+        for spec in carving.types:
+            self._place_type(carving, slot, folder, spec)
+
+    def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
+        """The driver of a slot is to go: take all its devices back; `finish` runs when the last user has let go."""
+        if slot not in self._parents:
+            finish()
+            return
+        self._tree.remove(HostPath(f"{PARENTS}/{slot}"))
+        in_use: set[str] = set()
+
+        def end_when_empty() -> None:
+            if not in_use:
+                self._tree.remove(HostPath(f"{self._parents[slot][1]}/mdev_supported_types"))
+                finish()
+
+        def let_go(device: SimMdev) -> None:
+            self._finish(device)
+            in_use.discard(device.uuid)
+            end_when_empty()
+
+        for device in [device for device in self.devices.values() if device.slot == slot]:
+            self._tree.remove(HostPath(f"{LIVE}/{device.uuid}"))
+            if self._vfio.in_use(device.group, device.uuid):
+                in_use.add(device.uuid)
+                self._vfio.ask_back(device.group, device.uuid, partial(let_go, device))
+            else:
+                self._finish(device)
+        end_when_empty()
+
+    def lose(self, slot: PciAddress) -> None:
+        """A slot was pulled out: its devices are gone, in use or not."""
+        for device in [device for device in self.devices.values() if device.slot == slot]:
+            self._tree.remove(HostPath(f"{LIVE}/{device.uuid}"))
+            self._finish(device)
+        self._tree.remove(HostPath(f"{PARENTS}/{slot}"))
 
     def create(self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, text: str) -> None:
         """Make a mediated device."""
-        uuid = text.strip()
-        if not uuid:
-            return
+        uuid = text
         if not _UUID.fullmatch(uuid):
             raise fails(errno.EINVAL, uuid)
         uuid = uuid[:36].lower()
@@ -86,12 +127,13 @@ class MdevBus:
         self._vfio.discharge(device.group, device.uuid, device.folder)
         self._vfio.leave(device.group, device.uuid)
         self._tree.remove(device.folder)
+        self._tree.remove(HostPath(f"{_type_folder(device)}/devices/{device.uuid}"))
         del device.carving.live[device.uuid]
         del self.devices[device.uuid]
         self._changed()
 
     def _write_remove(self, uuid: str, text: str) -> None:
-        if text.strip() == "1":  # any other number is taken and does nothing
+        if written.number(text):
             self.remove(uuid)
 
     def _place_type(self, carving: Carving, slot: PciAddress, parent: HostPath, spec: VgpuTypeSpec) -> None:
@@ -115,5 +157,11 @@ class MdevBus:
         link(HostPath(f"{device.folder}/driver"), HostPath(DRIVER))
         link(HostPath(f"{device.folder}/iommu_group"), HostPath(f"/sys/kernel/iommu_groups/{device.group}"))
         link(HostPath(f"{LIVE}/{device.uuid}"), device.folder)
+        link(HostPath(f"{_type_folder(device)}/devices/{device.uuid}"), device.folder)
         self._vfio.join(device.group, device.uuid, device.folder)
         self._vfio.enlist(device.group, device.uuid, device.folder)
+
+
+def _type_folder(device: SimMdev) -> str:
+    parent = device.folder.rpartition("/")[0]
+    return f"{parent}/mdev_supported_types/nvidia-{device.spec.id}"

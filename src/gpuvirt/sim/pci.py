@@ -1,18 +1,22 @@
 """The simulated PCI bus: functions, drivers, and what writes to their files do.
 
-Behaviour and errnos are those measured on kernel 6.1: binding a bound device is EBUSY, an absent one ENODEV; unbinding
-from a driver that hasn't got the device is ENODEV. While somebody waits to unbind a device that is in use, its
-`driver_override` and `uevent` hang, and so does a write to `reset`.
+Behaviour and errnos are those of kernel 6.1, with which tests/contract compares them: binding a bound device is EBUSY,
+an absent one, or one that the driver would not take, ENODEV; unbinding from a driver that hasn't got the device is
+ENODEV; no function of a group that a machine has goes to a native driver. While somebody waits to unbind a device that
+is in use, its `driver_override` and `uevent` hang, and so does a write to `reset`.
 """
 
+import contextlib
 import errno
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
-from gpuvirt.facts.pci import VFIO_DRIVERS
+from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS
 from gpuvirt.paths import HostPath
+from gpuvirt.sim import written
 from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
@@ -46,6 +50,22 @@ class SimFunction:
     total_vfs: int | None = None
 
 
+class Carried(Protocol):
+    """What a native driver brings with it and takes away again."""
+
+    def appear(self, slot: PciAddress, /) -> None:
+        """The driver has the function."""
+        ...
+
+    def take_back(self, slot: PciAddress, finish: Callable[[], None], /) -> None:
+        """The driver is to go; `finish` runs when nothing of what it brought is in use any more."""
+        ...
+
+    def lose(self, slot: PciAddress, /) -> None:
+        """The function was pulled out."""
+        ...
+
+
 class PciBus:
     """All functions and drivers of a machine."""
 
@@ -53,6 +73,7 @@ class PciBus:
         self.functions: dict[PciAddress, SimFunction] = {}
         self.removed: dict[PciAddress, SimFunction] = {}
         """Functions that were taken away, and that come back when they are plugged in or the bus is rescanned."""
+        self.carried: Carried | None = None
         self._tree = tree
         self._vfio = vfio
         self._blocking = blocking
@@ -83,6 +104,8 @@ class PciBus:
     def take_away(self, address: PciAddress) -> None:
         """Unplug a function; the driver lets go of it first, in use or not."""
         function = self.functions.pop(address)
+        if self.carried is not None:
+            self.carried.lose(address)
         if function.driver is not None:
             self._release(function)
         if function.group is not None:
@@ -94,32 +117,40 @@ class PciBus:
         self._changed()
 
     def bring_back(self, address: PciAddress) -> None:
-        """Plug an unplugged function in again; the kernel gives it its driver."""
+        """Plug an unplugged function in again; the kernel knows nothing of it, and gives it its native driver."""
         function = self.removed.pop(address)
-        function.driver, function.fell_off_bus = None, False
+        function.driver, function.override, function.fell_off_bus = None, None, False
         self.add(function)
-        self._probe(function)
+        with contextlib.suppress(OSError):  # a driver that can't have it is no failure of the scan
+            self._probe(function)
 
     def bind(self, function: SimFunction, driver: str) -> None:
         """Give a function to a driver."""
         if driver in VFIO_DRIVERS and function.group is None:
             raise fails(errno.EINVAL, driver)  # vfio-pci needs an IOMMU: probe of 0000:65:00.0 failed with error -22
+        if function.group is not None and driver not in GROUP_FRIENDLY_DRIVERS and self._vfio.is_owned(function.group):
+            raise fails(errno.EBUSY, driver)
         function.driver = driver
         self.add_driver(driver)
         self._tree.link(HostPath(f"{function.folder}/driver"), HostPath(f"{DRIVERS}/{driver}"))
         self._tree.link(HostPath(f"{DRIVERS}/{driver}/{function.address}"), function.folder)
         if driver in VFIO_DRIVERS and function.group is not None:
             self._vfio.enlist(function.group, function.address, function.folder)
+        if driver == function.native_driver and self.carried is not None:
+            self.carried.appear(function.address)
         self._changed()
 
     def unbind(self, function: SimFunction) -> None:
         """Take a function from its driver; while it is in use the caller waits, and its user is asked to let go."""
         self._tree.remove(HostPath(f"{function.folder}/driver"))
-        if function.group is None or not self._vfio.in_use(function.group, function.address):
-            self._finish_unbind(function)
-            return
+        self._tree.remove(HostPath(f"{DRIVERS}/{function.driver}/{function.address}"))
         function.leaving = True
-        self._vfio.ask_back(function.group, function.address, lambda: self._finish_unbind(function))
+        if function.group is not None and self._vfio.in_use(function.group, function.address):
+            self._vfio.ask_back(function.group, function.address, lambda: self._finish_unbind(function))
+        elif self.carried is not None and function.driver == function.native_driver:
+            self.carried.take_back(function.address, lambda: self._finish_unbind(function))
+        else:
+            self._finish_unbind(function)
         self._changed()
         self._blocking.until(lambda: not function.leaving, f"unbind of {function.address}, which is in use")
 
@@ -137,22 +168,23 @@ class PciBus:
 
     def _probe(self, function: SimFunction) -> None:
         wanted = function.override or function.native_driver
-        if function.driver is None and wanted is not None:
-            self.bind(function, wanted)
+        if function.driver is None and self._tree.exists(HostPath(f"{DRIVERS}/{wanted}")):
+            self.bind(function, wanted or "")
 
     def _find(self, text: str) -> SimFunction:
-        function = self.functions.get(PciAddress(text.strip()))
+        function = self.functions.get(PciAddress(written.name(text)))
         if function is None:
             raise fails(errno.ENODEV, text)
         return function
 
     def _write_bind(self, driver: str, text: str) -> None:
         function = self._find(text)
+        if driver != (function.override or function.native_driver):
+            raise fails(errno.ENODEV, text)
+        if function.leaving:
+            self._hang(function, "bind")
         if function.driver is not None:
             raise fails(errno.EBUSY, text)
-        accepting = function.override or function.native_driver
-        if driver != accepting:
-            raise fails(errno.ENODEV, text)
         self.bind(function, driver)
 
     def _write_unbind(self, driver: str, text: str) -> None:
@@ -167,10 +199,15 @@ class PciBus:
         function = self._find(text)
         if function.leaving:
             self._hang(function, "drivers_probe")
-        self._probe(function)
+        try:
+            self._probe(function)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise fails(errno.EINVAL, text) from error
+            # What a driver itself refuses is logged, and the writer hears nothing of it (drivers/base/dd.c).
 
     def _write_rescan(self, text: str) -> None:
-        if text.strip() == "1":
+        if written.number(text):
             for address in list(self.removed):
                 self.bring_back(address)
 
@@ -185,21 +222,32 @@ class PciBus:
     def _write_override(self, function: SimFunction, text: str) -> None:
         if function.leaving:
             self._hang(function, "driver_override")
-        function.override = text.strip() or None
+        function.override = written.override(text)
 
     def _read_uevent(self, function: SimFunction) -> str:
         if function.leaving:
             self._hang(function, "uevent")
-        lines = [f"PCI_CLASS={function.class_code:X}", f"PCI_ID={str(function.id).upper()}"]
-        lines += [f"DRIVER={function.driver}"] if function.driver else []
-        return "\n".join([*lines, f"PCI_SLOT_NAME={function.address}", ""])
+        board = function.subsystem or PciId(0, 0)
+        lines = [f"DRIVER={function.driver}"] if function.driver else []
+        lines += [f"PCI_CLASS={function.class_code:X}", f"PCI_ID={str(function.id).upper()}"]
+        lines += [f"PCI_SUBSYS_ID={str(board).upper()}", f"PCI_SLOT_NAME={function.address}"]
+        ids = f"v{function.id.vendor:08X}d{function.id.device:08X}sv{board.vendor:08X}sd{board.device:08X}"
+        base, sub, interface = function.class_code.to_bytes(3, "big")
+        return "\n".join([*lines, f"MODALIAS=pci:{ids}bc{base:02X}sc{sub:02X}i{interface:02X}", ""])
 
-    def _write_reset(self, function: SimFunction) -> None:
+    def _write_reset(self, function: SimFunction, text: str) -> None:
+        if written.number(text) != 1:
+            raise fails(errno.EINVAL, text)
         if function.leaving:
             self._hang(function, "reset")
+        bus = function.address.rpartition(":")[0]
+        if function.physfn is None and sum(address.rpartition(":")[0] == bus for address in self.functions) > 1:
+            raise fails(
+                errno.ENOTTY, text
+            )  # no simulated card can reset one function, and a bus reset hits its neighbours
 
     def _write_remove(self, function: SimFunction, text: str) -> None:
-        if text.strip() == "1":
+        if written.number(text):
             if function.group is not None and self._vfio.in_use(function.group, function.address):
                 self.unbind(function)
             self.take_away(function.address)
@@ -225,7 +273,7 @@ class PciBus:
         files["driver_override"] = File(
             read=lambda: self._read_override(function), write=lambda text: self._write_override(function, text)
         )
-        files["reset"] = File(write=lambda _text: self._write_reset(function))
+        files["reset"] = File(write=lambda text: self._write_reset(function, text))
         files["remove"] = File(write=lambda text: self._write_remove(function, text))
         if function.total_vfs is not None:
             files["sriov_totalvfs"] = constant(str(function.total_vfs))

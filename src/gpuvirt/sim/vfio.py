@@ -28,6 +28,8 @@ class Group:
     """The members that a VFIO driver has, with their folders."""
     user: int | None = None
     """The process that has the group open."""
+    owned: bool = False
+    """That process has the group in a container: its devices' memory accesses are its own."""
     devices_in_use: set[str] = field(default_factory=set)
     """The devices of which that process also has the device open, as a virtual machine has."""
     asked_back: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -80,9 +82,9 @@ class Vfio:
         self.groups[number].vfio_devices[device] = folder
         if number not in self.hidden_nodes:
             self.show_node(number)
+        index = self._cdevs.setdefault(device, len(self._cdevs))
+        self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
         if self._iommufd:
-            index = self._cdevs.setdefault(device, len(self._cdevs))
-            self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
             self._tree.place(HostPath(f"/dev/vfio/devices/vfio{index}"), DeviceNode((VFIO_MAJOR - 1) << 8 | index))
 
     def discharge(self, number: IommuGroup, device: str, folder: HostPath) -> None:
@@ -92,8 +94,8 @@ class Vfio:
         group.asked_back.pop(device, None)
         if not group.vfio_devices:
             self._tree.remove(HostPath(f"/dev/vfio/{number}"))
+        self._tree.remove(HostPath(f"{folder}/vfio-dev"))
         if self._iommufd:
-            self._tree.remove(HostPath(f"{folder}/vfio-dev"))
             self._tree.remove(HostPath(f"/dev/vfio/devices/vfio{self._cdevs[device]}"))
 
     def show_node(self, number: IommuGroup) -> None:
@@ -111,11 +113,20 @@ class Vfio:
             raise fails(errno.EBUSY, node)
         group.user = pid
 
-    def use(self, number: IommuGroup, device: str, is_friendly: Callable[[str], bool]) -> None:
-        """Open a device of a group that is open, as a virtual machine does."""
+    def own(self, number: IommuGroup, is_friendly: Callable[[str], bool]) -> None:
+        """Put a group that is open into a container (VFIO_GROUP_SET_CONTAINER), as a virtual machine does."""
         group = self.groups[number]
         if not all(is_friendly(member) for member in group.members):
-            raise fails(errno.EPERM, device)  # VFIO_GROUP_SET_CONTAINER on a group that is not viable
+            raise fails(errno.EPERM, f"/dev/vfio/{number}")  # it is not viable
+        group.owned = True
+
+    def is_owned(self, number: IommuGroup) -> bool:
+        """Return whether a process has a group in a container: no native driver gets a device of it then."""
+        return self.groups[number].owned
+
+    def use(self, number: IommuGroup, device: str) -> None:
+        """Open a device of a group that is in a container."""
+        group = self.groups[number]
         if device not in group.vfio_devices:
             raise fails(errno.ENODEV, device)
         group.devices_in_use.add(device)
@@ -125,7 +136,7 @@ class Vfio:
         group = self.groups.get(number)
         if group is None:  # its last device went while it was open
             return
-        group.user = None
+        group.user, group.owned = None, False
         group.devices_in_use.clear()
         for finish in list(group.asked_back.values()):
             finish()

@@ -1,0 +1,57 @@
+"""The folder where what was fetched and built is kept between runs, and how it comes there whole or not at all."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DEFAULT = "/var/tmp/gpuvirt-lab"  # noqa: S108  kept over restarts on purpose; its owner is checked
+
+
+def cache_root() -> Path:
+    """Return the folder of all labs: `$GPUVIRT_LAB_CACHE`, which is made where it is missing."""
+    root = Path(os.environ.get("GPUVIRT_LAB_CACHE", DEFAULT))
+    root.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if root.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{root} belongs to another user, and what it holds is run as ours")
+    return root
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other runs from preparing the same at the same time."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Return `target`, which `make` fills in a folder beside it if it is not there yet.
+
+    It gets its name when it is complete, so a run that was interrupted leaves nothing that a later one would trust.
+    """
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{target.name}-*"):
+        shutil.rmtree(left)
+    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    beside.chmod(0o755)
+    try:
+        make(beside)
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return target
+
+
+def digest(*texts: str) -> str:
+    """Return a short name for what is made from these texts: another text, another name."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]

@@ -1,0 +1,69 @@
+"""The guest's first file system: busybox, the modules that it needs, and the program `init` beside this one."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.kernel.cache import digest, once
+from lab.kernel.errors import LabError
+
+INIT = Path(__file__).parent / "init"
+
+DEBIANS = (
+    *("virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay"),
+    *("vfio", "vfio_iommu_type1", "vfio-pci", "mdev", "snd-hda-intel"),
+)
+"""What the guest needs to run, what it is here for, and the driver of the GPUs' audio functions."""
+
+FOLDERS = ("bin", "dev", "proc", "sys", "m", "newroot", "run", "tmp", "share", "ro", "rw")
+
+
+def make_initramfs(image: Path, release: str, own_modules: Sequence[Path], folder: Path) -> Path:
+    """Return the archive that QEMU gives to the kernel."""
+
+    def make(target: Path) -> None:
+        root = target / "root"
+        for name in FOLDERS:
+            (root / name).mkdir(parents=True)
+        shutil.copy(_busybox(), root / "bin/busybox")  # it is known by this name to itself
+        shutil.copy(INIT, root / "init")
+        (root / "init").chmod(0o755)
+        files = [*_with_dependencies(image, release), *own_modules]
+        for file in files:
+            shutil.copy(file, root / "m")
+        (root / "load").write_text("".join(f"{file.name}\n" for file in files))
+        _pack(root, target / "initramfs")
+        shutil.rmtree(root)
+
+    parts = (Path(__file__).read_text(), INIT.read_text(), *(str(module) for module in own_modules))
+    return once(folder / f"initramfs-{digest(*parts)}", make) / "initramfs"
+
+
+def _busybox() -> str:
+    found = shutil.which("busybox")
+    if found is None:
+        raise LabError("there is no busybox: apt-get install busybox-static")
+    return found
+
+
+def _with_dependencies(image: Path, release: str) -> list[Path]:
+    """Return the modules in an order in which they can be loaded."""
+    found: dict[Path, None] = {}
+    for module in DEBIANS:
+        command = ["modprobe", "-d", str(image), "-S", release, "--show-depends", module]
+        # /usr/sbin, where modprobe lies, is not in everybody's PATH.
+        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+        done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LabError(f"modprobe finds no {module}: {done.stderr.strip()}")
+        lines = (line.split() for line in done.stdout.splitlines())
+        found |= dict.fromkeys(Path(line[1]) for line in lines if line[0] == "insmod")
+    return list(found)
+
+
+def _pack(root: Path, archive: Path) -> None:
+    names = "\n".join(sorted(str(path.relative_to(root)) for path in root.rglob("*")))
+    with archive.open("wb") as out:
+        subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], cwd=root, input=names.encode(), stdout=out, check=True)

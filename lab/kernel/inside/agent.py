@@ -1,0 +1,151 @@
+"""The agent in the guest: does what it is asked over the virtio-serial port, one call after another.
+
+Calls that may sleep are left to children, so that the agent always answers.
+"""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import count
+from pathlib import Path
+
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.paths import HostPath, HostRoots
+from lab.kernel.inside.beginning import Beginning
+from lab.kernel.inside.caller import Caller
+from lab.kernel.inside.vfiouser import VfioUser
+
+Value = None | int | str | list[str]
+
+PATIENCE_S = 10.0
+"""How long a caller that nothing keeps asleep may take to end."""
+
+
+class Agent:
+    """Calls by their names; all arguments are texts."""
+
+    def __init__(self) -> None:
+        self.kernel = RealKernel(HostRoots.under(Path("/")))
+        self._numbers = count(1)
+        self._leases: dict[int, AbstractContextManager[None]] = {}
+        self._users: dict[int, VfioUser] = {}
+        self._callers: dict[int, Caller] = {}
+        self._beginning = Beginning()
+        self.calls: dict[str, Callable[[list[str]], Value]] = {
+            "read": lambda a: self.kernel.read(HostPath(a[0]), limit=int(a[1])).decode("latin-1"),
+            "write": lambda a: self.kernel.write(HostPath(a[0]), a[1].encode("latin-1")),
+            "listdir": lambda a: list(self.kernel.listdir(HostPath(a[0]))),
+            "readlink": lambda a: self.kernel.readlink(HostPath(a[0])),
+            "device_number": lambda a: self.kernel.device_number(HostPath(a[0])),
+            "open_files": lambda _: [f"{found.pid} {found.device} {found.path}" for found in self.kernel.open_files()],
+            "lease": self._lease,
+            "release": lambda a: self._release(int(a[0])),
+            "user_start": self._user_start,
+            "user_asked_back": lambda a: int(self._users[int(a[0])].asked_back(float(a[1]))),
+            "user_end": lambda a: self._users.pop(int(a[0])).end(),
+            "caller_write": lambda a: self._caller_start(a[0], a[1].encode("latin-1")),
+            "caller_read": lambda a: self._caller_start(a[0], None),
+            "caller_answer": self._caller_answer,
+            "caller_pid": lambda a: self._callers[int(a[0])].pid,
+            "caller_kill": lambda a: self._callers[int(a[0])].kill(),
+            "run": lambda a: subprocess.run(a, capture_output=True, text=True, check=True).stdout,
+            "restore": lambda _: self._restore(),
+        }
+
+    def _lease(self, arguments: list[str]) -> int:
+        lease = self.kernel.lease(IommuGroup(int(arguments[0])))
+        lease.__enter__()
+        number = next(self._numbers)
+        self._leases[number] = lease
+        return number
+
+    def _release(self, number: int) -> None:
+        self._leases.pop(number).__exit__(None, None, None)
+
+    def _user_start(self, arguments: list[str]) -> int:
+        number = next(self._numbers)
+        self._users[number] = VfioUser(int(arguments[0]), devices=arguments[1] == "devices")
+        return number
+
+    def _caller_start(self, path: str, data: bytes | None) -> int:
+        number = next(self._numbers)
+        self._callers[number] = Caller(path, data)
+        return number
+
+    def _caller_answer(self, arguments: list[str]) -> Value:
+        said = self._callers[int(arguments[0])].answer(float(arguments[1]))
+        return None if said is None else said.decode("latin-1")
+
+    def _restore(self) -> list[str]:
+        for user in self._users.values():
+            user.end()
+        for number in list(self._leases):
+            self._release(number)
+        stuck = [str(caller.pid) for caller in self._callers.values() if not caller.end(PATIENCE_S)]
+        self._users.clear()
+        self._callers.clear()
+        return stuck or self._beginning.restore()
+
+
+class Port:
+    """The virtio-serial port."""
+
+    def __init__(self) -> None:
+        name = next(
+            entry.parent.name
+            for entry in Path("/sys/class/virtio-ports").glob("*/name")
+            if entry.read_text().strip() == "agent"
+        )
+        self._fd = os.open(f"/dev/{name}", os.O_RDWR)
+        self._lock = threading.Lock()
+        self._rest = b""
+
+    def say(self, what: dict[str, Value]) -> None:
+        """Send a line."""
+        line = json.dumps(what).encode() + b"\n"
+        with self._lock:
+            while line:
+                line = line[os.write(self._fd, line) :]
+
+    def hear(self) -> dict[str, Value]:
+        """Return the next line."""
+        while b"\n" not in self._rest:
+            data = os.read(self._fd, 1 << 16)
+            if not data:  # nobody is connected at the other end
+                time.sleep(0.05)
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        heard: dict[str, Value] = json.loads(line)
+        return heard
+
+
+def answer(agent: Agent, name: str, arguments: list[str]) -> dict[str, Value]:
+    """Make one call."""
+    try:
+        return {"value": agent.calls[name](arguments)}
+    except OSError as error:
+        return {"errno": error.errno or -1, "message": error.strerror or str(error)}
+    except (GpuvirtError, LookupError, ValueError, subprocess.SubprocessError) as error:
+        return {"error": type(error).__name__, "message": str(error)}
+
+
+def main() -> None:
+    """Serve for as long as the guest lives."""
+    port, agent = Port(), Agent()
+    stop = agent.kernel.on_uevent(lambda: port.say({"uevent": 1}))  # it would end if nobody kept this
+    port.say({"ready": 1})
+    while request := port.hear():
+        arguments = request["arguments"]
+        assert isinstance(arguments, list)  # noqa: S101
+        port.say({"number": request["number"], **answer(agent, str(request["call"]), arguments)})
+    stop()
+
+
+if __name__ == "__main__":
+    main()

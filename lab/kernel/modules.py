@@ -1,0 +1,30 @@
+"""The drivers that Debian does not build: samples of mediated device drivers, and `nvidia` made from one of them."""
+
+import inspect
+import shutil
+import subprocess
+from pathlib import Path
+
+from lab.kernel import driver
+from lab.kernel.cache import digest, once
+from lab.kernel.errors import LabError
+from lab.kernel.packages import KernelPackages
+
+BUILT = ("nvidia", "mtty", "mdpy")
+
+
+def build_modules(packages: KernelPackages, folder: Path) -> Path:
+    """Return a folder with the modules, built out of tree against Debian's headers."""
+    headers, samples = packages.fetch_headers(folder), packages.fetch_samples(folder)
+
+    def make(target: Path) -> None:
+        for source in samples.iterdir():
+            shutil.copy(source, target)
+        (target / "nvidia.c").write_text(driver.nvidia_source((samples / "mtty.c").read_text()))
+        (target / "Makefile").write_text("obj-m := " + " ".join(f"{name}.o" for name in BUILT) + "\n")
+        command = ["make", "-s", "-j2", "-C", str(headers), f"M={target}", "modules"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LabError(f"the modules can't be built: {done.stderr[-4000:]}")
+
+    return once(folder / f"modules-{digest(inspect.getsource(driver), *BUILT)}", make)

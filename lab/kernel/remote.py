@@ -1,0 +1,56 @@
+"""The guest's kernel as a `Kernel`: each call is made in the guest, by gpuvirt's own code for real kernels."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.paths import HostPath
+from lab.kernel.channel import Channel
+
+
+class GuestKernel:
+    """The kernel in the guest at the other end of a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        """Return the first `limit` bytes of a file."""
+        return self._channel.text("read", path, limit).encode("latin-1")
+
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        """Write a file in one system call; one that sleeps puts the agent to sleep, and the guest is lost."""
+        self._channel.call("write", path, data.decode("latin-1"))
+
+    def listdir(self, path: HostPath, /) -> Sequence[str]:
+        """Return the names in a folder."""
+        return self._channel.texts("listdir", path)
+
+    def readlink(self, path: HostPath, /) -> str:
+        """Return where a symbolic link points."""
+        return self._channel.text("readlink", path)
+
+    def device_number(self, path: HostPath, /) -> int:
+        """Return the device number of a node."""
+        return self._channel.number("device_number", path)
+
+    @contextmanager
+    def lease(self, group: IommuGroup, /) -> Iterator[None]:
+        """Have the agent hold a VFIO group open."""
+        lease = self._channel.number("lease", group)
+        try:
+            yield
+        finally:
+            self._channel.call("release", lease)
+
+    def open_files(self) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` that processes have open."""
+        for line in self._channel.texts("open_files"):
+            pid, device, path = line.split(" ", 2)
+            yield OpenFile(int(pid), HostPath(path), int(device))
+
+    def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
+        """Call `wake` when devices come, go or change driver."""
+        self._channel.wakers.append(wake)
+        return lambda: self._channel.wakers.remove(wake)

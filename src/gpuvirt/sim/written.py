@@ -1,0 +1,31 @@
+"""What the kernel makes of a text that is written to an attribute."""
+
+import errno
+
+from gpuvirt.sim.tree import fails
+
+LONGEST = 4094
+"""One page, less what ends the text (drivers/base/driver.c)."""
+
+
+def name(text: str) -> str:
+    """Return a name: one newline at its end is not part of it, all else is."""
+    return text.removesuffix("\n")
+
+
+def number(text: str) -> int:
+    """Return a number that is not negative; raise EINVAL where it is none."""
+    try:
+        value = int(name(text), 0)
+    except ValueError as error:
+        raise fails(errno.EINVAL, text) from error
+    if value < 0:
+        raise fails(errno.EINVAL, text)
+    return value
+
+
+def override(text: str) -> str | None:
+    """Return the driver that a function is to get: the first line, None where it is empty."""
+    if len(text) > LONGEST:
+        raise fails(errno.EINVAL, text[:32])
+    return text.partition("\n")[0] or None

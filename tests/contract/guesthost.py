@@ -1,0 +1,103 @@
+"""A real kernel in a guest as a host of the contract tests; the tests run outside, and only calls go in.
+
+One guest serves a whole run. Between tests its devices are brought back to their beginning; where that is impossible,
+since a writer sleeps that nobody can wake, another guest is booted.
+"""
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from hosts import LONG_S, Answer, Job, Machine
+from lab.kernel.channel import Channel
+from lab.kernel.guest import Guest, booted
+from lab.kernel.kit import prepare
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.kernel import Kernel
+
+
+class GuestJob:
+    """A call in a process of the guest."""
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self._channel = channel
+        self._number = number
+
+    @property
+    def pid(self) -> int:
+        """The process, as the guest numbers it."""
+        return self._channel.number("caller_pid", self._number)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self._channel.call("caller_kill", self._number)
+
+    def answer(self, within_s: float) -> Answer | None:
+        try:
+            said = self._channel.call("caller_answer", self._number, str(within_s), within_s=within_s + LONG_S)
+        except OSError as error:
+            return Answer(error.errno or -1)
+        return None if said is None else Answer(data=str(said).encode("latin-1"))
+
+
+class GuestMachine:
+    """The agent in the guest, which has a group open."""
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self._channel = channel
+        self._number = number
+
+    def asked_back(self, within_s: float = 0.0) -> bool:
+        return self._channel.number("user_asked_back", self._number, str(within_s), within_s=within_s + LONG_S) == 1
+
+    def end(self) -> None:
+        self._channel.call("user_end", self._number)
+
+
+class GuestHost:
+    """The kernel in a guest."""
+
+    patience_s = 1.0
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+        self.kernel: Kernel = guest.kernel
+
+    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+        number = self.guest.channel.number("user_start", group, "devices" if devices else "group")
+        return GuestMachine(self.guest.channel, number)
+
+    def start_write(self, path: str, text: str) -> Job:
+        return self.start_writer(path, text)
+
+    def start_read(self, path: str) -> Job:
+        return GuestJob(self.guest.channel, self.guest.channel.number("caller_read", path))
+
+    def start_writer(self, path: str, text: str) -> GuestJob:
+        """Write from a process that can be named."""
+        return GuestJob(self.guest.channel, self.guest.channel.number("caller_write", path, text))
+
+
+class Guests:
+    """The guest of a run, and the next one where it is of no use any more."""
+
+    def __init__(self) -> None:
+        self._life = ExitStack()
+        self._guest: Guest | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._life.close()
+
+    def fresh(self) -> GuestHost:
+        """Return a guest whose devices are as at the beginning."""
+        if self._guest is None or not self._guest.restore():
+            self._life.close()
+            self._guest = None
+            self._guest = self._life.enter_context(booted(prepare()))
+        return GuestHost(self._guest)

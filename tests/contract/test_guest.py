@@ -1,0 +1,177 @@
+"""What only a real kernel shows: that we read it as others do, that its sleepers can't be woken, what it tells."""
+
+import errno
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import pytest
+from guesthost import GuestHost, Guests
+from hosts import LONG_S, Answer, MemoryHost, bind, exists, group_of, write
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import FunctionKind, PciFunction
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.paths import HostPath
+
+pytestmark = [pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]
+
+GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
+SRIOV = PciAddress("0000:05:00.0")
+T4, OTHER_T4 = PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0")
+UNBIND = "/sys/bus/pci/drivers/vfio-pci/unbind"
+LSPCI = re.compile(r"(?P<address>\S+) .*?\[(?P<class_code>\w{4})\]: .*\[(?P<id>\w{4}:\w{4})\](?: \(rev \w+\))?")
+
+
+@pytest.fixture
+def guest(guests: Guests) -> GuestHost:
+    return guests.fresh()
+
+
+def listed(host: GuestHost) -> Iterator[tuple[str, str, str, str | None]]:
+    """Yield address, class, id and driver of each function, as lspci prints them."""
+    for block in host.guest.run("lspci", "-Dnnk").strip().split("\n0000:"):
+        head, *details = block.splitlines()
+        match = LSPCI.fullmatch(head if head.startswith("0000:") else f"0000:{head}")
+        assert match, head
+        drivers = [line.partition(": ")[2] for line in details if "Kernel driver in use" in line]
+        yield match["address"], match["class_code"], match["id"], drivers[0] if drivers else None
+
+
+def test_the_scan_finds_what_lspci_prints(guest: GuestHost) -> None:
+    bind(guest, GPU, "vfio-pci")
+    found = scan(guest.kernel)
+    ours = [(one.address, f"{one.class_code >> 8:04x}", str(one.id), one.driver) for one in found.functions.values()]
+    assert ours == list(listed(guest))
+    assert not found.unread
+    assert not found.oddities
+
+
+def cards(facts: Facts) -> Mapping[PciAddress, PciFunction]:
+    """Return the functions behind the root ports: the others are the board's, and the simulated machine has none."""
+    return {address: one for address, one in facts.functions.items() if not address.startswith("0000:00:")}
+
+
+def shared(functions: Mapping[PciAddress, PciFunction]) -> set[frozenset[PciAddress]]:
+    """Return who shares a group with whom; the kernel numbers groups as it meets them, so numbers say nothing."""
+    groups: defaultdict[object, set[PciAddress]] = defaultdict(set)
+    for address, one in functions.items():
+        groups[one.iommu_group].add(address)
+    return {frozenset(group) for group in groups.values()}
+
+
+def test_the_simulated_machine_is_this_one(guest: GuestHost) -> None:
+    """Not compared: boot ids, numbers of groups, and the functions of QEMU's own board on bus 0."""
+    real, simulated = scan(guest.kernel), scan(MemoryHost().kernel)
+    ours, theirs = cards(simulated), cards(real)
+    assert list(ours) == list(theirs)
+    for address, one in theirs.items():
+        other = ours[address]
+        assert (one.kind, one.id, one.class_code, one.driver) == (other.kind, other.id, other.class_code, other.driver)
+        assert (one.subsystem, one.revision, one.numa_node) == (other.subsystem, other.revision, other.numa_node)
+        assert one.sriov_total_vfs == other.sriov_total_vfs
+    assert shared(ours) == shared(theirs)
+    assert real.vgpu_hosts == simulated.vgpu_hosts
+    assert real.group_nodes == simulated.group_nodes == frozenset()
+    assert real.platform.vfio_container == simulated.platform.vfio_container
+    assert real.platform.iommufd == simulated.platform.iommufd
+
+
+def test_the_model_makes_the_same_of_both(guest: GuestHost) -> None:
+    real, simulated = (build_inventory(scan(kernel)).gpus for kernel in (guest.kernel, MemoryHost().kernel))
+    assert {one: (gpu.mode, gpu.companions) for one, gpu in real.items()} == {
+        one: (gpu.mode, gpu.companions) for one, gpu in simulated.items()
+    }
+
+
+def test_sigkill_does_not_end_a_writer_that_sleeps(guest: GuestHost) -> None:
+    """A caller that sleeps in the mounted simulator can be killed: FUSE lets it go. Here nothing helps but the user."""
+    bind(guest, GPU, "vfio-pci")
+    bind(guest, AUDIO, "vfio-pci")
+    machine = guest.start_machine(group_of(guest, GPU))
+    writer = guest.start_writer(UNBIND, GPU)
+    assert machine.asked_back(LONG_S)
+    writer.kill()
+    assert writer.answer(guest.patience_s) is None
+    state = guest.kernel.read(HostPath(f"/proc/{writer.pid}/stat")).rpartition(b")")[2].split()[0]
+    assert state == b"D"
+    assert b"vfio" in guest.kernel.read(HostPath(f"/proc/{writer.pid}/wchan"))
+    machine.end()
+    ended = writer.answer(LONG_S)
+    assert ended is not None
+    assert ended != Answer(), "it was killed before it could say anything"
+    assert not exists(guest, f"/sys/bus/pci/devices/{GPU}/driver"), "what it was to do was done all the same"
+
+
+def test_the_users_of_a_group_are_found(guest: GuestHost) -> None:
+    bind(guest, GPU, "vfio-pci")
+    bind(guest, AUDIO, "vfio-pci")
+    group = group_of(guest, GPU)
+    assert with_users(guest.kernel, scan(guest.kernel)).users == {}
+    machine = guest.start_machine(group)
+    users = with_users(guest.kernel, scan(guest.kernel)).users
+    assert users is not None
+    assert [(user.node, user.command[:6]) for user in users[group]] == [(f"/dev/vfio/{group}", "python")]
+    machine.end()
+
+
+def test_uevents_arrive(guest: GuestHost) -> None:
+    woken = threading.Event()
+    stop = guest.kernel.on_uevent(woken.set)
+    for driver, before in pairwise(("nvidia", "vfio-pci", "nvidia")):
+        woken.clear()
+        bind(guest, GPU, before)
+        assert woken.wait(LONG_S), f"from {driver} to {before}"
+    woken.clear()
+    assert write(guest, f"/sys/class/mdev_bus/{T4}/mdev_supported_types/nvidia-222/create", MDEV) == 0
+    assert woken.wait(LONG_S)
+    stop()
+
+
+MDEV = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+
+
+def test_gpus_behind_one_bridge_are_of_use_only_together(guest: GuestHost) -> None:
+    bind(guest, T4, "vfio-pci")
+    group = group_of(guest, T4)
+    assert group == group_of(guest, OTHER_T4)
+    with pytest.raises(PermissionError):
+        guest.start_machine(group)
+    bind(guest, OTHER_T4, "vfio-pci")
+    guest.start_machine(group).end()
+    assert write(guest, UNBIND, OTHER_T4) == 0
+    guest.start_machine(group).end()
+
+
+def test_virtual_functions_are_read_as_such(guest: GuestHost) -> None:
+    assert write(guest, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
+    functions = scan(guest.kernel).functions
+    vfs = functions[SRIOV].virtfns
+    assert len(vfs) == 2
+    for vf in vfs:
+        assert functions[vf].id == functions[SRIOV].id
+        # QEMU 7.2 makes them when they are switched on, with the class of what it emulates, an NVMe disk.
+        assert functions[vf].kind is FunctionKind.OTHER
+        assert guest.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{vf}/physfn")).endswith(f"/{SRIOV}")
+    assert len({functions[one].iommu_group for one in (SRIOV, *vfs)}) == 3
+    assert write(guest, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "0") == 0
+    assert scan(guest.kernel).functions[SRIOV].virtfns == ()
+
+
+def test_a_parent_that_is_no_gpu_is_odd_and_counts_otherwise(guest: GuestHost) -> None:
+    """The kernel counts the mdevs of a driver that does not: EUSERS, where drivers themselves answer ENOSPC."""
+    guest.guest.run("insmod", "/mnt/share/mdpy.ko")
+    try:
+        create = "/sys/class/mdev_bus/mdpy/mdev_supported_types/mdpy-vga/create"
+        assert [write(guest, create, f"{MDEV[:-1]}{number}") for number in range(5)] == [0, 0, 0, 0, errno.EUSERS]
+        found = scan(guest.kernel)
+        assert len(found.oddities) == 5
+        assert not any(host.live for host in found.vgpu_hosts.values())
+        for number in range(4):
+            assert write(guest, f"/sys/bus/mdev/devices/{MDEV[:-1]}{number}/remove", "1") == 0
+    finally:
+        guest.guest.run("rmmod", "mdpy")
