@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from clusterlab import LabNode, PodStatus, Wish
+from clusterlab import GPUVIRT, LabNode, PodStatus, Wish
 from lab.cluster.cluster import KUBELET_ROOT
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -57,7 +57,11 @@ def test_allocatable_follows_health_and_hotplug(node: LabNode) -> None:
         node.until_allocatable(A10, 1)
         (host / "sys/bus/pci/devices/0000:ca:00.0/remove").write_text("1")
         node.until_allocatable(A10, 0)
-        (host / "sys/bus/pci/rescan").write_text("1")
+        pci = host / "sys/bus/pci"
+        (pci / "rescan").write_text("1")  # it comes back with its native driver
+        (pci / "devices/0000:ca:00.0/driver_override").write_text("vfio-pci")
+        (pci / "drivers/nvidia/unbind").write_text("0000:ca:00.0")
+        (pci / "drivers_probe").write_text("0000:ca:00.0")
         node.until_allocatable(A10, 1)
 
 
@@ -153,7 +157,7 @@ def test_the_command_shows_who_holds_what(node: LabNode) -> None:
         node.start("vm", Wish({A10: 1}, SLEEP))
 
         def shown() -> str:
-            command = ["gpuvirt", "devices", "--host-root", str(host)]
+            command = [*GPUVIRT, "devices", "--host-root", str(host)]
             return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout  # noqa: TID251
 
         node.until(lambda: f"pod {node.namespace}/vm" in shown(), shown)

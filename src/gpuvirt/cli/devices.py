@@ -13,7 +13,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 def devices(
     *,
     host_root: options.HostRoot = options.ROOT,
-    kubelet_dir: options.KubeletDir = options.KUBELET_DIR,
+    kubelet_dir: options.KubeletDirOfHost = None,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
     output: options.OutputFormat = Output.TABLE,
@@ -31,7 +31,8 @@ def devices(
     from gpuvirt.hardware.kernel import RealKernel
     from gpuvirt.node import onelook, statefile
 
-    roots, kubelet = HostRoots.under(host_root), KubeletPaths(kubelet_dir)
+    roots = HostRoots.under(host_root)
+    kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
     settings, ids = options.read_settings(config), options.read_pci_ids(pci_ids, roots)
     kernel, clock = RealKernel(roots), RealClock()
     # A simulated host has a /proc of its own, in which no agent is.

@@ -41,6 +41,15 @@ KubeletDir = Annotated[
     Path,
     typer.Option(envvar="GPUVIRT_KUBELET_DIR", file_okay=False, metavar="DIR", help="The kubelet's own folder."),
 ]
+KubeletDirOfHost = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="GPUVIRT_KUBELET_DIR",
+        file_okay=False,
+        metavar="DIR",
+        help="The kubelet's own folder; /var/lib/kubelet below --host-root unless it is given.",
+    ),
+]
 Config = Annotated[
     Path | None,
     typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="Settings, a YAML file (docs/reference.md)."),
@@ -58,7 +67,8 @@ OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to ans
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")
 ROOT = Path("/")
-KUBELET_DIR = Path("/var/lib/kubelet")
+KUBELET = HostPath("/var/lib/kubelet")
+KUBELET_DIR = Path(KUBELET)
 
 
 def plugin_only_ledger(kubelet: KubeletPaths) -> Path:
