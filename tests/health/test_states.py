@@ -61,7 +61,7 @@ async def test_the_last_device_leaves_an_empty_list_and_no_unhealthy_ids(two_a10
 
 async def test_a_card_that_fell_off_the_bus_is_unhealthy_after_two_looks(two_a10: SimNode) -> None:
     two_a10.kernel.fall_off_bus(FIRST)
-    await two_a10.advance(10.5)
+    await two_a10.advance(9.5)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}, "a device that is being reset answers so too"
     await two_a10.advance(2)
     assert two_a10.reasons(FIRST) == [ReasonCode.FELL_OFF_BUS]
@@ -73,7 +73,7 @@ async def test_a_card_that_fell_off_the_bus_is_unhealthy_after_two_looks(two_a10
 
 async def test_a_reset_that_passes_is_not_an_illness(two_a10: SimNode) -> None:
     two_a10.kernel.fall_off_bus(FIRST)
-    await two_a10.advance(10.5)
+    await two_a10.advance(9.5)
     two_a10.kernel.fall_off_bus(FIRST, fallen=False)
     await two_a10.advance(20)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}

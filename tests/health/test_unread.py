@@ -35,7 +35,7 @@ async def test_an_attribute_that_makes_no_sense_is_unread(two_a10: SimNode, cont
 
 async def test_a_failure_that_passes_is_not_an_illness(two_a10: SimNode) -> None:
     two_a10.kernel.faults.fail(HostPath(f"{FOLDER}/vendor"), errno.EIO)
-    await two_a10.advance(10.2)
+    await two_a10.advance(9.2)
     two_a10.kernel.faults.heal()
     await two_a10.advance(20)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet import checkpoint
@@ -60,7 +60,8 @@ class HolderWatch:
         try:
             while True:
                 soon = await self.ask(listener)
-                pause_s = self._pace.holders_after_allocation_s if soon else self._pace.holders_s
+                later_s = until_tick_s(self._clock.monotonic_s(), self._pace.holders_s)
+                pause_s = self._pace.holders_after_allocation_s if soon else later_s
                 if await listener.allocated.wait_for(self._clock, pause_s):
                     await self._clock.sleep(self._pace.holders_after_allocation_s)
         finally:

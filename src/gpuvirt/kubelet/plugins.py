@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import PathTooLongError
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import sockets
@@ -118,7 +118,7 @@ class Plugins:
                     group.create_task(self._tend(plugin, kubelet))
             now_s = self._clock.monotonic_s()
             pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
-            await self._added.wait_for(self._clock, min([self._pace.kubelet_s, *pauses]))
+            await self._added.wait_for(self._clock, min([until_tick_s(now_s, self._pace.kubelet_s), *pauses]))
 
     def _needs_tending(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> bool:
         attempts = self._attempts[plugin.resource]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.model import cdi
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.view import NodeView
@@ -33,7 +33,8 @@ class CdiFiles:
             while True:
                 if views.get().looked:
                     hear(self._converge(cdi.specs(views.get())))
-                await changed.wait_for(self._clock, self._pace.state_file_s)
+                pause_s = until_tick_s(self._clock.monotonic_s(), self._pace.state_file_s)
+                await changed.wait_for(self._clock, pause_s)
 
     def _converge(self, wanted: Mapping[str, bytes]) -> Reason | None:
         """Make the files be those that are wanted; one that is so already is left alone, as runtimes watch them."""

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """All intervals, in seconds."""
+    """All intervals, in seconds. Those that recur are multiples of the shortest, so that they fall together."""
 
     nodes_s: float = 1.5
     """Whether nodes under `/dev/vfio` came or went: a listing; no uevent tells of a node that somebody deletes."""
-    brief_s: float = 10.0
+    brief_s: float = 9.0
     """What can fall ill without a uevent: GPUs, their groups, vGPUs."""
     whole_s: float = 60.0
     """Everything, in case a uevent was lost."""
-    whole_without_uevents_s: float = 10.0
+    whole_without_uevents_s: float = 9.0
     """Everything, on hosts that give no uevents."""
     users_s: float = 60.0
     """Who has devices open: a walk through all of `/proc`, the dearest look of all."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.view import NodeView
@@ -42,7 +42,8 @@ class StateFile:
             try:
                 while True:
                     self._write(views.get())
-                    await changed.wait_for(self._clock, self._pace.state_file_s)
+                    pause_s = until_tick_s(self._clock.monotonic_s(), self._pace.state_file_s)
+                    await changed.wait_for(self._clock, pause_s)
             finally:
                 with contextlib.suppress(OSError):
                     self._path.unlink(missing_ok=True)

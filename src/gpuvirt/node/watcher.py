@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import iommu
@@ -204,11 +204,11 @@ class Watcher:
     def _schedule(self, done: Look, *, suspicious: bool) -> None:
         """Set when each look is due next; a deeper look has done what a shallower one would."""
         now_s, pace = self._clock.monotonic_s(), self._pace
-        self._due_s[Look.NODES] = now_s + pace.nodes_s
+        self._due_s[Look.NODES] = now_s + until_tick_s(now_s, pace.nodes_s)
         if done in {Look.BRIEF, Look.WHOLE}:
-            self._due_s[Look.BRIEF] = now_s + pace.brief_s
+            self._due_s[Look.BRIEF] = now_s + until_tick_s(now_s, pace.brief_s)
         if done is Look.WHOLE:
-            self._due_s[Look.WHOLE] = now_s + self._whole_every_s
+            self._due_s[Look.WHOLE] = now_s + until_tick_s(now_s, self._whole_every_s)
         if self._sees_processes:
             every_s = pace.suspicious_users_s if suspicious else pace.users_s
             due_s = self._due_s.get(Look.USERS, now_s)
