@@ -12,7 +12,7 @@ from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.cluster.binaries import cache
+from lab.cache import cache_root
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
@@ -49,7 +49,7 @@ def _cluster_lacks() -> str | None:
         return f"no {', '.join(tools)}"
     if vfio_of_its_own():
         return "the machine has VFIO devices of its own"
-    if another_kubelet(cache() / "cluster"):
+    if another_kubelet(cache_root() / "cluster"):
         return "a kubelet runs here"
     return _mount_lacks()
 

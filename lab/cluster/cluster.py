@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.cache import cache_root
 from lab.cluster import images, leftovers, settings
-from lab.cluster.binaries import binaries, cache
+from lab.cluster.binaries import binaries
 
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 10.0
@@ -143,7 +144,7 @@ class Cluster:
 
 def cluster() -> Cluster:
     """Return the lab's cluster, running or not; builds the commands where there are none."""
-    return Cluster(cache() / "cluster", binaries())
+    return Cluster(cache_root() / "cluster", binaries())
 
 
 def _alive(pid: int) -> bool:

@@ -7,8 +7,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from lab.cache import cache_root, once
 from lab.cluster import images
-from lab.cluster.binaries import cache
 
 SUITE = "bookworm"
 PYTHON = "3.11"
@@ -41,21 +41,19 @@ def make_image(tree: Path, archive: Path) -> None:
 
 def _base() -> Path:
     """Return a tar of Debian's smallest system with Python, made once."""
-    base = cache() / f"debian-{SUITE}-python3.tar"
-    if base.exists():
-        return base
     if shutil.which("debootstrap") is None:
         raise ImageError("no debootstrap; install it (Debian: apt-get install debootstrap)")
-    base.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=base.parent, prefix="debian-") as work:
-        root, tar = Path(work) / "root", Path(work) / "base.tar"
+    return once(cache_root() / f"debian-{SUITE}-python3", _bootstrap) / "base.tar"
+
+
+def _bootstrap(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="debian-") as work:
+        root = Path(work) / "root"
         _run(["debootstrap", "--variant=minbase", "--include=python3-minimal,libpython3-stdlib", SUITE, str(root)])
         for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
             shutil.rmtree(root / waste, ignore_errors=True)
-        with tarfile.open(tar, "w") as out:
+        with tarfile.open(folder / "base.tar", "w") as out:
             out.add(root, ".")
-        tar.rename(base)
-    return base
 
 
 def _run(command: list[str]) -> None:

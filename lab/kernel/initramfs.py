@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.kernel.cache import digest, once
+from lab.cache import digest, once
 from lab.kernel.errors import LabError
 
 INIT = Path(__file__).parent / "init"

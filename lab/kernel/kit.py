@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.kernel.cache import cache_root, locked
+from lab.cache import cache_root, locked
 from lab.kernel.initramfs import make_initramfs
 from lab.kernel.modules import build_modules
 from lab.kernel.packages import find_kernel

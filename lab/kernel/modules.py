@@ -5,8 +5,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from lab.cache import digest, once
 from lab.kernel import driver
-from lab.kernel.cache import digest, once
 from lab.kernel.errors import LabError
 from lab.kernel.packages import KernelPackages
 

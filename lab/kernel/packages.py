@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.kernel.cache import once
+from lab.cache import once
 from lab.kernel.errors import LabError
 
 META = "linux-image-amd64"
