@@ -25,13 +25,15 @@ from rings import RINGS
 from simnode import SimNode, running_node
 
 NAMESPACES = itertools.count(1)
+RING_TIMEOUT_S = 600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of rings that can't run here."""
+    """Skip the tests of rings that can't run here, and give the others time: their peers are slow on a busy machine."""
     missing = {name: ring.missing() for name, ring in RINGS.items()}
     for item in items:
         for mark in item.iter_markers("ring"):
+            item.add_marker(pytest.mark.timeout(RING_TIMEOUT_S, func_only=True))
             if (why := missing[mark.args[0]]) is not None:
                 item.add_marker(pytest.mark.skip(reason=f"ring {mark.args[0]}: {why}"))
 
