@@ -25,10 +25,11 @@ def demo(
     if not verbose:
         logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
-        asyncio.run(_play(machine, Path(folder)))
+        asyncio.run(play(machine, Path(folder)))
 
 
-async def _play(machine: str, folder: Path) -> None:
+async def play(machine: str, folder: Path) -> None:
+    """Play the demo on a machine; its kubelet and its agent keep their files in `folder`."""
     from gpuvirt.apps.node import NodeOptions, run
     from gpuvirt.cli.story import Story
     from gpuvirt.clock import RealClock

@@ -17,7 +17,7 @@ from gpuvirt.node.agent import Agent
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet
 
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 POLL_S = 0.05
 MDEV_PREFIX = "MDEV_PCI_RESOURCE_"
 MANAGED = {
@@ -60,7 +60,7 @@ class Story:
             )
         )
         await self._until(lambda: self._agent.looked, "a look at the host")
-        await self._until(lambda: all(one.registered for one in self._view.resources), "registration")
+        await self._until(self._all_is_counted, "the kubelet to count what is offered")
         self._found()
         if not self._view.resources:
             self._say("\nNothing can be offered on this host. The lines above say why, and what to do about it.")
@@ -72,6 +72,11 @@ class Story:
         await self._failure(resource, pod)
         await self._restart(resource, pod)
         self._next()
+
+    def _all_is_counted(self) -> bool:
+        """Tell whether the kubelet has read the lists; a resource is registered some time before that."""
+        healthy = {one.name: sum(device.healthy for device in one.devices) for one in self._view.resources}
+        return self._kubelet.allocatable() == healthy
 
     def _found(self) -> None:
         self._head("What is found on the host", "gpuvirt devices")

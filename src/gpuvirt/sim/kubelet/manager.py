@@ -8,6 +8,7 @@ plugin registers again; a device that an init container had goes to the pod's ot
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuvirt.errors import GpuvirtError
 from gpuvirt.kubelet.checkpoint import Data, PodDevices, parse
 from gpuvirt.sim.kubelet import checkpoint
 
@@ -20,7 +21,7 @@ Allocate = Callable[[Sequence[str]], Awaitable[bytes]]
 """What the plugin answers for these devices, serialised."""
 
 
-class AdmissionError(Exception):
+class AdmissionError(GpuvirtError):
     """A pod can't be admitted; the text is what its status would say."""
 
 

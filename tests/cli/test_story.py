@@ -1,0 +1,29 @@
+"""The demo's story, where things take longer than usual."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.cli import demo
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
+from gpuvirt.sim.kubelet.client import PluginClient
+
+SLOW_S = 0.5
+
+
+@pytest.mark.parametrize("machine", ["8xH100", "2xRTX4090-one-group"])
+def test_a_kubelet_that_reads_the_lists_late(
+    machine: str, short_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_once = PluginClient.lists
+
+    async def late(self: PluginClient) -> AsyncIterator[pb.ListAndWatchResponse]:
+        await asyncio.sleep(SLOW_S)
+        async for answer in at_once(self):
+            yield answer
+
+    monkeypatch.setattr(PluginClient, "lists", late)
+    asyncio.run(demo.play(machine, short_path))
+    assert "What to try next" in capsys.readouterr().out
