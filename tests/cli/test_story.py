@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.cli import demo
+from gpuvirt.clock import RealClock
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.sim.kubelet.client import PluginClient
 
@@ -20,7 +21,7 @@ def test_a_kubelet_that_reads_the_lists_late(
     at_once = PluginClient.lists
 
     async def late(self: PluginClient) -> AsyncIterator[pb.ListAndWatchResponse]:
-        await asyncio.sleep(SLOW_S)
+        await RealClock().sleep(SLOW_S)
         async for answer in at_once(self):
             yield answer
 
