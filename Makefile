@@ -2,6 +2,7 @@
 # Everything is set up on the way: Python 3.11 or later with its venv module is all that must be there.
 
 MACHINE ?= 2xA10
+FLAVOUR ?= groups
 VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
@@ -36,8 +37,8 @@ lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)
 	$(VENV)/pytest -m ring -k guest
 
-lab-kernel-shell: .venv/made-for-dev  ## Boot that guest and have a shell in it
-	$(VENV)/python -m lab.kernel shell
+lab-kernel-shell: .venv/made-for-dev  ## Boot that guest and have a shell in it (FLAVOUR=cdevs for another kernel)
+	$(VENV)/python -m lab.kernel shell $(FLAVOUR)
 
 lint: .venv/made-for-dev  ## Check style, types, layers, and that generated files are up to date
 	$(VENV)/ruff check

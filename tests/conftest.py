@@ -13,6 +13,7 @@ from clusterlab import LabNode, lab_node
 from guesthost import Guests
 from hosts import Host, MemoryHost, mounted
 from lab.cluster.cluster import Cluster, cluster
+from lab.kernel.kit import Flavour
 from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
@@ -112,17 +113,20 @@ def guests() -> Iterator[Guests]:
         yield guests
 
 
-GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
+GUESTS = [
+    pytest.param(name, marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
+    for name in ("guest", "guest612")
+]
 
 
-@pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount")), GUEST])
+@pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount")), *GUESTS])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    """The machine of the contract tests, fresh: simulated in memory, and mounted; and as a real kernel has it."""
+    """The machine of the contract tests, fresh: simulated in memory, and mounted; and as two real kernels have it."""
     if request.param == "memory":
         yield MemoryHost()
-    elif request.param == "guest":
+    elif request.param.startswith("guest"):
         guests: Guests = request.getfixturevalue("guests")
-        yield guests.fresh()
+        yield guests.fresh(Flavour.GROUPS if request.param == "guest" else Flavour.BOTH)
     else:
         folder = tmp_path / "mount"
         folder.mkdir()

@@ -60,6 +60,9 @@ LAB_PROGRAMS = {
     "modprobe": "kmod",
     "cpio": "cpio",
     "gcc": "gcc",
+    "flex": "flex",
+    "bison": "bison",
+    "bc": "bc",
     "make": "make",
     "lspci": "pciutils",
     "xz": "xz-utils",
@@ -75,6 +78,7 @@ def _kernel_lacks() -> str | None:
         return "needs Debian 12 on x86_64, whose kernel is the one that was measured"
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # noqa: TID251  others' programs are found by it
     missing = [program for program in LAB_PROGRAMS if shutil.which(program, path=path) is None]
+    missing += [] if Path("/usr/include/gelf.h").exists() else ["libelf-dev"]
     return f"no {', '.join(missing)}" if missing else None
 
 
@@ -89,6 +93,6 @@ RINGS = {
     "kernel": Ring(
         "a real Linux kernel in a guest (lab/kernel)",
         _kernel_lacks,
-        f"apt-get install --no-install-recommends libelf1 {' '.join(sorted(LAB_PROGRAMS.values()))}",
+        f"apt-get install --no-install-recommends libelf-dev {' '.join(sorted(LAB_PROGRAMS.values()))}",
     ),
 }

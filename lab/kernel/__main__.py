@@ -1,18 +1,22 @@
-"""`python -m lab.kernel prepare|shell`: fetch and build what a guest needs; have a shell in one."""
+"""`python -m lab.kernel prepare|shell [FLAVOUR]`: fetch and build what a guest needs; have a shell in one.
+
+FLAVOUR is groups (Debian's kernel, when nothing else is said), cdevs or both: its nodes under /dev/vfio.
+"""
 
 import sys
 
 from lab.kernel.guest import run_shell
-from lab.kernel.kit import prepare
+from lab.kernel.kit import Flavour, prepare
 
 
 def main() -> int:
     """Do what the one argument says."""
-    if sys.argv[1:] not in (["prepare"], ["shell"]):
+    what, name = (*sys.argv[1:], Flavour.GROUPS.value)[:2] if len(sys.argv) in {2, 3} else ("", "")
+    if what not in {"prepare", "shell"} or name not in {flavour.value for flavour in Flavour}:
         print(__doc__, file=sys.stderr)
         return 2
-    kit = prepare()
-    if sys.argv[1] == "shell":
+    kit = prepare(Flavour(name))
+    if what == "shell":
         print("A guest starts; its shell is yours in about 10 s, and `exit` ends it.")
         return run_shell(kit)
     print(kit.initramfs.parent.parent)

@@ -20,8 +20,8 @@ DEBIANS = (
 FOLDERS = ("bin", "dev", "proc", "sys", "m", "newroot", "run", "tmp", "share", "ro", "rw")
 
 
-def make_initramfs(image: Path, release: str, own_modules: Sequence[Path], folder: Path) -> Path:
-    """Return the archive that QEMU gives to the kernel."""
+def make_initramfs(modules: Sequence[Path], folder: Path) -> Path:
+    """Return the archive that QEMU gives to the kernel, with modules that are loaded in this order."""
 
     def make(target: Path) -> None:
         root = target / "root"
@@ -30,26 +30,18 @@ def make_initramfs(image: Path, release: str, own_modules: Sequence[Path], folde
         shutil.copy(_busybox(), root / "bin/busybox")  # it is known by this name to itself
         shutil.copy(INIT, root / "init")
         (root / "init").chmod(0o755)
-        files = [*_with_dependencies(image, release), *own_modules]
-        for file in files:
+        for file in modules:
             shutil.copy(file, root / "m")
-        (root / "load").write_text("".join(f"{file.name}\n" for file in files))
+        (root / "load").write_text("".join(f"{file.name}\n" for file in modules))
         _pack(root, target / "initramfs")
         shutil.rmtree(root)
 
-    parts = (Path(__file__).read_text(), INIT.read_text(), *(str(module) for module in own_modules))
+    parts = (Path(__file__).read_text(), INIT.read_text(), *(str(module) for module in modules))
     return once(folder / f"initramfs-{digest(*parts)}", make) / "initramfs"
 
 
-def _busybox() -> str:
-    found = shutil.which("busybox")
-    if found is None:
-        raise LabError("there is no busybox: apt-get install busybox-static")
-    return found
-
-
-def _with_dependencies(image: Path, release: str) -> list[Path]:
-    """Return the modules in an order in which they can be loaded."""
+def debians_modules(image: Path, release: str) -> list[Path]:
+    """Return the modules of Debian's kernel that a guest needs, in an order in which they can be loaded."""
     found: dict[Path, None] = {}
     for module in DEBIANS:
         command = ["modprobe", "-d", str(image), "-S", release, "--show-depends", module]
@@ -61,6 +53,13 @@ def _with_dependencies(image: Path, release: str) -> list[Path]:
         lines = (line.split() for line in done.stdout.splitlines())
         found |= dict.fromkeys(Path(line[1]) for line in lines if line[0] == "insmod")
     return list(found)
+
+
+def _busybox() -> str:
+    found = shutil.which("busybox")
+    if found is None:
+        raise LabError("there is no busybox: apt-get install busybox-static")
+    return found
 
 
 def _pack(root: Path, archive: Path) -> None:

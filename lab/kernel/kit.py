@@ -1,42 +1,65 @@
 """All that a guest is booted from, made ready in the cache."""
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from lab.cache import cache_root, locked
-from lab.kernel.initramfs import make_initramfs
+from lab.kernel.initramfs import debians_modules, make_initramfs
 from lab.kernel.modules import build_modules
-from lab.kernel.packages import find_kernel
+from lab.kernel.packages import find_kernel, find_source
+from lab.kernel.small import SERIES, build_kernels
+
+
+class Flavour(Enum):
+    """Which kernel a guest has, told apart by its nodes under `/dev/vfio`."""
+
+    GROUPS = "groups"
+    """Debian's own, 6.1: a node for each group."""
+    CDEVS = "cdevs"
+    """6.12, with a node for each device, and none for groups."""
+    BOTH = "both"
+    """6.12, with both, as most distributions build theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kit:
     """What a guest is booted from."""
 
-    release: str
-    """The kernel's: `6.1.0-56-amd64`."""
     kernel: Path
     initramfs: Path
     modules: Path
-    """Debian's, as `/lib/modules`."""
+    """Its `/lib/modules`."""
     samples: Path
-    """The folder of the modules that were built, of which the guest has `nvidia` loaded."""
+    """The folder of the modules that were built; where there are any, the guest has `nvidia` loaded."""
 
 
-def prepare() -> Kit:
+def prepare(flavour: Flavour = Flavour.GROUPS) -> Kit:
     """Return what a guest is booted from; what is missing of it is fetched and built."""
-    packages = find_kernel()
     root = cache_root() / "kernel"
     root.mkdir(exist_ok=True)
-    folder = root / f"{packages.release}_{packages.version}"
     with locked(root):
-        image = packages.fetch_image(folder)
-        samples = build_modules(packages, folder)
-        initramfs = make_initramfs(image, packages.release, [samples / "nvidia.ko"], folder)
+        return _debians(root) if flavour is Flavour.GROUPS else _small(root, flavour)
+
+
+def _debians(root: Path) -> Kit:
+    packages = find_kernel()
+    folder = root / f"{packages.release}_{packages.version}"
+    image = packages.fetch_image(folder)
+    samples = build_modules(packages, folder)
+    modules = [*debians_modules(image, packages.release), samples / "nvidia.ko"]
     return Kit(
-        release=packages.release,
         kernel=image / "boot" / f"vmlinuz-{packages.release}",
-        initramfs=initramfs,
+        initramfs=make_initramfs(modules, folder),
         modules=image / "lib/modules",
         samples=samples,
     )
+
+
+def _small(root: Path, flavour: Flavour) -> Kit:
+    source = find_source(SERIES)
+    folder = root / f"small_{source.version}"
+    kernels = build_kernels(source, folder)
+    nothing = folder / "modules"
+    nothing.mkdir(exist_ok=True)
+    return Kit(kernels / flavour.value, make_initramfs([], folder), modules=nothing, samples=nothing)

@@ -2,16 +2,20 @@
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lab.cache import once
 from lab.kernel.errors import LabError
 
+T = TypeVar("T")
+
 META = "linux-image-amd64"
 SAMPLES = "samples/vfio-mdev"
 
+TAKE_SOURCE = 'dpkg --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" | tar -xJ -C "$3" --strip-components=1'
 TAKE_SAMPLES = 'dpkg --fsys-tarfile "$1" | tar -xO "./usr/src/$2.tar.xz" | tar -xJ -C "$3" --strip-components=3 "$2/$4"'
 
 
@@ -66,22 +70,50 @@ class KernelPackages:
         return [f"{name}={self.version}" for name in names]
 
 
+@dataclass(frozen=True, slots=True)
+class SourcePackage:
+    """The kernel's whole source, of one series."""
+
+    series: str
+    version: str
+
+    def unpack(self, folder: Path) -> None:
+        """Fetch it, and unpack it into a folder (1.6 GB)."""
+        name = f"linux-source-{self.series}"
+        archive = _download(folder.parent, [f"{name}={self.version}"])[0]
+        _run(["sh", "-c", TAKE_SOURCE, "sh", str(archive), name, str(folder)])
+        archive.unlink()
+
+
 def find_kernel() -> KernelPackages:
     """Return the kernel that this system would install now."""
+    return _with_lists(_newest)
+
+
+def find_source(series: str) -> SourcePackage:
+    """Return the newest source of a series."""
+    return _with_lists(lambda: SourcePackage(series, _version(f"linux-source-{series}")))
+
+
+def _with_lists(find: Callable[[], T]) -> T:
+    """Find something in apt's lists, which a bare machine has yet to fetch."""
     try:
-        return _newest()
+        return find()
     except LabError:
         _run(["apt-get", "update", "-qq"])
-        return _newest()
+        return find()
 
 
 def _newest() -> KernelPackages:
     image = next((name for name in _depends(META) if name.startswith("linux-image-")), None)
     if image is None:
         raise LabError(f"apt knows no {META}")
-    shown = _run(["apt-cache", "show", "--no-all-versions", image])
-    version = next(line.split()[1] for line in shown.splitlines() if line.startswith("Version:"))
-    return KernelPackages(image.removeprefix("linux-image-"), version)
+    return KernelPackages(image.removeprefix("linux-image-"), _version(image))
+
+
+def _version(package: str) -> str:
+    shown = _run(["apt-cache", "show", "--no-all-versions", package])
+    return next(line.split()[1] for line in shown.splitlines() if line.startswith("Version:"))
 
 
 def _depends(package: str) -> list[str]:

@@ -38,7 +38,17 @@ class GuestKernel:
     @contextmanager
     def lease(self, group: IommuGroup, /) -> Iterator[None]:
         """Have the agent hold a VFIO group open."""
-        lease = self._channel.number("lease", group)
+        with self._released(self._channel.number("lease", group)):
+            yield
+
+    @contextmanager
+    def lease_devices(self, names: Sequence[str], /) -> Iterator[None]:
+        """Have the agent hold VFIO devices."""
+        with self._released(self._channel.number("lease_devices", *names)):
+            yield
+
+    @contextmanager
+    def _released(self, lease: int) -> Iterator[None]:
         try:
             yield
         finally:

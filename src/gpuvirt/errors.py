@@ -38,11 +38,11 @@ class PathTooLongError(GpuvirtError):
 
 
 class DeviceBusyError(GpuvirtError):
-    """A VFIO group is open in another process; nothing may be done to its devices."""
+    """A VFIO group, or a device of it, is open in another process; nothing may be done to its devices."""
 
 
 class LeaseUnavailableError(GpuvirtError):
-    """Whether a VFIO group is in use can't be told here (no node, no permission): not a proof of anything."""
+    """Whether VFIO devices are in use can't be told here (no node, no permission): not a proof of anything."""
 
 
 class MountError(GpuvirtError):

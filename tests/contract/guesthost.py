@@ -1,7 +1,7 @@
 """A real kernel in a guest as a host of the contract tests; the tests run outside, and only calls go in.
 
-One guest serves a whole run. Between tests its devices are brought back to their beginning; where that is impossible,
-since a writer sleeps that nobody can wake, another guest is booted.
+One guest of each flavour serves a whole run. Between tests its devices are brought back to their beginning; where that
+is impossible, since a writer sleeps that nobody can wake, another guest is booted.
 """
 
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from typing import Self
 from hosts import LONG_S, Answer, Job, Machine
 from lab.kernel.channel import Channel
 from lab.kernel.guest import Guest, booted
-from lab.kernel.kit import prepare
+from lab.kernel.kit import Flavour, prepare
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.kernel import Kernel
@@ -60,12 +60,17 @@ class GuestHost:
 
     patience_s = 1.0
 
-    def __init__(self, guest: Guest) -> None:
+    def __init__(self, guest: Guest, series: tuple[int, int]) -> None:
         self.guest = guest
+        self.series = series
         self.kernel: Kernel = guest.kernel
 
     def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
-        number = self.guest.channel.number("user_start", group, "devices" if devices else "group")
+        number = self.guest.channel.number("user_of_group", group, "devices" if devices else "group")
+        return GuestMachine(self.guest.channel, number)
+
+    def open_devices(self, *devices: str, bind: bool = True) -> Machine:
+        number = self.guest.channel.number("user_of_devices", "bound" if bind else "open", *devices)
         return GuestMachine(self.guest.channel, number)
 
     def start_write(self, path: str, text: str) -> Job:
@@ -80,11 +85,11 @@ class GuestHost:
 
 
 class Guests:
-    """The guest of a run, and the next one where it is of no use any more."""
+    """The guests of a run, one of each flavour, and the next one where one is of no use any more."""
 
     def __init__(self) -> None:
-        self._life = ExitStack()
-        self._guest: Guest | None = None
+        self._lives: dict[Flavour, ExitStack] = {}
+        self._guests: dict[Flavour, Guest] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -92,12 +97,15 @@ class Guests:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._life.close()
+        for life in self._lives.values():
+            life.close()
 
-    def fresh(self) -> GuestHost:
+    def fresh(self, flavour: Flavour = Flavour.GROUPS) -> GuestHost:
         """Return a guest whose devices are as at the beginning."""
-        if self._guest is None or not self._guest.restore():
-            self._life.close()
-            self._guest = None
-            self._guest = self._life.enter_context(booted(prepare()))
-        return GuestHost(self._guest)
+        guest = self._guests.get(flavour)
+        if guest is None or not guest.restore():
+            life = self._lives.setdefault(flavour, ExitStack())
+            life.close()
+            self._guests.pop(flavour, None)
+            guest = self._guests[flavour] = life.enter_context(booted(prepare(flavour)))
+        return GuestHost(guest, (6, 1) if flavour is Flavour.GROUPS else (6, 12))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from gpuvirt.errors import DeviceBusyError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.kernel import Kernel, RealKernel
@@ -65,6 +67,11 @@ class Host(Protocol):
         ...
 
     @property
+    def series(self) -> tuple[int, int]:
+        """The kernel's series, where a newer one answers otherwise."""
+        ...
+
+    @property
     def patience_s(self) -> float:
         """How long a call must have slept to count as asleep."""
         ...
@@ -84,7 +91,7 @@ class Host(Protocol):
 
 def group_of(host: Host, device: str) -> IommuGroup:
     """Return the IOMMU group of a PCI function or an mdev."""
-    bus = "pci" if ":" in device else "mdev"
+    bus = "pci" if device[4:5] == ":" else "mdev"
     link = host.kernel.readlink(HostPath(f"/sys/bus/{bus}/devices/{device}/iommu_group"))
     return IommuGroup(int(link.rpartition("/")[2]))
 
@@ -148,6 +155,7 @@ class ThreadCallers:
     """Callers that are threads of this process."""
 
     patience_s = 0.3
+    series = (6, 1)
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -180,12 +188,33 @@ class MemoryMachine:
         self._kernel.end_machine(self._process)
 
 
+class CdevHost(Host, Protocol):
+    """A host whose kernel has nodes of single VFIO devices."""
+
+    def open_devices(self, *devices: str, bind: bool = True) -> Machine:
+        """Open devices by their own nodes, and bind them to an iommufd unless told not to; raise as the kernel does."""
+        ...
+
+
+def cdev_of(host: Host, device: str) -> str:
+    """Return the name of a PCI function's or an mdev's own node."""
+    bus = "pci" if device[4:5] == ":" else "mdev"
+    (name,) = host.kernel.listdir(HostPath(f"/sys/bus/{bus}/devices/{device}/vfio-dev"))
+    return name
+
+
 class MemoryHost(ThreadCallers):
     """The simulated kernel, called directly."""
 
-    def __init__(self) -> None:
-        self._sim = build_machine(load_machine(str(MACHINE)), wait=True)
+    def __init__(self, *, iommufd: bool = False, group_nodes: bool = True) -> None:
+        machine = msgspec.structs.replace(load_machine(str(MACHINE)), iommufd=iommufd, group_nodes=group_nodes)
+        self._sim = build_machine(machine, wait=True)
         super().__init__(self._sim)
+
+    def open_devices(self, *devices: str, bind: bool = True) -> Machine:
+        asked = len(self._sim.vfio.requests)
+        names = [cdev_of(self, device) for device in devices]
+        return MemoryMachine(self._sim, self._sim.open_devices(names, bind=bind), asked)
 
     def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
         asked = len(self._sim.vfio.requests)

@@ -85,11 +85,11 @@ def test_binding_takes_an_override_and_a_probe(host: Host) -> None:
     assert driver(host, GPU) == "vfio-pci", "what is bound stays bound"
 
 
-def test_vfio_devices_have_names_where_they_have_no_nodes(host: Host) -> None:
+def test_vfio_devices_have_names_also_where_they_have_no_nodes(host: Host) -> None:
     bind(host, IDLE, "vfio-pci")
     names = host.kernel.listdir(HostPath(f"{BUS}/devices/{IDLE}/vfio-dev"))
     assert [name.rstrip("0123456789") for name in names] == ["vfio"]
-    assert not exists(host, "/dev/vfio/devices"), "this kernel has no VFIO_DEVICE_CDEV"
+    assert exists(host, "/dev/vfio/devices") == (host.series >= (6, 12)), "Debian's 6.1 has no VFIO_DEVICE_CDEV"
     assert write(host, f"{BUS}/drivers/vfio-pci/unbind", IDLE) == 0
     assert not exists(host, f"{BUS}/devices/{IDLE}/vfio-dev")
 

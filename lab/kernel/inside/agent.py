@@ -19,7 +19,7 @@ from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.paths import HostPath, HostRoots
 from lab.kernel.inside.beginning import Beginning
 from lab.kernel.inside.caller import Caller
-from lab.kernel.inside.vfiouser import VfioUser
+from lab.kernel.inside.vfiouser import VfioUser, use_devices, use_group
 
 Value = None | int | str | list[str]
 
@@ -44,9 +44,11 @@ class Agent:
             "readlink": lambda a: self.kernel.readlink(HostPath(a[0])),
             "device_number": lambda a: self.kernel.device_number(HostPath(a[0])),
             "open_files": lambda _: [f"{found.pid} {found.device} {found.path}" for found in self.kernel.open_files()],
-            "lease": self._lease,
+            "lease": lambda a: self._lease(self.kernel.lease(IommuGroup(int(a[0])))),
+            "lease_devices": lambda a: self._lease(self.kernel.lease_devices(a)),
             "release": lambda a: self._release(int(a[0])),
-            "user_start": self._user_start,
+            "user_of_group": lambda a: self._user_start(use_group(int(a[0]), devices=a[1] == "devices")),
+            "user_of_devices": lambda a: self._user_start(use_devices(a[1:], bind=a[0] == "bound")),
             "user_asked_back": lambda a: int(self._users[int(a[0])].asked_back(float(a[1]))),
             "user_end": lambda a: self._users.pop(int(a[0])).end(),
             "caller_write": lambda a: self._caller_start(a[0], a[1].encode("latin-1")),
@@ -58,8 +60,7 @@ class Agent:
             "restore": lambda _: self._restore(),
         }
 
-    def _lease(self, arguments: list[str]) -> int:
-        lease = self.kernel.lease(IommuGroup(int(arguments[0])))
+    def _lease(self, lease: AbstractContextManager[None]) -> int:
         lease.__enter__()
         number = next(self._numbers)
         self._leases[number] = lease
@@ -68,9 +69,9 @@ class Agent:
     def _release(self, number: int) -> None:
         self._leases.pop(number).__exit__(None, None, None)
 
-    def _user_start(self, arguments: list[str]) -> int:
+    def _user_start(self, user: VfioUser) -> int:
         number = next(self._numbers)
-        self._users[number] = VfioUser(int(arguments[0]), devices=arguments[1] == "devices")
+        self._users[number] = user
         return number
 
     def _caller_start(self, path: str, data: bytes | None) -> int:

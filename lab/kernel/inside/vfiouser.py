@@ -1,10 +1,11 @@
-"""A process that has a VFIO group open, as a virtual machine has (include/uapi/linux/vfio.h)."""
+"""Processes that have a VFIO group or VFIO devices open, as a virtual machine has (include/uapi/linux/vfio.h)."""
 
 import contextlib
 import fcntl
 import os
 import select
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpuvirt.facts.pci import VFIO_DRIVERS
@@ -15,26 +16,18 @@ GROUP_SET_CONTAINER = BASE + 4
 GROUP_GET_DEVICE_FD = BASE + 6
 DEVICE_GET_INFO = BASE + 7
 DEVICE_SET_IRQS = BASE + 10
+DEVICE_BIND_IOMMUFD = BASE + 18
 TYPE1_IOMMU = 1
 REQUEST_IRQ = 4
 DATA_EVENTFD, ACTION_TRIGGER = 1 << 2, 1 << 5
 
 
 class VfioUser:
-    """Has a group in a container, and its devices open unless told not to. Raises OSError as the kernel does."""
+    """Has files open, and hears when the kernel asks for a device back."""
 
-    def __init__(self, group: int, *, devices: bool) -> None:
+    def __init__(self) -> None:
         self._fds = contextlib.ExitStack()
         self._requests: list[int] = []
-        with contextlib.ExitStack() as opening:
-            opening.enter_context(self._fds)
-            group_fd = self._keep(os.open(f"/dev/vfio/{group}", os.O_RDWR | os.O_CLOEXEC))
-            container = self._keep(os.open("/dev/vfio/vfio", os.O_RDWR | os.O_CLOEXEC))
-            fcntl.ioctl(group_fd, GROUP_SET_CONTAINER, struct.pack("i", container))
-            fcntl.ioctl(container, SET_IOMMU, TYPE1_IOMMU)
-            for device in _devices(group) if devices else ():
-                self._open_device(group_fd, device)
-            opening.pop_all()
 
     def asked_back(self, within_s: float) -> bool:
         """Return whether the kernel asks for a device back, at once or in time."""
@@ -44,18 +37,61 @@ class VfioUser:
         """Let go of everything."""
         self._fds.close()
 
-    def _open_device(self, group_fd: int, device: str) -> None:
-        # The kernel returns the new descriptor, for which ioctl needs a buffer that it may change.
-        fd = self._keep(fcntl.ioctl(group_fd, GROUP_GET_DEVICE_FD, bytearray(device.encode() + b"\0")))
-        fcntl.ioctl(fd, DEVICE_GET_INFO, struct.pack("IIII", 16, 0, 0, 0))  # mdevs must have been asked before the rest
-        event = self._keep(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        header = struct.pack("IIIIIi", 24, DATA_EVENTFD | ACTION_TRIGGER, REQUEST_IRQ, 0, 1, event)
-        fcntl.ioctl(fd, DEVICE_SET_IRQS, header)
-        self._requests.append(event)
-
-    def _keep(self, fd: int) -> int:
+    def keep(self, fd: int) -> int:
+        """Have a file open for as long as this lives."""
         self._fds.callback(os.close, fd)
         return fd
+
+    def open(self, path: str) -> int:
+        """Open a node."""
+        return self.keep(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def listen(self, device_fd: int) -> None:
+        """Have the kernel tell when it wants a device back; one whose driver can't (mtty 6.12: ENOTTY) stays silent."""
+        # mdevs must have been asked before the rest
+        fcntl.ioctl(device_fd, DEVICE_GET_INFO, struct.pack("IIII", 16, 0, 0, 0))
+        event = self.keep(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        header = struct.pack("IIIIIi", 24, DATA_EVENTFD | ACTION_TRIGGER, REQUEST_IRQ, 0, 1, event)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(device_fd, DEVICE_SET_IRQS, header)
+        self._requests.append(event)
+
+
+def use_group(group: int, *, devices: bool) -> VfioUser:
+    """Have a group in a container, and its devices open unless told not to. Raises OSError as the kernel does."""
+    with contextlib.ExitStack() as opening:
+        user = VfioUser()
+        opening.callback(user.end)
+        group_fd, container = user.open(f"/dev/vfio/{group}"), user.open("/dev/vfio/vfio")
+        fcntl.ioctl(group_fd, GROUP_SET_CONTAINER, struct.pack("i", container))
+        fcntl.ioctl(container, SET_IOMMU, TYPE1_IOMMU)
+        for device in _devices(group) if devices else ():
+            # The kernel returns the new descriptor, for which ioctl needs a buffer that it may change.
+            name = bytearray(device.encode() + b"\0")
+            user.listen(user.keep(fcntl.ioctl(group_fd, GROUP_GET_DEVICE_FD, name)))
+        opening.pop_all()
+    return user
+
+
+def use_devices(devices: Sequence[str], *, bind: bool) -> VfioUser:
+    """Have devices open by their own nodes, and bound to an iommufd unless told not to. Raises OSError."""
+    with contextlib.ExitStack() as opening:
+        user = VfioUser()
+        opening.callback(user.end)
+        iommufd = user.open("/dev/iommu")
+        for device in devices:
+            fd = user.open(f"/dev/vfio/devices/{_cdev(device)}")
+            if bind:
+                fcntl.ioctl(fd, DEVICE_BIND_IOMMUFD, struct.pack("IIiI", 16, 0, iommufd, 0))
+                user.listen(fd)
+        opening.pop_all()
+    return user
+
+
+def _cdev(device: str) -> str:
+    """Return the name of a device's own node."""
+    bus = "pci" if device[4:5] == ":" else "mdev"
+    return next(Path(f"/sys/bus/{bus}/devices/{device}/vfio-dev").iterdir()).name
 
 
 def _devices(group: int) -> list[str]:

@@ -60,6 +60,8 @@ class Facts:
     """Devices that have a node of their own: `vfio0` for `/dev/vfio/devices/vfio0`."""
     users: Mapping[IommuGroup, tuple[User, ...]] | None = None
     """Who has which group open; None where it was not looked, or could not be."""
+    users_of_lost_nodes: tuple[User, ...] = ()
+    """Who has a device open whose own node is gone, since its driver is to let go; it has no driver link any more."""
     oddities: tuple[Oddity, ...] = ()
     unread: tuple[Unread, ...] = ()
     """Folders that could not be listed; what they hold is as the look before saw it."""

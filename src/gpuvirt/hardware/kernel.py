@@ -19,6 +19,7 @@ from typing import Protocol
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware import devicelease
 from gpuvirt.hardware.uevents import concerns_devices
 from gpuvirt.paths import HostPath, HostRoots
 
@@ -72,6 +73,16 @@ class Kernel(Protocol):
 
         Opening tests and takes in one step: a group opens once (kernel 6.1: a second open gives EBUSY). Raises
         DeviceBusyError when it is open elsewhere, LeaseUnavailableError when that can't be told.
+        """
+        ...
+
+    def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
+        """Hold all VFIO devices of a group (`vfio0`), for a step that takes them from their driver or removes them.
+
+        It takes the place of `lease` where groups have no nodes (VFIO_GROUP=n), and does more: each device is reset as
+        for a virtual machine. One that the kernel takes away under it is let go by itself; a native driver gets none of
+        the group before all are. Raises DeviceBusyError when one is in use, LeaseUnavailableError when that can't be
+        told, as where one of the group has a native driver.
         """
         ...
 
@@ -137,6 +148,20 @@ class RealKernel:
             yield
         finally:
             os.close(fd)
+
+    def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
+        """Hold all VFIO devices of a group."""
+
+        def open_node(node: str) -> int:
+            return os.open(self._local(HostPath(node)), os.O_RDWR | os.O_CLOEXEC)
+
+        def is_present(name: str) -> bool:
+            try:
+                return bool(self.readlink(HostPath(f"{devicelease.PRESENT}/{name}")))
+            except OSError as error:
+                return error.errno != errno.ENOENT
+
+        return devicelease.leased(names, open_node, is_present)
 
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes under `/dev` that processes have open."""

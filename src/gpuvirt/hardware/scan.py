@@ -43,6 +43,7 @@ def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) ->
         group_nodes=group_nodes,
         cdev_nodes=cdev_nodes,
         users=look.before.users,
+        users_of_lost_nodes=look.before.users_of_lost_nodes,
         oddities=tuple(look.oddities),
         unread=tuple(look.unread),
     )
@@ -50,7 +51,10 @@ def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) ->
 
 def with_users(kernel: Kernel, facts: Facts) -> Facts:
     """Return `facts` with the processes that have VFIO devices open now; this walks all of `/proc`."""
-    return replace(facts, users=read_users(kernel, facts.group_nodes, facts.functions.values()))
+    found = read_users(kernel, facts.group_nodes, facts.functions.values())
+    if found is None:
+        return replace(facts, users=None, users_of_lost_nodes=())
+    return replace(facts, users=found.by_group, users_of_lost_nodes=found.of_lost_nodes)
 
 
 @dataclass(slots=True)

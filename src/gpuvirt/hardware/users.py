@@ -1,8 +1,10 @@
 """Who uses a VFIO device: the processes that have its group's or its own node open."""
 
 import errno
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import PciFunction
@@ -11,26 +13,43 @@ from gpuvirt.hardware import attributes, iommu
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
+_LOST_NODE = re.compile(r"/vfio/devices/vfio[0-9]+ \(deleted\)\Z")
+"""A device's own node goes as soon as its driver is to let go, which then waits for whoever has it open (6.12)."""
 
-def read_users(
-    kernel: Kernel, group_nodes: Iterable[IommuGroup], functions: Iterable[PciFunction]
-) -> Mapping[IommuGroup, tuple[User, ...]] | None:
-    """Return the users of each group, None when processes can't be looked into (no `/proc`, no nodes).
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The processes that have VFIO nodes open."""
+
+    by_group: Mapping[IommuGroup, tuple[User, ...]]
+    of_lost_nodes: tuple[User, ...]
+    """Those that have a device's own node open which is no longer there; nothing tells which device that was."""
+
+
+def read_users(kernel: Kernel, group_nodes: Iterable[IommuGroup], functions: Iterable[PciFunction]) -> Users | None:
+    """Return who has which group open, None when processes can't be looked into (no `/proc`, no nodes).
 
     Files are compared by device number: a container has its own nodes for the same devices.
     """
     nodes = _device_numbers(kernel, group_nodes, functions)
-    found: defaultdict[IommuGroup, dict[int, User]] = defaultdict(dict)
+    found: defaultdict[IommuGroup | None, dict[int, User]] = defaultdict(dict)
     try:
         for opened in kernel.open_files():
             group = nodes.get(opened.device)
-            if group is not None and opened.pid not in found[group]:
+            if (group is not None or _LOST_NODE.search(opened.path)) and opened.pid not in found[group]:
                 found[group][opened.pid] = User(opened.pid, _command(kernel, opened.pid), opened.path)
     except OSError as error:
         if error.errno in {errno.EACCES, errno.EPERM, *attributes.ABSENT}:
             return None
         raise
-    return {group: tuple(found[group][pid] for pid in sorted(found[group])) for group in sorted(found)}
+    lost = found.pop(None, {})
+    return Users(
+        {
+            group: tuple(found[group][pid] for pid in sorted(found[group]))
+            for group in sorted(group for group in found if group is not None)
+        },
+        tuple(lost[pid] for pid in sorted(lost)),
+    )
 
 
 def _device_numbers(

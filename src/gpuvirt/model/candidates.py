@@ -1,10 +1,11 @@
 """What could be given to a virtual machine, and why the rest could not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.naming import NAMESPACES, Named, Naming
@@ -73,7 +74,7 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
             unread = live.type if isinstance(live.type, Unread) else live.group
             yield _unread(live.id, unread) if isinstance(unread, Unread) else _no_group(live.id)
         elif live.group is None:
-            yield _no_group(live.id)
+            yield _no_group_of_vgpu(live.id)
         elif vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
             yield refused
         elif gpu is None or gpu.id.vendor not in NAMESPACES:
@@ -161,32 +162,45 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
             "could carry vGPUs, but has none",
             fix="create vGPUs on it, or bind it to vfio-pci",
         )
-    driver_link = f"/sys/bus/pci/devices/{address}/driver"
-    if function.driver is None and (using := _users(inventory, function)):
+    if function.driver is None:
+        return _without_driver(inventory, function)
+    return Reason(
+        ReasonCode.NATIVE_DRIVER,
+        address,
+        f"is bound to {function.driver}, so it serves the host and containers",
+        seen=f"/sys/bus/pci/devices/{address}/driver -> {function.driver}",
+        fix="bind it to vfio-pci to offer it to virtual machines",
+    )
+
+
+def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
+    address, driver_link = function.address, f"/sys/bus/pci/devices/{function.address}/driver"
+    until_then = "end the user in good order; nothing else can be done to the device until then"
+    if using := _users(inventory, function):
         return Reason(
             ReasonCode.UNBIND_PENDING,
             address,
             f"is being unbound while {using} uses it; whoever unbinds it waits for that",
             seen=f"no {driver_link}, but its IOMMU group is open",
-            fix="end the user in good order; nothing else can be done to the device until then",
+            fix=until_then,
         )
-    if function.driver is None and function.iommu_group is None:
-        return _no_group(address)
-    if function.driver is None:
+    if leaving := inventory.facts.users_of_lost_nodes:
         return Reason(
-            ReasonCode.NO_DRIVER,
+            ReasonCode.UNBIND_PENDING,
             address,
-            "is bound to no driver",
-            seen=f"no {driver_link}",
-            fix=f"bind it: echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override; "
-            f"echo {address} > /sys/bus/pci/drivers_probe",
+            f"may be the device that is being unbound while {_named(leaving)} uses it; nothing tells which one that is",
+            seen=f"no {driver_link}, and an open {leaving[0].node}",
+            fix=until_then,
         )
+    if function.iommu_group is None:
+        return _no_group(address)
     return Reason(
-        ReasonCode.NATIVE_DRIVER,
+        ReasonCode.NO_DRIVER,
         address,
-        f"is bound to {function.driver}, so it serves the host and containers",
-        seen=f"{driver_link} -> {function.driver}",
-        fix="bind it to vfio-pci to offer it to virtual machines",
+        "is bound to no driver",
+        seen=f"no {driver_link}",
+        fix=f"bind it: echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override; "
+        f"echo {address} > /sys/bus/pci/drivers_probe",
     )
 
 
@@ -195,7 +209,11 @@ def _users(inventory: Inventory, function: PciFunction) -> str | None:
     users = inventory.facts.users
     if users is None or not isinstance(function.iommu_group, int) or function.iommu_group not in users:
         return None
-    return ", ".join(f"{user.command} (pid {user.pid})" for user in users[function.iommu_group])
+    return _named(users[function.iommu_group])
+
+
+def _named(users: Iterable[User]) -> str:
+    return ", ".join(f"{user.command} (pid {user.pid})" for user in users)
 
 
 def _unread(subject: str, unread: Unread) -> Reason:
@@ -205,6 +223,16 @@ def _unread(subject: str, unread: Unread) -> Reason:
         "could not be read",
         seen=f"{unread.path}: {unread.said}",
         fix="see the kernel's log",
+    )
+
+
+def _no_group_of_vgpu(subject: str) -> Reason:
+    return Reason(
+        ReasonCode.NO_IOMMU_GROUP,
+        subject,
+        "is in no IOMMU group, so no virtual machine can open it",
+        seen=f"no iommu_group link in /sys for {subject}",
+        fix="boot a kernel with VFIO_GROUP: without it mediated devices are in no group",
     )
 
 

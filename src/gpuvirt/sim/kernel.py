@@ -17,12 +17,13 @@ from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS
 from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.cdevs import CdevFile
 from gpuvirt.sim.faults import Faults
 from gpuvirt.sim.mdev import MdevBus
 from gpuvirt.sim.pci import PciBus
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
-from gpuvirt.sim.vfio import Vfio
+from gpuvirt.sim.vfio import CDEVS, Vfio
 
 OUR_PID = 1
 FIRST_PID = 4001
@@ -123,12 +124,31 @@ class SimKernel:
                 self.vfio.close(group)
                 self._changed(quiet=True)
 
+    @contextmanager
+    def lease_devices(self, names: Sequence[str], /) -> Iterator[None]:
+        """Hold VFIO devices, until the kernel takes them."""
+        with self.blocking.condition:
+            try:
+                held = self._open_devices(names, OUR_PID, lease=True)
+            except OSError as error:
+                if error.errno in {errno.EBUSY, errno.EINVAL}:
+                    raise DeviceBusyError(f"a device of {', '.join(names)} is in use by another process") from error
+                raise LeaseUnavailableError(f"{', '.join(names)} can't be held: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            with self.blocking.condition:
+                self.vfio.close_devices(lambda file: file in held)
+                self._changed(quiet=True)
+
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes that processes have open."""
         for pid in [name for name in self.listdir(HostPath("/proc")) if name.isdigit()]:
             folder = HostPath(f"/proc/{pid}/fd")
             for number in self.listdir(folder):
                 path = HostPath(self.readlink(HostPath(f"{folder}/{number}")))
+                if path.startswith(CDEVS) and not self.tree.exists(path):
+                    yield OpenFile(int(pid), HostPath(f"{path} (deleted)"), 0)
                 with suppress(OSError):  # the node is gone, though the file is open
                     yield OpenFile(int(pid), path, self.device_number(path))
 
@@ -158,9 +178,36 @@ class SimKernel:
             except OSError:
                 self.vfio.close(group)
                 raise
-            self.tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(command))
-            self.tree.place(HostPath(f"/proc/{process.pid}/fd/23"), Link(f"/dev/vfio/{group}"))
+            self._show_process(process, [f"/dev/vfio/{group}"])
             return process
+
+    def open_devices(self, names: Sequence[str], command: str = "qemu-system-x86", *, bind: bool = True) -> Process:
+        """Start a virtual machine that takes devices by their own nodes (`vfio0`), or only opens those."""
+        with self.blocking.condition:
+            process = Process(next(self._pids), command)
+            self._open_devices(names, process.pid, bind=bind)
+            self._show_process(process, [f"/dev/vfio/devices/{name}" for name in names])
+            return process
+
+    def _open_devices(
+        self, names: Sequence[str], pid: int, *, bind: bool = True, lease: bool = False
+    ) -> list[CdevFile]:
+        files: list[CdevFile] = []
+        try:
+            for name in names:
+                files.append(self.vfio.open_device(name, pid))
+                if bind:
+                    self.vfio.bind_device(files[-1], self._is_friendly)
+                files[-1].lease = lease
+        except OSError:
+            self.vfio.close_devices(lambda file: file in files)
+            raise
+        return files
+
+    def _show_process(self, process: Process, nodes: Sequence[str]) -> None:
+        self.tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
+        for number, node in enumerate(nodes, 23):
+            self.tree.place(HostPath(f"/proc/{process.pid}/fd/{number}"), Link(node))
 
     def end_machine(self, process: Process) -> None:
         """End a virtual machine; its devices are free, and whoever waited for them goes on."""
@@ -168,6 +215,7 @@ class SimKernel:
             for group in list(self.vfio.groups.values()):
                 if group.user == process.pid:
                     self.vfio.close(group.number)
+            self.vfio.close_devices(lambda file: file.pid == process.pid)
             self.tree.remove(HostPath(f"/proc/{process.pid}"))
             self._changed(quiet=True)
 

@@ -155,7 +155,8 @@ class MdevBus:
         link(HostPath(f"{device.folder}/mdev_type"), HostPath(f"{parent}/mdev_supported_types/nvidia-{device.spec.id}"))
         self._tree.make(HostPath(DRIVER))
         link(HostPath(f"{device.folder}/driver"), HostPath(DRIVER))
-        link(HostPath(f"{device.folder}/iommu_group"), HostPath(f"/sys/kernel/iommu_groups/{device.group}"))
+        if self._vfio.group_nodes:
+            link(HostPath(f"{device.folder}/iommu_group"), HostPath(f"/sys/kernel/iommu_groups/{device.group}"))
         link(HostPath(f"{LIVE}/{device.uuid}"), device.folder)
         link(HostPath(f"{_type_folder(device)}/devices/{device.uuid}"), device.folder)
         self._vfio.join(device.group, device.uuid, device.folder)

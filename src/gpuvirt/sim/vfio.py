@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.cdevs import CdevFile, Cdevs
 from gpuvirt.sim.tree import DeviceNode, Folder, Tree, fails
 
 GROUPS = "/sys/kernel/iommu_groups"
+CDEVS = "/dev/vfio/devices"
 VFIO_MAJOR = 511
 """A dynamic major, as alloc_chrdev_region would give."""
 
@@ -47,9 +49,11 @@ class Vfio:
         """Groups whose node somebody has deleted by hand."""
         self._tree = tree
         self._iommufd = iommufd
-        self._group_nodes = group_nodes
+        self.group_nodes = group_nodes
+        """Whether groups have nodes (VFIO_GROUP); where they have none, mdevs are in no group at all."""
         self._changed = changed
-        self._cdevs: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
+        self._cdevs = Cdevs()
         tree.make(HostPath(GROUPS))
         if iommufd:
             tree.place(HostPath("/dev/iommu"), DeviceNode(10 << 8 | 125))
@@ -57,14 +61,15 @@ class Vfio:
 
     def load(self) -> None:
         """Load the modules: from now on there is `/dev/vfio/vfio`, unless the kernel has no groups (VFIO_GROUP=n)."""
-        self._tree.make(HostPath("/dev/vfio"))
-        if self._group_nodes:
+        if self.group_nodes:
             self._tree.place(HostPath("/dev/vfio/vfio"), DeviceNode(10 << 8 | 196))
 
     def join(self, number: IommuGroup, device: str, folder: HostPath) -> None:
         """Put a device into a group."""
         group = self.groups.setdefault(number, Group(number))
         group.members.add(device)
+        if not self._is_shown(device):
+            return
         self._tree.make(HostPath(f"{GROUPS}/{number}/devices"))
         self._tree.link(HostPath(f"{GROUPS}/{number}/devices/{device}"), folder)
 
@@ -77,15 +82,19 @@ class Vfio:
             self._tree.remove(HostPath(f"{GROUPS}/{number}"))
             del self.groups[number]
 
+    def _is_shown(self, device: str) -> bool:
+        """Return whether a device is in a group as the kernel has it; without VFIO_GROUP mdevs are in none."""
+        return self.group_nodes or ":" in device
+
     def enlist(self, number: IommuGroup, device: str, folder: HostPath) -> None:
         """A VFIO driver has taken a device: its group can be opened."""
         self.groups[number].vfio_devices[device] = folder
         if number not in self.hidden_nodes:
             self.show_node(number)
-        index = self._cdevs.setdefault(device, len(self._cdevs))
+        index = self._indices.setdefault(device, len(self._indices))
         self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
         if self._iommufd:
-            self._tree.place(HostPath(f"/dev/vfio/devices/vfio{index}"), DeviceNode((VFIO_MAJOR - 1) << 8 | index))
+            self._tree.place(HostPath(f"{CDEVS}/vfio{index}"), DeviceNode((VFIO_MAJOR - 1) << 8 | index))
 
     def discharge(self, number: IommuGroup, device: str, folder: HostPath) -> None:
         """A VFIO driver has let a device go."""
@@ -94,13 +103,19 @@ class Vfio:
         group.asked_back.pop(device, None)
         if not group.vfio_devices:
             self._tree.remove(HostPath(f"/dev/vfio/{number}"))
-        self._tree.remove(HostPath(f"{folder}/vfio-dev"))
+        self._hide(device, folder)
+
+    def _hide(self, device: str, of: HostPath) -> None:
+        self._tree.remove(HostPath(f"{of}/vfio-dev"))
         if self._iommufd:
-            self._tree.remove(HostPath(f"/dev/vfio/devices/vfio{self._cdevs[device]}"))
+            self._tree.remove(HostPath(f"{CDEVS}/vfio{self._indices[device]}"))
+            for folder in (HostPath(CDEVS), HostPath("/dev/vfio")):  # devtmpfs made them with the first node
+                if self._tree.exists(folder) and not self._tree.folder(folder).entries:
+                    self._tree.remove(folder)
 
     def show_node(self, number: IommuGroup) -> None:
         """Put a group's node under `/dev/vfio`."""
-        if self._group_nodes:
+        if self.group_nodes:
             self._tree.place(HostPath(f"/dev/vfio/{number}"), DeviceNode(VFIO_MAJOR << 8 | number))
 
     def open(self, number: IommuGroup, pid: int) -> None:
@@ -109,9 +124,35 @@ class Vfio:
         if not self._tree.exists(HostPath(node)):
             raise fails(errno.ENOENT, node)
         group = self.groups[number]
-        if group.user is not None:
+        if group.user is not None or self._cdevs.is_bound(number):
             raise fails(errno.EBUSY, node)
         group.user = pid
+
+    def open_device(self, name: str, pid: int) -> CdevFile:
+        """Open a device's own node (`vfio0`) for a process."""
+        node = f"{CDEVS}/{name}"
+        if not self._tree.exists(HostPath(node)):
+            raise fails(errno.ENOENT, node)
+        device = next(device for device, index in self._indices.items() if name == f"vfio{index}")
+        group = next(group.number for group in self.groups.values() if device in group.vfio_devices)
+        return self._cdevs.open(device, group, pid)
+
+    def bind_device(self, file: CdevFile, is_friendly: Callable[[str], bool]) -> None:
+        """Bind a device that is open to its process's iommufd (VFIO_DEVICE_BIND_IOMMUFD), as a virtual machine does."""
+        group = self.groups[file.group]
+        if group.user is not None:
+            raise fails(errno.EBUSY, file.device)
+        self._cdevs.bind(file, viable=all(is_friendly(member) for member in group.members))
+
+    def close_devices(self, closes: Callable[[CdevFile], bool]) -> None:
+        """Close nodes of devices; those who waited for them go on."""
+        for device in self._cdevs.close(closes):
+            self._finish_waiting(device)
+
+    def _finish_waiting(self, device: str) -> None:
+        for group in list(self.groups.values()):
+            if device in group.asked_back and not self.in_use(group.number, device):
+                group.asked_back.pop(device)()
 
     def own(self, number: IommuGroup, is_friendly: Callable[[str], bool]) -> None:
         """Put a group that is open into a container (VFIO_GROUP_SET_CONTAINER), as a virtual machine does."""
@@ -121,8 +162,8 @@ class Vfio:
         group.owned = True
 
     def is_owned(self, number: IommuGroup) -> bool:
-        """Return whether a process has a group in a container: no native driver gets a device of it then."""
-        return self.groups[number].owned
+        """Return whether a group's devices do what a process says: no native driver gets one of them then."""
+        return self.groups[number].owned or self._cdevs.is_bound(number)
 
     def use(self, number: IommuGroup, device: str) -> None:
         """Open a device of a group that is in a container."""
@@ -138,14 +179,19 @@ class Vfio:
             return
         group.user, group.owned = None, False
         group.devices_in_use.clear()
-        for finish in list(group.asked_back.values()):
-            finish()
+        for device in list(group.asked_back):
+            self._finish_waiting(device)
 
     def in_use(self, number: IommuGroup, device: str) -> bool:
         """Return whether a process has this device open; a group that is merely open stops nobody."""
-        return device in self.groups[number].devices_in_use
+        return device in self.groups[number].devices_in_use or bool(self._cdevs.of_device(device))
 
     def ask_back(self, number: IommuGroup, device: str, finish: Callable[[], None]) -> None:
-        """Ask the user of a device to let go; `finish` runs when it has."""
-        self.requests.append(device)
-        self.groups[number].asked_back[device] = finish
+        """Ask the users of a device to let go; `finish` runs when all have. Our own lease does at once."""
+        group, files = self.groups[number], self._cdevs.of_device(device)
+        if device in group.devices_in_use or any(file.bound and not file.lease for file in files):
+            self.requests.append(device)
+        group.asked_back[device] = finish
+        if self._iommufd:  # from 6.6 on, a device can't be found any more once its driver is to let go
+            self._hide(device, group.vfio_devices[device])
+        self.close_devices(lambda file: file.lease and file.device == device)

@@ -1,0 +1,276 @@
+"""Kernels with a node for each VFIO device (VFIO_DEVICE_CDEV, from 6.6 on): what is exclusive, and what is a lease.
+
+Each line of the second table of lab/kernel/README.md is a test here. A mounted simulator can't take part: VFIO's ioctls
+don't pass through FUSE.
+"""
+
+import errno
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import pytest
+from guesthost import Guests
+from hosts import LONG_S, Answer, CdevHost, MemoryHost, bind, cdev_of, exists, group_of, write
+from lab.kernel.kit import Flavour
+
+from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model import pciids
+from gpuvirt.model.candidates import passthrough
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.naming import Naming
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.paths import HostPath
+
+GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
+DEVICE = f"/sys/bus/pci/devices/{GPU}"
+DRIVER = "/sys/bus/pci/drivers/vfio-pci"
+UNBIND = f"{DRIVER}/unbind"
+NODES = "/dev/vfio/devices"
+GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
+
+
+@pytest.fixture(params=["memory", GUEST])
+def host(request: pytest.FixtureRequest) -> CdevHost:
+    """Nodes of devices, and none of groups (VFIO_GROUP=n)."""
+    if request.param == "memory":
+        return MemoryHost(iommufd=True, group_nodes=False)
+    guests: Guests = request.getfixturevalue("guests")
+    return guests.fresh(Flavour.CDEVS)
+
+
+@pytest.fixture(params=["memory", GUEST])
+def both(request: pytest.FixtureRequest) -> CdevHost:
+    """Nodes of devices and of groups, as most distributions have it."""
+    if request.param == "memory":
+        return MemoryHost(iommufd=True)
+    guests: Guests = request.getfixturevalue("guests")
+    return guests.fresh(Flavour.BOTH)
+
+
+def ready(host: CdevHost) -> tuple[str, str]:
+    """Give a GPU with its audio function to vfio-pci, and return the names of their nodes."""
+    bind(host, GPU, "vfio-pci")
+    bind(host, AUDIO, "vfio-pci")
+    return cdev_of(host, GPU), cdev_of(host, AUDIO)
+
+
+def failure(host: CdevHost, *devices: str) -> int | None:
+    """Return with which errno devices can't be opened and bound."""
+    with pytest.raises(OSError, match=r".") as failed:
+        host.open_devices(*devices)
+    return failed.value.errno
+
+
+def reasons(facts: Facts) -> Mapping[str, set[ReasonCode]]:
+    """Return why devices are not offered."""
+    inventory = build_inventory(facts)
+    names = Naming(PciIds((pciids.shipped(),)))
+    found: defaultdict[str, set[ReasonCode]] = defaultdict(set)
+    for one in passthrough(inventory, names, Settings()):
+        if isinstance(one, Reason):
+            found[one.subject].add(one.code)
+    return found
+
+
+def test_a_node_opens_many_times_and_binds_once(host: CdevHost) -> None:
+    ready(host)
+    first = host.open_devices(GPU)
+    assert failure(host, GPU) == errno.EINVAL
+    host.open_devices(GPU, bind=False).end()
+    first.end()
+    host.open_devices(GPU).end()
+
+
+def test_one_process_has_all_of_a_group(host: CdevHost) -> None:
+    ready(host)
+    first = host.open_devices(GPU)
+    assert failure(host, AUDIO) == errno.EPERM
+    first.end()
+    host.open_devices(GPU, AUDIO).end()
+
+
+def test_a_native_driver_and_a_machine_keep_each_other_out_of_a_group(host: CdevHost) -> None:
+    bind(host, GPU, "vfio-pci")
+    assert failure(host, GPU) == errno.EPERM
+    assert write(host, "/sys/bus/pci/drivers/snd_hda_intel/unbind", AUDIO) == 0
+    machine = host.open_devices(GPU)
+    assert write(host, "/sys/bus/pci/drivers_probe", AUDIO) == errno.EINVAL
+    assert write(host, "/sys/bus/pci/drivers/snd_hda_intel/bind", AUDIO) == errno.EBUSY
+    machine.end()
+    assert write(host, "/sys/bus/pci/drivers_probe", AUDIO) == 0
+
+
+def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(host: CdevHost) -> None:
+    node, other = ready(host)
+    machine = host.open_devices(GPU, AUDIO)
+    job = host.start_write(UNBIND, GPU)
+    assert machine.asked_back(LONG_S), "the machine has lost its GPU"
+    assert job.answer(host.patience_s) is None
+    assert not exists(host, f"{DEVICE}/driver")
+    assert not exists(host, f"{DEVICE}/vfio-dev")
+    assert not exists(host, f"{NODES}/{node}"), "nobody can open it any more"
+    assert exists(host, f"{NODES}/{other}")
+    seen = with_users(host.kernel, scan(host.kernel))
+    assert {user.node for user in seen.users_of_lost_nodes} == {f"{NODES}/{node} (deleted)"}
+    assert reasons(seen)[GPU] == {ReasonCode.UNBIND_PENDING}
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+
+
+def test_unbind_of_a_device_that_is_merely_open_sleeps_and_asks_nobody(host: CdevHost) -> None:
+    ready(host)
+    process = host.open_devices(GPU, bind=False)
+    job = host.start_write(UNBIND, GPU)
+    assert job.answer(host.patience_s) is None
+    assert not process.asked_back()
+    process.end()
+    assert job.answer(LONG_S) == Answer()
+
+
+def test_users_are_found_by_the_node_of_their_device(host: CdevHost) -> None:
+    node, _ = ready(host)
+    machine = host.open_devices(GPU)
+    users = with_users(host.kernel, scan(host.kernel)).users
+    assert users is not None
+    assert [user.node for user in users[group_of(host, GPU)]] == [f"{NODES}/{node}"]
+    machine.end()
+
+
+def test_a_group_without_a_node_is_no_lease(host: CdevHost) -> None:
+    ready(host)
+    with pytest.raises(LeaseUnavailableError, match="No such file"), host.kernel.lease(group_of(host, GPU)):
+        pass
+
+
+def test_a_lease_keeps_everybody_out(host: CdevHost) -> None:
+    names = ready(host)
+    with host.kernel.lease_devices(names):
+        assert failure(host, GPU) == errno.EINVAL
+        with pytest.raises(DeviceBusyError), host.kernel.lease_devices(names):
+            pass
+    host.open_devices(GPU, AUDIO).end()
+
+
+def test_a_device_in_use_can_not_be_leased_and_its_user_hears_nothing(host: CdevHost) -> None:
+    names = ready(host)
+    machine = host.open_devices(GPU, AUDIO)
+    with pytest.raises(DeviceBusyError), host.kernel.lease_devices(names):
+        pass
+    assert not machine.asked_back()
+    machine.end()
+
+
+def test_whether_a_device_beside_one_with_a_native_driver_is_in_use_can_not_be_told(host: CdevHost) -> None:
+    bind(host, GPU, "vfio-pci")
+    with pytest.raises(LeaseUnavailableError), host.kernel.lease_devices([cdev_of(host, GPU)]):
+        pass
+
+
+def test_unbind_under_a_lease_waits_for_nobody(host: CdevHost) -> None:
+    names = ready(host)
+    with host.kernel.lease_devices(names):
+        assert write(host, UNBIND, GPU) == 0
+        assert failure(host, AUDIO) == errno.EINVAL, "the other is still held"
+        assert write(host, UNBIND, AUDIO) == 0
+        assert write(host, f"{DEVICE}/driver_override", "\n") == 0
+        assert write(host, "/sys/bus/pci/drivers_probe", GPU) == 0
+    assert host.kernel.readlink(HostPath(f"{DEVICE}/driver")).endswith("/nvidia")
+
+
+def test_under_a_lease_a_native_driver_gets_none_before_all_are_free(host: CdevHost) -> None:
+    names = ready(host)
+    with host.kernel.lease_devices(names):
+        assert write(host, UNBIND, GPU) == 0
+        assert write(host, f"{DEVICE}/driver_override", "\n") == 0
+        assert write(host, "/sys/bus/pci/drivers_probe", GPU) == errno.EINVAL
+    assert write(host, "/sys/bus/pci/drivers_probe", GPU) == 0
+
+
+def test_a_device_that_somebody_has_merely_open_can_be_leased_and_unbind_waits_for_them(host: CdevHost) -> None:
+    """A machine that is about to start looks like that, so the open files are looked through as well."""
+    names = ready(host)
+    process = host.open_devices(GPU, bind=False)
+    with host.kernel.lease_devices(names):
+        job = host.start_write(UNBIND, GPU)
+        assert job.answer(host.patience_s) is None
+        process.end()
+        assert job.answer(LONG_S) == Answer()
+
+
+UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+TYPE = "/sys/class/mdev_bus/0000:07:01.0/mdev_supported_types/nvidia-222"
+
+
+@pytest.fixture
+def mdev(host: CdevHost) -> Iterator[str]:
+    """The name of an mdev's node."""
+    assert write(host, f"{TYPE}/create", UUID) == 0
+    yield cdev_of(host, UUID)
+    if exists(host, f"/sys/bus/mdev/devices/{UUID}"):
+        assert write(host, f"/sys/bus/mdev/devices/{UUID}/remove", "1") == 0
+
+
+def test_an_mdev_is_in_no_group(host: CdevHost, mdev: str) -> None:
+    assert not exists(host, f"/sys/bus/mdev/devices/{UUID}/iommu_group")
+    assert exists(host, f"{NODES}/{mdev}")
+    found = scan(host.kernel)
+    assert [(one.id, one.group) for owner in found.vgpu_hosts.values() for one in owner.live] == [(UUID, None)]
+    assert not found.unread
+
+
+def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: CdevHost, mdev: str) -> None:
+    left = HostPath(f"{TYPE}/available_instances")
+    before = int(host.kernel.read(left))
+    machine = host.open_devices(UUID)
+    with pytest.raises(DeviceBusyError), host.kernel.lease_devices([mdev]):
+        pass
+    job = host.start_write(f"/sys/bus/mdev/devices/{UUID}/remove", "1")
+    assert job.answer(host.patience_s) is None
+    assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
+    assert not exists(host, "/dev/vfio"), "the folders go with the last node"
+    assert int(host.kernel.read(left)) == before
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+    assert int(host.kernel.read(left)) == before + 1
+
+
+def test_an_mdev_is_removed_under_a_lease(host: CdevHost, mdev: str) -> None:
+    with host.kernel.lease_devices([mdev]):
+        assert write(host, f"/sys/bus/mdev/devices/{UUID}/remove", "1") == 0
+    assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
+
+
+def test_where_there_are_both_a_bound_device_makes_its_group_busy(both: CdevHost) -> None:
+    ready(both)
+    machine = both.open_devices(GPU)
+    with pytest.raises(DeviceBusyError), both.kernel.lease(group_of(both, GPU)):
+        pass
+    with pytest.raises(OSError, match=r".") as failed:
+        both.start_machine(group_of(both, GPU))
+    assert failed.value.errno == errno.EBUSY
+    assert not machine.asked_back()
+    machine.end()
+
+
+def test_where_there_are_both_an_open_group_keeps_devices_from_being_bound(both: CdevHost) -> None:
+    names = ready(both)
+    with both.kernel.lease(group_of(both, GPU)):
+        assert failure(both, GPU) == errno.EBUSY
+        with pytest.raises(DeviceBusyError), both.kernel.lease_devices(names):
+            pass
+        assert write(both, UNBIND, GPU) == 0
+
+
+def test_where_there_are_both_a_device_that_is_merely_open_does_not_show_at_its_group(both: CdevHost) -> None:
+    ready(both)
+    process = both.open_devices(GPU, bind=False)
+    with both.kernel.lease(group_of(both, GPU)):
+        job = both.start_write(UNBIND, GPU)
+        assert job.answer(both.patience_s) is None
+        process.end()
+        assert job.answer(LONG_S) == Answer()
