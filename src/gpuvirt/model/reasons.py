@@ -40,6 +40,16 @@ class ReasonCode(StrEnum):
     IDENTITY_CHANGED = "IdentityChanged"
     GROUP_CHANGED = "GroupChanged"
 
+    # not moved to another driver
+    IN_USE = "InUse"
+    HELD_BY_POD = "HeldByPod"
+    USERS_UNSEEN = "UsersUnseen"
+    HOST_NEEDS = "HostNeeds"
+    FOREIGN_ENDPOINT = "ForeignEndpoint"
+    DRIVER_LOCK = "DriverLock"
+    STEP_FAILED = "StepFailed"
+    WRITE_BLOCKED = "WriteBlocked"
+
     # the agent itself
     NOT_REGISTERED = "NotRegistered"
     KUBELET_AWAY = "KubeletAway"
