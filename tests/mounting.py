@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,3 +31,8 @@ def shell(command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["/bin/sh", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100
     )
+
+
+def until(met: Callable[[], bool]) -> None:
+    while not met():
+        time.sleep(0.01)  # noqa: TID251  another process's time

@@ -5,8 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,11 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.machine import load_machine, machine_names
-from mounting import GPUVIRT, mount, shell
+from mounting import GPUVIRT, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 
 LSPCI = shutil.which("lspci", path=f"{os.defpath}:/usr/sbin:/sbin")
-
-
-def until(met: Callable[[], bool]) -> None:
-    while not met():
-        time.sleep(0.01)  # noqa: TID251  another process's time
 
 
 @pytest.mark.parametrize("name", machine_names())

@@ -1,12 +1,13 @@
 """`gpuvirt vfio` and `vfio-manage` on a mounted machine, as a person runs them."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mounting import GPUVIRT, mount, shell
+from mounting import GPUVIRT, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 
@@ -76,3 +77,51 @@ def test_used_wrongly(tmp_path: Path, arguments: str, said: str) -> None:
         assert done.returncode == 2
         assert said in " ".join(done.stderr.replace("│", " ").split())
         assert driver(tmp_path, GPU) == "vfio-pci"
+
+
+def test_the_agent_keeps_gpus_where_they_are_wanted_and_nobody_works_against_it(
+    tmp_path: Path, short_path: Path
+) -> None:
+    gpu, kubelet = "0000:86:00.0", short_path / "kubelet"
+    (kubelet / "device-plugins").mkdir(parents=True)
+    (tmp_path / "node.yaml").write_text(f'modes: {{"{gpu}": passthrough}}\n')
+    options = f"--host-root host --kubelet-dir {kubelet} --listen '' --config node.yaml"
+    with mount(tmp_path / "host", "4xT4", "--nodes", "files"):
+        with subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {' '.join(GPUVIRT)} node {options}"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as agent:
+            until(lambda: driver(tmp_path, gpu) == "vfio-pci")
+            until(lambda: "TU104GL_TESLA_T4" in shell(f"{' '.join(GPUVIRT)} devices --host-root host", tmp_path).stdout)
+            done = shell(f"{VFIO} unbind {gpu} --host-root host --kubelet-dir {kubelet}", tmp_path)
+            assert (done.returncode, driver(tmp_path, gpu)) == (1, "vfio-pci")
+            assert "ManagedByAgent" in done.stdout
+            assert f'modes: {{"{gpu}": ...}}' in done.stdout
+            agent.terminate()
+            assert agent.wait(100) == 0
+        assert driver(tmp_path, gpu) == "vfio-pci", "its end changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ("mode: whole", "$.mode"),
+        ("modes: {x: passthrough}", "$.modes.x"),
+        ('{mode: container, modes: {"0000:3b:00.0": vgpu}}', "$.modes.0000:3b:00.0"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, settings: str, path: str) -> None:
+    (tmp_path / "node.yaml").write_text(settings + "\n")
+    done = shell(f"{' '.join(GPUVIRT)} node --config node.yaml --kubelet-dir . --listen ''", tmp_path)
+    assert done.returncode == 2
+    assert "node.yaml" in done.stderr
+    assert path in done.stderr
+
+
+def test_an_agent_without_privileges_moves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text("mode: passthrough\n")
+    done = shell(f"{' '.join(GPUVIRT)} node --plugin-only --config node.yaml --kubelet-dir . --listen ''", tmp_path)
+    assert done.returncode == 2
+    assert "$.mode: GPUs can't be moved with --plugin-only" in done.stderr

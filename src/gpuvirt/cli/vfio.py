@@ -48,6 +48,8 @@ class Host:
 
     site: "Site"
     orders: "Orders"
+    managed: "Mapping[PciAddress, str]"
+    """What the agent keeps GPUs as."""
 
 
 @app.command("status")
@@ -125,19 +127,14 @@ class Chosen:
 def host(host_root: Path, kubelet_dir: Path | None, *, also: Iterable[str] = (), force: bool = False) -> Host:
     """Return the host that is meant, with what is known of its pods."""
     from gpuvirt.hardware.kernel import RealKernel
-    from gpuvirt.hardware.tools import HostTools
-    from gpuvirt.node import originals
-    from gpuvirt.node.binder import Orders, Site
+    from gpuvirt.node import binder
+    from gpuvirt.node.binder import Orders
 
     roots = HostRoots.under(host_root)
-    site = Site(
-        RealKernel(roots),
-        HostTools(host_root),
-        originals=roots.local(originals.FILE),
-        locks=roots.run / "gpuvirt/units",
-    )
-    pods = _pods(_view(roots, KubeletPaths(kubelet_dir or roots.local(options.KUBELET)), site))
-    return Host(site, Orders(pods, frozenset(parsed(also)), forced=force))
+    site = binder.site_of(RealKernel(roots), roots)
+    view = _view(roots, KubeletPaths(kubelet_dir or roots.local(options.KUBELET)), site)
+    managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
+    return Host(site, Orders(_pods(view), frozenset(parsed(also)), forced=force), managed)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: "Site") -> "NodeView":
@@ -210,23 +207,27 @@ def move(host: Host, wish: "Wish", chosen: Chosen, output: Output, *, dry_run: b
     plans = plan_units(seen, wishes)
     if host.orders.forced and not dry_run:
         _ask(plans)
-    results = [
-        _would(seen, plan, wishes)
-        if dry_run or plan.refusals
-        else _moved(host, plan, wishes, _would(seen, plan, wishes), quiet=output is Output.JSON)
-        for plan in plans
-    ]
+    results: list[Result] = []
+    for plan in plans:
+        would = _would(host, seen, plan, wishes)
+        quiet = output is Output.JSON
+        results.append(would if dry_run or would.reasons else _moved(host, plan, wishes, would, quiet=quiet))
     vfiorender.results(results, wish, as_json=output is Output.JSON, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 
 
-def _would(seen: "Seen", plan: "Plan", wishes: "Mapping[PciAddress, Wish]") -> "Result":
-    """Return what a plan says of itself."""
+def _would(host: Host, seen: "Seen", plan: "Plan", wishes: "Mapping[PciAddress, Wish]") -> "Result":
+    """Return what a plan says of itself, and what the agent would say of it."""
     from gpuvirt.cli.vfiorender import Result
+    from gpuvirt.model import refusals
 
     gpus = tuple(one for one in seen.inventory.units[plan.unit] if one in wishes)
-    return Result(plan.unit, gpus, tuple(step.text for step in plan.steps), plan.refusals, plan.notes)
+    managed = [
+        refusals.managed(one, host.managed[one]) for one in gpus if host.managed.get(one, wishes[one]) != wishes[one]
+    ]
+    reasons = (*managed, *plan.refusals)
+    return Result(plan.unit, gpus, () if reasons else tuple(step.text for step in plan.steps), reasons, plan.notes)
 
 
 def _ask(plans: "Sequence[Plan]") -> None:

@@ -22,6 +22,7 @@ class ReasonCode(StrEnum):
     NAME_TAKEN = "NameTaken"
     HELD_UNDER_OTHER_NAME = "HeldUnderOtherName"
     ODD_ENTRY = "OddEntry"
+    WITHDRAWN = "Withdrawn"
 
     # offered, unhealthy
     NODE_MISSING = "NodeMissing"
@@ -49,6 +50,8 @@ class ReasonCode(StrEnum):
     DRIVER_LOCK = "DriverLock"
     STEP_FAILED = "StepFailed"
     WRITE_BLOCKED = "WriteBlocked"
+    UNIT_BUSY = "UnitBusy"
+    MANAGED = "ManagedByAgent"
 
     # the agent itself
     NOT_REGISTERED = "NotRegistered"

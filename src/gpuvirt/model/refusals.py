@@ -179,3 +179,38 @@ def blocked(address: str, step: str) -> Reason:
         f"waits in the kernel since: {step}",
         fix="end whoever uses the device; the step ends by itself then, and nothing else can be done to it before",
     )
+
+
+def pods_unheard(unit: str) -> Reason:
+    """A pod may have it."""
+    return Reason(
+        ReasonCode.HOLDERS_UNHEARD,
+        unit,
+        "is to go back to the host, and it is not known yet whether a pod has it",
+        fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
+    )
+
+
+def busy(unit: str, said: str) -> Reason:
+    """Somebody else moves it."""
+    return Reason(ReasonCode.UNIT_BUSY, unit, "is being moved by another process", seen=said, fix="wait for its end")
+
+
+def withdrawn(address: PciAddress) -> Reason:
+    """It is to go."""
+    return Reason(
+        ReasonCode.WITHDRAWN,
+        address,
+        "is to go back to the host's driver, so it is offered no more",
+        fix="nothing; to keep it for machines, want passthrough of it again",
+    )
+
+
+def managed(address: PciAddress, mode: str) -> Reason:
+    """The agent would undo it."""
+    return Reason(
+        ReasonCode.MANAGED,
+        address,
+        f"is kept {mode} by this node's agent, which would undo what is done by hand",
+        fix=f'set it in the agent\'s settings: modes: {{"{address}": ...}}, or unmanaged to do it by hand',
+    )

@@ -16,7 +16,7 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware import hostuse, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.hardware.tools import Tools
+from gpuvirt.hardware.tools import HostTools, Tools
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
@@ -25,6 +25,7 @@ from gpuvirt.model.planning import HEADS, plan_unit
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node import originals
 from gpuvirt.node.executor import RefusedError, execute
+from gpuvirt.paths import HostRoots
 
 Tell = Callable[[Step], None]
 
@@ -43,6 +44,11 @@ class Site:
     """The record of the drivers that functions had."""
     locks: Path
     """A folder that does not outlive a boot."""
+
+
+def site_of(kernel: Kernel, roots: HostRoots) -> Site:
+    """Return where moves are made on a real host."""
+    return Site(kernel, HostTools(roots.system), roots.local(originals.FILE), roots.run / "gpuvirt/units")
 
 
 @dataclass(frozen=True, slots=True)
