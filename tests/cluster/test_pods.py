@@ -117,6 +117,29 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
             assert node.status("keeps").phase == "Running"
 
 
+def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNode) -> None:
+    def drivers() -> dict[str, str]:
+        pci = node.host / "sys/bus/pci/devices"
+        return {one: (pci / one / "driver").readlink().name for one in ("0000:65:00.0", "0000:ca:00.0")}
+
+    with node.machine("2xA10"):
+        with node.agent("mode: passthrough"):
+            node.until_allocatable(A10, 2)
+            node.start("keeps", Wish({A10: 1}, SLEEP))
+            node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
+            (mine,) = devices_of(node.output("keeps"))
+        with node.agent("mode: container"):
+            (other,) = {"0000:65:00.0", "0000:ca:00.0"} - {mine}
+            node.until(lambda: drivers() == {mine: "vfio-pci", other: "nvidia"}, lambda: str(drivers()))
+            assert node.status("keeps").phase == "Running"
+            node.delete("keeps")
+            node.until(lambda: set(drivers().values()) == {"nvidia"}, lambda: str(drivers()))
+            node.until_allocatable(A10, 0)
+        with node.agent("mode: passthrough"):
+            node.until_allocatable(A10, 2)
+            assert set(drivers().values()) == {"vfio-pci"}
+
+
 def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNode) -> None:
     with node.machine("4xRTX2060"), node.agent():
         node.until_allocatable(RTX2060, 4)
