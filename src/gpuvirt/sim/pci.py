@@ -17,6 +17,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
+from gpuvirt.sim.bars import resource
 from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
@@ -274,6 +275,8 @@ class PciBus:
             read=lambda: self._read_override(function), write=lambda text: self._write_override(function, text)
         )
         files["reset"] = File(write=lambda text: self._write_reset(function, text))
+        files["reset_method"] = constant("flr bus")
+        files["resource"] = File(read=resource)
         files["remove"] = File(write=lambda text: self._write_remove(function, text))
         if function.total_vfs is not None:
             files["sriov_totalvfs"] = constant(str(function.total_vfs))
