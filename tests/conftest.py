@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from clusterlab import LabNode, lab_node
 from guesthost import Guests
-from hosts import Host, MemoryHost, mounted
+from hosts import CdevHost, Host, MemoryHost, mounted
 from lab.cluster.cluster import Cluster, cluster
 from lab.kernel.kit import Flavour
 from typing_extensions import override
@@ -132,6 +132,27 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
         folder.mkdir()
         with mounted(folder) as host:
             yield host
+
+
+ONE_GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
+
+
+@pytest.fixture(params=["memory", ONE_GUEST])
+def cdevs(request: pytest.FixtureRequest) -> CdevHost:
+    """That machine with nodes of devices, and none of groups (VFIO_GROUP=n)."""
+    if request.param == "memory":
+        return MemoryHost(iommufd=True, group_nodes=False)
+    guests: Guests = request.getfixturevalue("guests")
+    return guests.fresh(Flavour.CDEVS)
+
+
+@pytest.fixture(params=["memory", ONE_GUEST])
+def both(request: pytest.FixtureRequest) -> CdevHost:
+    """That machine with nodes of devices and of groups, as most distributions have it."""
+    if request.param == "memory":
+        return MemoryHost(iommufd=True)
+    guests: Guests = request.getfixturevalue("guests")
+    return guests.fresh(Flavour.BOTH)
 
 
 @pytest.fixture(scope="session")

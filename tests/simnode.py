@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.hardware.tools import Tools
 from gpuvirt.model import pciids
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.ledger import Consumer, Holders
@@ -13,12 +14,14 @@ from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, GpuView, NodeView
-from gpuvirt.node.agent import Agent, Site
+from gpuvirt.node import binder
+from gpuvirt.node.agent import Agent, Moving, Site
 from gpuvirt.node.broker import AllocationRefusedError
 from gpuvirt.node.lane import InlineLane, Lane
 from gpuvirt.node.pace import Pace
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.tools import SimTools
 
 IDS = PciIds((pciids.shipped(),))
 
@@ -100,6 +103,7 @@ async def running_node(
     *,
     ids: PciIds = IDS,
     giving: Lane | None = None,
+    tools: Tools | None = None,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
@@ -112,6 +116,10 @@ async def running_node(
         ledger=folder / "ledger.json",
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",
+        moving=Moving(
+            binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
+            lambda _: InlineLane(),
+        ),
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
     agent = Agent(site, settings or Settings(), ids, who, Pace())

@@ -29,6 +29,9 @@ LIFE_S = 3600
 """After which a guest is ended, whatever it does."""
 MEMORY_MIB = 512
 
+COMMAND_LINE = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off intel_iommu=on"
+"""no_timer_check: where others want the cores, ticks come too late, and the kernel takes its timer for broken."""
+
 START_AGENT = """cd /mnt/share
 PYTHONPATH=/mnt/share exec {python} -m lab.kernel.inside.agent >/mnt/share/agent.log 2>&1
 """
@@ -117,7 +120,7 @@ def _qemu(kit: Kit, folder: Path, console: Sequence[str]) -> list[str]:
     arguments = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     arguments += ["-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max"]
     arguments += ["-smp", "2", "-m", str(MEMORY_MIB), "-kernel", str(kit.kernel), "-initrd", str(kit.initramfs)]
-    arguments += ["-append", "console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off intel_iommu=on"]
+    arguments += ["-append", COMMAND_LINE]
     arguments += ["-S", "-qmp", f"unix:{folder}/qmp,server=off", "-monitor", "none", *console]
     for number, (tag, path, how) in enumerate(shares, 1):
         arguments += ["-fsdev", f"local,id={tag},path={path},security_model=none,multidevs=remap{how}"]

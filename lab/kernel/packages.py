@@ -112,7 +112,10 @@ def _newest() -> KernelPackages:
 
 
 def _version(package: str) -> str:
-    shown = _run(["apt-cache", "show", "--no-all-versions", package])
+    try:
+        shown = _run(["apt-cache", "show", "--no-all-versions", package])
+    except LabError as error:
+        raise LabError(f"apt knows no {package}; Debian 12 has it in bookworm or bookworm-security: {error}") from error
     return next(line.split()[1] for line in shown.splitlines() if line.startswith("Version:"))
 
 

@@ -15,6 +15,11 @@ class GuestKernel:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
+    @property
+    def pid(self) -> int:
+        """The agent in the guest."""
+        return self._channel.number("pid")
+
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first `limit` bytes of a file."""
         return self._channel.text("read", path, limit).encode("latin-1")

@@ -27,15 +27,21 @@ class HostRoots:
     proc: Path
     run: Path
     root: Path
+    system: Path
+    """Where the host's programs and modules are seen, which a container has beside its own."""
 
     @classmethod
-    def under(cls, root: Path) -> Self:
+    def under(cls, root: Path, system: Path | None = None) -> Self:
         """Return the roots of a host whose `/` is seen at `root`."""
-        return cls(sys=root / "sys", dev=root / "dev", proc=root / "proc", run=root / "run", root=root)
+        folders = {name: root / name for name in ("sys", "dev", "proc", "run")}
+        return cls(**folders, root=root, system=system or root)
 
     def prefixes(self) -> Mapping[str, str]:
         """Return, for each first component of a host path, what stands in its place here (`/dev` -> `/host/dev`)."""
-        return {"sys": str(self.sys), "dev": str(self.dev), "proc": str(self.proc), "run": str(self.run)}
+        ours = {"sys": self.sys, "dev": self.dev, "proc": self.proc, "run": self.run}
+        return {
+            name: str(path) for name, path in ({"lib": self.system / "lib", "usr": self.system / "usr"} | ours).items()
+        }
 
     def local(self, path: HostPath) -> Path:
         """Return where this process finds `path`."""

@@ -9,9 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import pytest
-from guesthost import Guests
-from hosts import LONG_S, Answer, CdevHost, MemoryHost, bind, cdev_of, exists, group_of, write
-from lab.kernel.kit import Flavour
+from hosts import LONG_S, Answer, CdevHost, bind, cdev_of, exists, group_of, write
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import PciAddress
@@ -31,25 +29,12 @@ DEVICE = f"/sys/bus/pci/devices/{GPU}"
 DRIVER = "/sys/bus/pci/drivers/vfio-pci"
 UNBIND = f"{DRIVER}/unbind"
 NODES = "/dev/vfio/devices"
-GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
 
 
-@pytest.fixture(params=["memory", GUEST])
-def host(request: pytest.FixtureRequest) -> CdevHost:
-    """Nodes of devices, and none of groups (VFIO_GROUP=n)."""
-    if request.param == "memory":
-        return MemoryHost(iommufd=True, group_nodes=False)
-    guests: Guests = request.getfixturevalue("guests")
-    return guests.fresh(Flavour.CDEVS)
-
-
-@pytest.fixture(params=["memory", GUEST])
-def both(request: pytest.FixtureRequest) -> CdevHost:
-    """Nodes of devices and of groups, as most distributions have it."""
-    if request.param == "memory":
-        return MemoryHost(iommufd=True)
-    guests: Guests = request.getfixturevalue("guests")
-    return guests.fresh(Flavour.BOTH)
+@pytest.fixture
+def host(cdevs: CdevHost) -> CdevHost:
+    """Nodes of devices, and none of groups."""
+    return cdevs
 
 
 def ready(host: CdevHost) -> tuple[str, str]:

@@ -175,7 +175,7 @@ class TestWithAgent:
             await until(lambda: blocked_at(self.walk(node, short_path, A10)) is Step.FREE)
             way = self.walk(node, short_path, A10)
             assert way.blocker is not None
-            assert way.blocker.code is FindingCode.HELD
+            assert way.blocker.code is ReasonCode.HELD_BY_POD
             assert "vm-a" in way.blocker.message
 
     async def test_not_counted(self, short_path: Path) -> None:

@@ -5,9 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,38 +14,11 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.machine import load_machine, machine_names
+from mounting import GPUVIRT, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 
-GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 LSPCI = shutil.which("lspci", path=f"{os.defpath}:/usr/sbin:/sbin")
-
-
-@contextmanager
-def mount(folder: Path, machine: str, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    folder.mkdir(exist_ok=True)
-    command = [*GPUVIRT, "sim", "mount", "--machine", machine, str(folder), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stderr is not None
-        line = server.stdout.readline()
-        assert line == f"{machine} is mounted at {folder} until Ctrl-C\n", server.stderr.read()
-        try:
-            yield server
-        finally:
-            server.terminate()
-
-
-def until(met: Callable[[], bool]) -> None:
-    while not met():
-        time.sleep(0.01)  # noqa: TID251  another process's time
-
-
-def shell(command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}  # noqa: TID251  handed on
-    return subprocess.run(
-        ["/bin/sh", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100
-    )
 
 
 @pytest.mark.parametrize("name", machine_names())

@@ -17,7 +17,8 @@ from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
-from gpuvirt.node.agent import Agent, Site
+from gpuvirt.node import binder
+from gpuvirt.node.agent import Agent, Moving, Site
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.lane import Lane, ThreadLane
 from gpuvirt.node.pace import Pace
@@ -48,6 +49,8 @@ class NodeOptions:
     clock: Clock = field(default_factory=RealClock)
     pace: Pace = field(default_factory=Pace)
     lanes: Callable[[str], Lane] = ThreadLane
+    moves: binder.Site | None = None
+    """Where GPUs are brought to the drivers that they are wanted on; None where none is."""
 
 
 async def run_until_told_to_stop(options: NodeOptions) -> None:
@@ -145,6 +148,7 @@ def _site(options: NodeOptions) -> Site:
         ledger=options.ledger,
         state_file=options.state_file,
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
+        moving=Moving(options.moves, options.lanes) if options.moves is not None else None,
         sees_processes=not options.plugin_only,
     )
 

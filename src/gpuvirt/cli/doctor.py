@@ -11,6 +11,7 @@ from gpuvirt.cli.options import Output
 def doctor(  # noqa: PLR0913  one parameter an option
     *,
     host_root: options.HostRoot = options.ROOT,
+    system_root: options.SystemRoot = None,
     kubelet_dir: options.KubeletDirOfHost = None,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
@@ -24,11 +25,11 @@ def doctor(  # noqa: PLR0913  one parameter an option
     """
     from gpuvirt.apps.doctor import diagnose
     from gpuvirt.cli import diagnosis
-    from gpuvirt.cli.machine import surroundings
+    from gpuvirt.cli.machine import Where, surroundings
     from gpuvirt.cli.render import json_lines
     from gpuvirt.model.findings import Level
 
-    kernel, around = surroundings(host_root, kubelet_dir, config, pci_ids, kubevirt)
+    kernel, around = surroundings(Where(host_root, system_root, kubelet_dir), config, pci_ids, kubevirt)
     report = diagnose(kernel, around)
     if output is Output.JSON:
         json_lines(report)

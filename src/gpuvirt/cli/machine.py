@@ -1,6 +1,7 @@
 """The host that a command looks at, and all that it looks at besides."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.apps.doctor import Surroundings
@@ -16,12 +17,21 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 STANDARD_INPUT = "-"
 
 
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where things of the host are seen, by the options of those names."""
+
+    host_root: Path
+    system_root: Path | None
+    kubelet_dir: Path | None
+
+
 def surroundings(
-    host_root: Path, kubelet_dir: Path | None, config: Path | None, pci_ids: Path | None, kubevirt: str | None
+    where: Where, config: Path | None, pci_ids: Path | None, kubevirt: str | None
 ) -> tuple[RealKernel, Surroundings]:
     """Return a host as the options of a command name it; raise ConfigError."""
-    roots = HostRoots.under(host_root)
-    kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
+    roots = HostRoots.under(where.host_root, where.system_root)
+    kubelet = KubeletPaths(where.kubelet_dir or roots.local(options.KUBELET))
     return RealKernel(roots), Surroundings(
         kubelet=kubelet,
         settings=options.read_settings(config),

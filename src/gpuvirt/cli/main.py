@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import demo, devices, doctor, node, sim, why
+from gpuvirt.cli import demo, devices, doctor, node, sim, vfio, vfiomanage, why
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -29,6 +29,7 @@ app.command("doctor")(doctor.doctor)
 app.command("why")(why.why)
 app.command("node")(node.node)
 app.command("demo")(demo.demo)
+app.add_typer(vfio.app, name="vfio")
 app.add_typer(sim.app, name="sim")
 
 
@@ -58,12 +59,17 @@ def nvidia_kubevirt_gpu_device_plugin() -> None:
     run(["--version"] if "--version" in arguments else ["node", "--plugin-only", *arguments])
 
 
-def run(arguments: list[str]) -> None:
+def vfio_manage() -> None:
+    """Run in the place of NVIDIA's vfio-manage."""
+    run(sys.argv[1:], vfiomanage.app, "vfio-manage")
+
+
+def run(arguments: list[str], program: typer.Typer = app, name: str = "gpuvirt") -> None:
     """Run one command and end the process."""
     # gRPC's own log goes to standard error in a form of its own; what it means for us we say ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251
     try:
-        app(arguments, prog_name="gpuvirt")
+        program(arguments, prog_name=name)
     except (GpuvirtError, ExceptionGroup, OSError) as failure:
         errors = list(_flat(failure))
         for error in errors:

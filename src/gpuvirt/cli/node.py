@@ -23,6 +23,7 @@ def _listen() -> str:
 def node(  # noqa: PLR0913  one parameter an option
     *,
     host_root: options.HostRoot = options.ROOT,
+    system_root: options.SystemRoot = None,
     kubelet_dir: options.KubeletDir = options.KUBELET_DIR,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
@@ -53,10 +54,11 @@ def node(  # noqa: PLR0913  one parameter an option
     from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
     from gpuvirt.hardware.kernel import RealKernel
     from gpuvirt.model.settings import CdiUse
-    from gpuvirt.node import cdifiles, statefile
+    from gpuvirt.model.wanted import WantedMode
+    from gpuvirt.node import binder, cdifiles, statefile
 
     set_up(log_format, verbose=verbose)
-    roots, kubelet = HostRoots.under(host_root), KubeletPaths(kubelet_dir)
+    roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
     settings = options.read_settings(config)
     if plugin_only and settings.cdi is CdiUse.ANSWERS:
         raise ConfigError(
@@ -64,10 +66,18 @@ def node(  # noqa: PLR0913  one parameter an option
             where=str(config),
             path="$.cdi",
         )
+    if plugin_only and settings.manages:
+        raise ConfigError(
+            "GPUs can't be moved with --plugin-only, which may not write to the host; expected unmanaged",
+            where=str(config),
+            path="$.mode" if settings.mode is not WantedMode.UNMANAGED else "$.modes",
+        )
+    kernel = RealKernel(roots)
     asyncio.run(
         run_until_told_to_stop(
             NodeOptions(
-                kernel=RealKernel(roots),
+                kernel=kernel,
+                moves=binder.site_of(kernel, roots) if settings.manages else None,
                 kubelet=kubelet,
                 ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
                 state_file=None if plugin_only else roots.run / statefile.FILE,

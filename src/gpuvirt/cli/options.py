@@ -37,6 +37,16 @@ HostRoot = Annotated[
         help="Where the host's / is seen: DIR/sys, DIR/dev, DIR/proc and so on.",
     ),
 ]
+SystemRoot = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="GPUVIRT_SYSTEM_ROOT",
+        exists=True,
+        file_okay=False,
+        metavar="DIR",
+        help="Where the host's /usr and /lib are seen, for modprobe and the kernel's modules; --host-root otherwise.",
+    ),
+]
 KubeletDir = Annotated[
     Path,
     typer.Option(envvar="GPUVIRT_KUBELET_DIR", file_okay=False, metavar="DIR", help="The kubelet's own folder."),

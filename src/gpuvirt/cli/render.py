@@ -58,10 +58,10 @@ def devices_table(rows: Iterable[GpuView]) -> Table:
     """Return a table with a row for each GPU or function; a column that says nothing of any row is left out."""
     lines = [_device_cells(row) for row in rows]
     told = [any(str(line[at]) != NOTHING for line in lines) for at in range(len(DEVICE_COLUMNS))]
-    table = _table(compress(DEVICE_COLUMNS, told))
+    made = table(compress(DEVICE_COLUMNS, told))
     for line in lines:
-        table.add_row(*compress(line, told))
-    return table
+        made.add_row(*compress(line, told))
+    return made
 
 
 def _device_cells(row: GpuView) -> tuple[Text | str, ...]:
@@ -81,17 +81,17 @@ def _device_cells(row: GpuView) -> tuple[Text | str, ...]:
 
 def resources_table(resources: Iterable[ResourceView]) -> Table:
     """Return a table of what is offered to the kubelet."""
-    table = _table(("RESOURCE", "DEVICES", "HEALTHY", "HELD", "REGISTERED"))
+    made = table(("RESOURCE", "DEVICES", "HEALTHY", "HELD", "REGISTERED"))
     for resource in resources:
         because = resource.not_registered_because
-        table.add_row(
+        made.add_row(
             resource.name,
             str(len(resource.devices)),
             str(sum(device.healthy for device in resource.devices)),
             str(sum(device.holder is not None for device in resource.devices)),
             "yes" if resource.registered else f"no: {because.code}" if because else NOTHING,
         )
-    return table
+    return made
 
 
 def why_lines(view: NodeView) -> Iterable[str]:
@@ -106,11 +106,12 @@ def why_lines(view: NodeView) -> Iterable[str]:
             yield resource.not_registered_because.text
 
 
-def _table(names: Iterable[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def table(names: Iterable[str]) -> Table:
+    """Return a table with these columns, and no row yet."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in names:
-        table.add_column(name, no_wrap=True)
-    return table
+        made.add_column(name, no_wrap=True)
+    return made
 
 
 def _or_nothing(value: int | None) -> str:

@@ -14,6 +14,7 @@ def why(  # noqa: PLR0913  one parameter an option
     ],
     *,
     host_root: options.HostRoot = options.ROOT,
+    system_root: options.SystemRoot = None,
     kubelet_dir: options.KubeletDirOfHost = None,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
@@ -27,7 +28,7 @@ def why(  # noqa: PLR0913  one parameter an option
     """
     from gpuvirt.apps.doctor import gather
     from gpuvirt.cli import diagnosis
-    from gpuvirt.cli.machine import surroundings
+    from gpuvirt.cli.machine import Where, surroundings
     from gpuvirt.cli.render import json_lines
     from gpuvirt.model.walk import is_target, walk
 
@@ -36,7 +37,7 @@ def why(  # noqa: PLR0913  one parameter an option
             f"{target!r} is none; expected 0000:65:00.0, an mdev's UUID, or nvidia.com/GA102GL_A10",
             param_hint="ADDRESS|RESOURCE",
         )
-    kernel, around = surroundings(host_root, kubelet_dir, config, pci_ids, kubevirt)
+    kernel, around = surroundings(Where(host_root, system_root, kubelet_dir), config, pci_ids, kubevirt)
     way = walk(gather(kernel, around), target)
     if output is Output.JSON:
         json_lines(way)

@@ -48,6 +48,11 @@ class OpenFile:
 class Kernel(Protocol):
     """A host's kernel, as files. Every call raises OSError with the kernel's errno."""
 
+    @property
+    def pid(self) -> int:
+        """The process that has leases, as `open_files` numbers it."""
+        ...
+
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first `limit` bytes of a file."""
         ...
@@ -101,6 +106,11 @@ class RealKernel:
     def __init__(self, roots: HostRoots) -> None:
         self._prefixes = roots.prefixes()
         self._root = "" if str(roots.root) == "/" else str(roots.root)
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
 
     def _local(self, path: HostPath) -> str:
         first, slash, rest = path[1:].partition("/")

@@ -37,7 +37,7 @@ def read_users(kernel: Kernel, group_nodes: Iterable[IommuGroup], functions: Ite
         for opened in kernel.open_files():
             group = nodes.get(opened.device)
             if (group is not None or _LOST_NODE.search(opened.path)) and opened.pid not in found[group]:
-                found[group][opened.pid] = User(opened.pid, _command(kernel, opened.pid), opened.path)
+                found[group][opened.pid] = User(opened.pid, command_of(kernel, opened.pid), opened.path)
     except OSError as error:
         if error.errno in {errno.EACCES, errno.EPERM, *attributes.ABSENT}:
             return None
@@ -70,7 +70,7 @@ def _device_numbers(
     return numbers
 
 
-def _command(kernel: Kernel, pid: int) -> str:
+def command_of(kernel: Kernel, pid: int) -> str:
     """Return what a process calls itself, which may be any bytes."""
     try:
         content = kernel.read(HostPath(f"/proc/{pid}/comm"))

@@ -73,7 +73,6 @@ class FindingCode(StrEnum):
     NUMA_NOT_ALIGNED = "NumaNotAligned"
     CPUS_ON_OTHER_NODE = "CpusOnOtherNode"
     NOT_COUNTED = "NotCounted"
-    HELD = "Held"
 
     # runtime
     CDI_OFF = "CdiOff"

@@ -4,9 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model import candidates as possible
+from gpuvirt.model import refusals
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.holds import Holds, find_holds
@@ -67,6 +68,8 @@ class Ground:
     """Those that we have ever offered on this node."""
     holders_heard: bool
     now_s: float
+    withdrawn: frozenset[PciAddress] = frozenset()
+    """Functions that are to go back to the host."""
 
 
 def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
@@ -110,6 +113,8 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
 
 def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Candidate) -> Candidate | Reason:
     """Return a device as it may be offered while others are in use, or why it may not be."""
+    if candidate.carrier in ground.withdrawn and candidate.framework is None:
+        return refusals.withdrawn(candidate.carrier)
     held = candidate.target in holds.by_target
     if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):
         return Reason(

@@ -22,6 +22,7 @@ class ReasonCode(StrEnum):
     NAME_TAKEN = "NameTaken"
     HELD_UNDER_OTHER_NAME = "HeldUnderOtherName"
     ODD_ENTRY = "OddEntry"
+    WITHDRAWN = "Withdrawn"
 
     # offered, unhealthy
     NODE_MISSING = "NodeMissing"
@@ -39,6 +40,18 @@ class ReasonCode(StrEnum):
     UNKNOWN_DEVICE = "UnknownDevice"
     IDENTITY_CHANGED = "IdentityChanged"
     GROUP_CHANGED = "GroupChanged"
+
+    # not moved to another driver
+    IN_USE = "InUse"
+    HELD_BY_POD = "HeldByPod"
+    USERS_UNSEEN = "UsersUnseen"
+    HOST_NEEDS = "HostNeeds"
+    FOREIGN_ENDPOINT = "ForeignEndpoint"
+    DRIVER_LOCK = "DriverLock"
+    STEP_FAILED = "StepFailed"
+    WRITE_BLOCKED = "WriteBlocked"
+    UNIT_BUSY = "UnitBusy"
+    MANAGED = "ManagedByAgent"
 
     # the agent itself
     NOT_REGISTERED = "NotRegistered"

@@ -5,9 +5,10 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ResourceName, parse_resource_name
+from gpuvirt.facts.ids import ResourceName, parse_pci_address, parse_resource_name
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.naming import env_name
+from gpuvirt.model.wanted import WantedMode
 
 
 class Spread(StrEnum):
@@ -58,6 +59,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cdi: CdiUse = CdiUse.FILES
     """What is done with CDI: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()
+    mode: WantedMode = WantedMode.UNMANAGED
+    """What is wanted of all GPUs of the node: `unmanaged` leaves them as they are."""
+    modes: dict[str, WantedMode] = {}
+    """What is wanted of single GPUs instead: `"0000:65:00.0": passthrough`."""
+
+    @property
+    def manages(self) -> bool:
+        """Return whether any GPU is to be brought anywhere."""
+        return {self.mode, *self.modes.values()} != {WantedMode.UNMANAGED}
 
     def offers(self, kind: FunctionKind) -> bool:
         """Return whether functions of a kind are offered."""
@@ -74,6 +84,7 @@ def check(settings: Settings, *, where: str) -> Settings:
                 where=where,
                 path=f"$.offer[{index}]",
             )
+    _check_modes(settings, where)
     variables: dict[str, str] = {}
     for name, alias in settings.aliases.items():
         full = alias if "/" in alias else f"nvidia.com/{alias}"
@@ -90,3 +101,20 @@ def check(settings: Settings, *, where: str) -> Settings:
                 path=f"$.aliases.{name}",
             )
     return settings
+
+
+def _check_modes(settings: Settings, where: str) -> None:
+    for address in settings.modes:
+        try:
+            parse_pci_address(address)
+        except InvalidIdError as error:
+            raise ConfigError(str(error), where=where, path=f"$.modes.{address}") from error
+    wanted = {settings.mode, *settings.modes.values()}
+    if {WantedMode.CONTAINER, WantedMode.VGPU} <= wanted:
+        path = next((f"$.modes.{one}" for one, mode in settings.modes.items() if mode is not settings.mode), "$.mode")
+        raise ConfigError(
+            "container and vgpu can't be on one node: both need the kernel module nvidia.ko, each from another driver;"
+            " expected one of them, which goes with passthrough",
+            where=where,
+            path=path,
+        )

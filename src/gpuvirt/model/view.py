@@ -89,6 +89,8 @@ class GpuView:
     offered_as: ResourceName | None
     healthy: bool | None
     """Whether a virtual machine could use it as it is offered; None where it is not offered."""
+    wanted: str | None = None
+    """What the agent keeps it as; None where it is left alone."""
     companions: tuple[PciAddress, ...] = ()
     users: tuple[str, ...] = ()
     vgpus: tuple[VgpuView, ...] = ()
@@ -134,6 +136,8 @@ class Sitter:
     registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
     notes: tuple[Reason, ...] = ()
     agent: AgentView | None = None
+    wishes: Mapping[PciAddress, str] = field(default_factory=dict)
+    """What is wanted of GPUs, where something is."""
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
@@ -176,6 +180,7 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         numa_node=function.numa_node,
         offered_as=resource,
         healthy=device.health.healthy if device is not None else None,
+        wanted=sitter.wishes.get(function.address),
         companions=gpu.companions if gpu is not None else (),
         users=_users(sitter, function.address, group),
         vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),

@@ -291,7 +291,7 @@ class _Walker:
             Level.ERROR,
             self._id,
             f"is held by {holder}",
-            FindingCode.HELD,
+            ReasonCode.HELD_BY_POD,
             (Seen(f"gpuvirt devices, {resource.name}", holder),),
             fix=("stop that machine, or ask for another device of this resource",),
         )

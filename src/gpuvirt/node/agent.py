@@ -6,37 +6,51 @@ follow `views`. They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.clock import Clock, Signal, Timer
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
+from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
+from gpuvirt.node import binder
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.reconciler import Reconciler
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.statefile import StateFile
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.node.watcher import Watcher
+from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
 
 
 LOOK_S = 2.0
 """How long a pod's admission waits for a look; the kubelet admits no other meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What an agent needs that moves GPUs."""
+
+    site: binder.Site
+    lanes: Callable[[str], Lane]
+    """A lane for each unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,8 @@ class Site:
     """None where the host's `/run` is not ours to write."""
     cdi_folder: Path | None = None
     """Where CDI specs are kept, None for nowhere."""
+    moving: Moving | None = None
+    """Where GPUs are moved between drivers; None where they are left alone."""
     sees_processes: bool = True
     """Whether `/proc` shows the host's processes, and not just our own pod's."""
 
@@ -72,6 +88,10 @@ class Agent:
         self._journal = Journal(site.ledger, site.writing, site.clock)
         self._state = NodeState(settings, ids, self._journal.load(), agent)
         self._stale = Signal()
+        self._withdrawn_at = site.clock.now()
+        """When devices were last taken from what is offered."""
+        self.concluded = Signal()
+        """Set whenever conclusions were drawn."""
         self._concluding: Timer | None = None
         self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
         self._broker = Broker(self._state, site.kernel, site.clock, self._given)
@@ -85,6 +105,10 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watcher.run(self))
                 group.create_task(self._conclude())
+                if self._site.moving is not None:
+                    moving = self._site.moving
+                    reconciler = Reconciler(moving.site, moving.lanes, self._site.clock, self._pace)
+                    group.create_task(keep_going("moves", lambda: reconciler.run(self), self._site.clock))
                 group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
                 if self._site.state_file is not None:
                     state_file = StateFile(self._site.state_file, self._site.clock, self._pace)
@@ -100,6 +124,31 @@ class Agent:
     def looked(self) -> bool:
         """Whether the host was looked at yet, and the view shows it."""
         return self.views.get().looked
+
+    @property
+    def inventory(self) -> Inventory | None:
+        """What was last seen."""
+        return self._state.inventory
+
+    @property
+    def wishes(self) -> Wishes:
+        """What is wanted of GPUs."""
+        return self._state.wishes
+
+    def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
+        """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""
+        heard = self._state.holders
+        if heard is None or heard.at < self._withdrawn_at:
+            return None
+        found: dict[PciAddress, tuple[str, ...]] = {}
+        for entry in self._state.entries:
+            found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.holder)
+        return found
+
+    def hear_move(self, wish: Wish, outcome: str) -> None:
+        """Take that a move has ended."""
+        self.telemetry.moves[str(wish), outcome] += 1
+        self._watcher.look_soon("move")
 
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
@@ -191,7 +240,12 @@ class Agent:
 
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
+        before = self._state.withdrawn
         self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
+        if self._state.withdrawn - before:
+            self._withdrawn_at = self._site.clock.now()
+            self.allocated.set()  # the kubelet is asked anew who has what
+        self.concluded.set()
         self._journal.save(self._state.ledger)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 

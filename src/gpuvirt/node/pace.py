@@ -31,5 +31,7 @@ class Pace:
     """The same, after the kubelet was given a device."""
     kubelet_s: float = 1.5
     """Whether the kubelet's socket is a new one, and ours are still there."""
+    reconcile_s: float = 9.0
+    """Whether GPUs are where they are wanted, when nothing new was concluded: a comparison, in memory."""
     streamless_s: float = 5.0
     """A resource that no ListAndWatch stream has watched for so long is registered again."""

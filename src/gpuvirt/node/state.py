@@ -6,7 +6,7 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 from collections.abc import Mapping
 from datetime import datetime
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.candidates import Target
@@ -15,9 +15,11 @@ from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, s
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.plan import Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
+from gpuvirt.model.wanted import wishes_of, withdrawn
 
 
 class NodeState:
@@ -39,6 +41,8 @@ class NodeState:
         self.registrations: dict[ResourceName, Registration] = {}
         self.notes: dict[str, Reason] = {}
         """What is wrong, by who says so."""
+        self.withdrawn: frozenset[PciAddress] = frozenset()
+        """Functions that are offered no more, since they are to go back to the host."""
         self._ids = ids
         self._agent = agent
 
@@ -46,6 +50,12 @@ class NodeState:
     def naming(self) -> Naming:
         """What decides names now."""
         return Naming(self._ids, self.settings.aliases, self.first_names)
+
+    @property
+    def wishes(self) -> Wishes:
+        """What is wanted of the GPUs that are there."""
+        gpus = self.inventory.gpus if self.inventory is not None else ()
+        return wishes_of(self.settings.mode, self.settings.modes, gpus)
 
     @property
     def ledger(self) -> Ledger:
@@ -99,12 +109,25 @@ class NodeState:
         """Draw the conclusions from what is known, and the picture of them."""
         if self.inventory is None:
             return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent, looked=False)
-        ground = Ground(self.naming, self.settings, self.entries, self.resources, self.holders_heard, now_s)
+        wishes = self.wishes
+        self.withdrawn = withdrawn(self.inventory, wishes)
+        ground = Ground(
+            self.naming,
+            self.settings,
+            self.entries,
+            self.resources,
+            self.holders_heard,
+            now_s,
+            self.withdrawn,
+        )
         self.offers = make_offers(self.inventory, ground, self.offers)
         self.first_names = first_names(self.offers, self.first_names)
         self.resources |= self.offers.by_resource.keys()
         notes = tuple(self.notes.values())
-        sitter = Sitter(self.inventory, self.offers, self.entries, self.naming, self.registrations, notes, self._agent)
+        wanted = {gpu: str(wish) for gpu, wish in wishes.items()}
+        sitter = Sitter(
+            self.inventory, self.offers, self.entries, self.naming, self.registrations, notes, self._agent, wanted
+        )
         return draw(sitter, at)
 
 

@@ -35,3 +35,5 @@ class Telemetry:
     """By resource and outcome: `ok` or `failed`."""
     looks: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Looks at the host, by depth and by what caused them."""
+    moves: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """GPUs brought to where they are wanted, by wish and outcome: `done`, or the code of the reason why not."""

@@ -20,6 +20,7 @@ from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.cdevs import CdevFile
 from gpuvirt.sim.faults import Faults
 from gpuvirt.sim.mdev import MdevBus
+from gpuvirt.sim.nvidia import NvidiaDriver
 from gpuvirt.sim.pci import PciBus
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
@@ -47,7 +48,8 @@ class SimKernel:
         self.vfio = Vfio(self.tree, iommufd=iommufd, group_nodes=group_nodes, changed=self._changed)
         self.pci = PciBus(self.tree, self.vfio, self.blocking, self._changed)
         self.mdev = MdevBus(self.tree, self.vfio, self.blocking, self._changed)
-        self.pci.carried = self.mdev
+        self.nvidia = NvidiaDriver(self.tree, self.pci.functions, self.mdev, self._is_open)
+        self.pci.carried = self.nvidia
         self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self._changed)
         self.writes: list[tuple[HostPath, bytes]] = []
         self.reads: set[HostPath] = set()
@@ -57,6 +59,11 @@ class SimKernel:
         self.reboot_id()
 
     # --- the Kernel that gpuvirt works through
+
+    @property
+    def pid(self) -> int:
+        """The agent's own, which no /proc shows."""
+        return OUR_PID
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first bytes of a file."""
@@ -144,13 +151,17 @@ class SimKernel:
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes that processes have open."""
         for pid in [name for name in self.listdir(HostPath("/proc")) if name.isdigit()]:
-            folder = HostPath(f"/proc/{pid}/fd")
-            for number in self.listdir(folder):
-                path = HostPath(self.readlink(HostPath(f"{folder}/{number}")))
-                if path.startswith(CDEVS) and not self.tree.exists(path):
-                    yield OpenFile(int(pid), HostPath(f"{path} (deleted)"), 0)
-                with suppress(OSError):  # the node is gone, though the file is open
-                    yield OpenFile(int(pid), path, self.device_number(path))
+            with suppress(OSError):  # it has gone, or shows no files
+                yield from self._files_of(pid)
+
+    def _files_of(self, pid: str) -> Iterator[OpenFile]:
+        folder = HostPath(f"/proc/{pid}/fd")
+        for number in self.listdir(folder):
+            path = HostPath(self.readlink(HostPath(f"{folder}/{number}")))
+            if path.startswith(CDEVS) and not self.tree.exists(path):
+                yield OpenFile(int(pid), HostPath(f"{path} (deleted)"), 0)
+            with suppress(OSError):  # the node is gone, though the file is open
+                yield OpenFile(int(pid), path, self.device_number(path))
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         """Call `wake` when devices come, go or change driver."""
@@ -204,6 +215,22 @@ class SimKernel:
             raise
         return files
 
+    def start_process(self, command: str, *nodes: str) -> Process:
+        """Start a process that has nodes under `/dev` open, as CUDA has `/dev/nvidia0`."""
+        with self.blocking.condition:
+            process = Process(next(self._pids), command)
+            self._show_process(process, nodes)
+            return process
+
+    def _is_open(self, node: str) -> bool:
+        """Return whether a process has a node open."""
+        return any(
+            isinstance(file, Link) and file.target == node
+            for process in self.tree.folder(HostPath("/proc")).entries.values()
+            if isinstance(process, Folder) and isinstance(files := process.entries.get("fd"), Folder)
+            for file in files.entries.values()
+        )
+
     def _show_process(self, process: Process, nodes: Sequence[str]) -> None:
         self.tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
         self.tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
@@ -218,6 +245,7 @@ class SimKernel:
                     self.vfio.close(group.number)
             self.vfio.close_devices(lambda file: file.pid == process.pid)
             self.tree.remove(HostPath(f"/proc/{process.pid}"))
+            self.nvidia.closed()
             self._changed(quiet=True)
 
     def unplug(self, address: PciAddress) -> None:

@@ -102,6 +102,10 @@ class PciBus:
         self._tree.place(HostPath(f"{folder}/bind"), File(write=lambda text: self._write_bind(name, text)))
         self._tree.place(HostPath(f"{folder}/unbind"), File(write=lambda text: self._write_unbind(name, text)))
 
+    def forget_driver(self, name: str) -> None:
+        """Take a driver out of the kernel, which no function may have."""
+        self._tree.remove(HostPath(f"{DRIVERS}/{name}"))
+
     def take_away(self, address: PciAddress) -> None:
         """Unplug a function; the driver lets go of it first, in use or not."""
         function = self.functions.pop(address)

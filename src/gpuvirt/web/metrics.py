@@ -44,6 +44,12 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
                 ("depth", "cause"),
                 telemetry.looks.items(),
             ),
+            _counter(
+                "gpuvirt_moves_total",
+                "Moves of GPUs to where they are wanted, by outcome: done, or the code of the reason why not.",
+                ("wish", "outcome"),
+                telemetry.moves.items(),
+            ),
             _info(view),
         )
         for line in metric

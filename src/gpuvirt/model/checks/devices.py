@@ -15,6 +15,7 @@ LEVELS: Mapping[ReasonCode, Level] = {
     ReasonCode.CARRIES_VGPUS: Level.OK,
     ReasonCode.NOT_ASKED_FOR: Level.OK,
     ReasonCode.GROUP_HELD: Level.OK,
+    ReasonCode.WITHDRAWN: Level.OK,
     # Nobody knows.
     ReasonCode.UNREAD: Level.UNKNOWN,
     ReasonCode.HOLDERS_UNHEARD: Level.UNKNOWN,

@@ -1,0 +1,265 @@
+"""`gpuvirt vfio`: which GPUs are with virtual machines' driver, and moving them there and back by hand."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuvirt.cli import options
+from gpuvirt.cli.options import Output
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+if TYPE_CHECKING:
+    from gpuvirt.cli.vfiorender import Result
+    from gpuvirt.facts.ids import PciAddress
+    from gpuvirt.model.plan import Plan, Seen, Step, Wish
+    from gpuvirt.model.reasons import Reason
+    from gpuvirt.model.view import NodeView
+    from gpuvirt.node.binder import Orders, Site
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Give GPUs to virtual machines' driver, and back; nothing that a machine has is ever touched.",
+)
+
+STEP_TIMEOUT_S = 60.0
+"""A unit's steps take about a second; NVIDIA's driver may take half a minute to let a GPU go."""
+
+Addresses = Annotated[list[str] | None, typer.Argument(metavar="ADDRESS...", help="PCI addresses: 0000:65:00.0")]
+Every = Annotated[bool, typer.Option("--all", "-a", help="All GPUs of this host.")]
+Switches = Annotated[bool, typer.Option("--nvswitches", envvar="BIND_NVSWITCHES", help="NVSwitches, too, with --all.")]
+Also = Annotated[
+    list[str] | None,
+    typer.Option("--also", metavar="ADDRESS", help="A function of another slot that may move with a GPU of its group."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the steps, and take none.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Take a GPU from processes of the host, after a question; never from a machine.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The host that a command is about."""
+
+    site: "Site"
+    orders: "Orders"
+    managed: "Mapping[PciAddress, str]"
+    """What the agent keeps GPUs as."""
+
+
+@app.command("status")
+def status(
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show for each GPU which driver has it, and whether it could go to virtual machines now."""
+    from gpuvirt.cli import vfiorender
+    from gpuvirt.model.plan import Wish
+    from gpuvirt.model.planning import plan_units
+    from gpuvirt.node import binder
+
+    here = host(host_root, kubelet_dir)
+    seen = binder.look(here.site, here.orders)
+    # Each alone: what GPUs of one group say about each other is just what is asked.
+    rows = [(gpu, plan_units(seen, {gpu: Wish.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
+    vfiorender.status(seen, rows, as_json=output is Output.JSON)
+
+
+@app.command("bind")
+def bind(  # noqa: PLR0913  a command's options
+    addresses: Addresses = None,
+    *,
+    every: Every = False,
+    nvswitches: Switches = False,
+    also: Also = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Give GPUs, with all functions of their slots, to the VFIO driver that knows them best.
+
+    The driver that each function had is recorded, and `unbind` gives it back.
+    """
+    from gpuvirt.model.plan import Wish
+
+    here = host(host_root, kubelet_dir, also=also or (), force=force)
+    move(here, Wish.PASSTHROUGH, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
+
+
+@app.command("unbind")
+def unbind(  # noqa: PLR0913  a command's options
+    addresses: Addresses = None,
+    *,
+    every: Every = False,
+    nvswitches: Switches = False,
+    dry_run: DryRun = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Give GPUs back to the drivers that they came from; one that a virtual machine has stays."""
+    from gpuvirt.model.plan import Wish
+
+    here = host(host_root, kubelet_dir)
+    move(here, Wish.NATIVE, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the command line names."""
+
+    addresses: Sequence[str]
+    every: bool
+    nvswitches: bool
+    vendor: int | None = None
+    """Whose devices `every` means; None: all vendors' that make GPUs for machines."""
+
+
+def host(host_root: Path, kubelet_dir: Path | None, *, also: Iterable[str] = (), force: bool = False) -> Host:
+    """Return the host that is meant, with what is known of its pods."""
+    from gpuvirt.hardware.kernel import RealKernel
+    from gpuvirt.node import binder
+    from gpuvirt.node.binder import Orders
+
+    roots = HostRoots.under(host_root)
+    site = binder.site_of(RealKernel(roots), roots)
+    view = _view(roots, KubeletPaths(kubelet_dir or roots.local(options.KUBELET)), site)
+    managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
+    return Host(site, Orders(_pods(view), frozenset(parsed(also)), forced=force), managed)
+
+
+def _view(roots: HostRoots, kubelet: KubeletPaths, site: "Site") -> "NodeView":
+    """Return the agent's picture, or one taken now, with what pods had by its ledger."""
+    from gpuvirt.clock import RealClock
+    from gpuvirt.model.settings import Settings
+    from gpuvirt.node import onelook, statefile
+
+    clock = RealClock()
+    procs = (roots.proc, HostRoots.under(options.ROOT).proc)
+    view = statefile.read(roots.run / statefile.FILE, clock.now(), onelook.boot_id(site.kernel), procs)
+    if view is not None:
+        return view
+    ledger = onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+    return onelook.take(site.kernel, Settings(), options.read_pci_ids(None, roots), clock, ledger)
+
+
+def _pods(view: "NodeView") -> Mapping["PciAddress", tuple[str, ...]]:
+    found: dict[PciAddress, tuple[str, ...]] = {}
+    for resource in view.resources:
+        for device in resource.devices:
+            if device.holder is not None:
+                found[device.gpu] = (*found.get(device.gpu, ()), device.holder)
+    return found
+
+
+def parsed(texts: Iterable[str]) -> "Iterable[PciAddress]":
+    """Yield the addresses in what was typed; raise BadParameter for what is none."""
+    from gpuvirt.errors import InvalidIdError
+    from gpuvirt.facts.ids import parse_pci_address
+
+    for text in texts:
+        try:
+            yield parse_pci_address(text)
+        except InvalidIdError as error:
+            raise typer.BadParameter(str(error)) from error
+
+
+def _heads(seen: "Seen", chosen: Chosen) -> "list[PciAddress]":
+    """Return the GPUs and NVSwitches that are meant; raise BadParameter for what is none."""
+    from gpuvirt.facts.ids import slot_of
+    from gpuvirt.facts.pci import FunctionKind
+
+    if chosen.every == bool(chosen.addresses):
+        raise typer.BadParameter("give either addresses or --all")
+    functions, gpus = seen.inventory.facts.functions, seen.inventory.gpus
+    if chosen.every:
+        switches = [one for one, function in functions.items() if function.kind is FunctionKind.NVSWITCH]
+        heads = [*gpus, *(switches if chosen.nvswitches else ())]
+        return [one for one in heads if chosen.vendor in {None, functions[one].id.vendor}]
+    found = list(parsed(chosen.addresses))
+    for address in found:
+        if address not in functions:
+            raise typer.BadParameter(f"{address}: there is no such function on this host (gpuvirt vfio status)")
+        if address not in gpus and functions[address].kind is not FunctionKind.NVSWITCH:
+            head = next((gpu for gpu in gpus if slot_of(gpu) == slot_of(address)), None)
+            hint = f"it goes with its GPU, {head}" if head else "only GPUs and NVSwitches are moved"
+            raise typer.BadParameter(f"{address} is no GPU; {hint}")
+    return found
+
+
+def move(host: Host, wish: "Wish", chosen: Chosen, output: Output, *, dry_run: bool) -> None:
+    """Bring what is chosen to where it is wanted, and say how that went; end with 1 where it failed."""
+    from gpuvirt.cli import vfiorender
+    from gpuvirt.model.planning import plan_units
+    from gpuvirt.node import binder
+
+    seen = binder.look(host.site, host.orders)
+    wishes = dict.fromkeys(_heads(seen, chosen), wish)
+    plans = plan_units(seen, wishes)
+    if host.orders.forced and not dry_run:
+        _ask(plans)
+    results: list[Result] = []
+    for plan in plans:
+        would = _would(host, seen, plan, wishes)
+        quiet = output is Output.JSON
+        results.append(would if dry_run or would.reasons else _moved(host, plan, wishes, would, quiet=quiet))
+    vfiorender.results(results, wish, as_json=output is Output.JSON, dry_run=dry_run)
+    if any(result.reasons for result in results):
+        raise typer.Exit(1)
+
+
+def _would(host: Host, seen: "Seen", plan: "Plan", wishes: "Mapping[PciAddress, Wish]") -> "Result":
+    """Return what a plan says of itself, and what the agent would say of it."""
+    from gpuvirt.cli.vfiorender import Result
+    from gpuvirt.model import refusals
+
+    gpus = tuple(one for one in seen.inventory.units[plan.unit] if one in wishes)
+    managed = [
+        refusals.managed(one, host.managed[one]) for one in gpus if host.managed.get(one, wishes[one]) != wishes[one]
+    ]
+    reasons = (*managed, *plan.refusals)
+    return Result(plan.unit, gpus, () if reasons else tuple(step.text for step in plan.steps), reasons, plan.notes)
+
+
+def _ask(plans: "Sequence[Plan]") -> None:
+    """Have a person say yes to what may end the work of processes."""
+    count = sum(bool(plan.steps) for plan in plans)
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            "--force asks a question, and nobody is here to answer it: standard input is no terminal"
+        )
+    typer.confirm(f"Take {count} GPUs from their drivers, whoever of the host uses them?", abort=True)
+
+
+def _moved(host: Host, plan: "Plan", wishes: "Mapping[PciAddress, Wish]", would: "Result", *, quiet: bool) -> "Result":
+    """Move one unit in a lane, which is left behind where the kernel puts it to sleep."""
+    import asyncio
+
+    from gpuvirt.model import refusals
+    from gpuvirt.node import binder
+    from gpuvirt.node.lane import LaneBlockedError, ThreadLane
+
+    taken: list[str] = []
+
+    def tell(step: "Step") -> None:
+        taken.append(step.text)
+        if not quiet:
+            print(step.text, flush=True)
+
+    def job() -> "tuple[Reason, ...]":
+        return binder.move(host.site, plan.unit, wishes, host.orders, tell)
+
+    try:
+        reasons = asyncio.run(ThreadLane(plan.unit).run(job, name="move", timeout_s=STEP_TIMEOUT_S))
+    except LaneBlockedError:
+        reasons = (refusals.blocked(plan.unit, taken[-1] if taken else "the lease"),)
+    return replace(would, steps=tuple(taken), reasons=reasons)

@@ -1,0 +1,90 @@
+"""`vfio-manage`, by the name and with the options of NVIDIA's program: binding in an init container or by hand.
+
+It does what `gpuvirt vfio` does, to NVIDIA's devices alone. Where the original warns and ends with 0, this one says why
+for each device and ends with 1; `unbind` gives devices back to their drivers, where the original leaves them without.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuvirt.cli import options, vfio
+from gpuvirt.cli.options import Output
+from gpuvirt.cli.vfio import Chosen
+
+if TYPE_CHECKING:
+    from gpuvirt.model.plan import Wish
+
+app = typer.Typer(
+    name="vfio-manage",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Bind NVIDIA's GPUs to a VFIO driver, and unbind them.",
+)
+
+Every = Annotated[bool, typer.Option("--all", "-a", help="All of NVIDIA's GPUs on this host.")]
+DeviceId = Annotated[str | None, typer.Option("--device-id", "-d", metavar="ADDRESS", help="One device.")]
+HostRoot = Annotated[
+    Path,
+    typer.Option(envvar="HOST_ROOT", exists=True, file_okay=False, metavar="DIR", help="Where the host's / is seen."),
+]
+BindSwitches = Annotated[bool, typer.Option("--bind-nvswitches", envvar="BIND_NVSWITCHES", help="NVSwitches, too.")]
+UnbindSwitches = Annotated[bool, typer.Option("--unbind-nvswitches", envvar="BIND_NVSWITCHES", help="NVSwitches, too.")]
+
+
+@app.command("bind")
+def bind(
+    *,
+    every: Every = False,
+    device_id: DeviceId = None,
+    host_root: HostRoot = options.ROOT,
+    nvswitches: BindSwitches = False,
+) -> None:
+    """Bind GPUs to the VFIO driver that knows them best."""
+    from gpuvirt.model.plan import Wish
+
+    _manage(Wish.PASSTHROUGH, host_root, device_id, every=every, nvswitches=nvswitches)
+
+
+@app.command("unbind")
+def unbind(
+    *,
+    every: Every = False,
+    device_id: DeviceId = None,
+    host_root: HostRoot = options.ROOT,
+    nvswitches: UnbindSwitches = False,
+) -> None:
+    """Give GPUs back to the drivers that they came from."""
+    from gpuvirt.model.plan import Wish
+
+    _manage(Wish.NATIVE, host_root, device_id, every=every, nvswitches=nvswitches)
+
+
+def _manage(wish: "Wish", host_root: Path, device_id: str | None, *, every: bool, nvswitches: bool) -> None:
+    from gpuvirt.facts.pci import NVIDIA
+
+    if every == (device_id is not None):
+        raise typer.BadParameter("give exactly one of --all and --device-id")
+    host = vfio.host(host_root, None)
+    if device_id is not None and (why := _why_skipped(host, device_id, nvswitches=nvswitches)) is not None:
+        typer.echo(f"{device_id}: {why}", err=True)
+        return
+    chosen = Chosen([device_id] if device_id else (), every, nvswitches, vendor=NVIDIA)
+    vfio.move(host, wish, chosen, Output.TABLE, dry_run=False)
+
+
+def _why_skipped(host: vfio.Host, device_id: str, *, nvswitches: bool) -> str | None:
+    """Return why nothing is done to a device, which is no failure, as it is none of the original's."""
+    from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
+    from gpuvirt.hardware.pci import read_function
+
+    (address,) = vfio.parsed([device_id])
+    function = read_function(host.site.kernel, address, None)
+    if not isinstance(function, PciFunction) or function.id.vendor != NVIDIA:
+        return "not one of NVIDIA's devices; nothing is done"
+    if function.kind is FunctionKind.NVSWITCH and not nvswitches:
+        return "an NVSwitch, which is left alone unless BIND_NVSWITCHES or the option for it says otherwise"
+    return None

@@ -1,0 +1,112 @@
+"""What `gpuvirt vfio` shows."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from rich.text import Text
+
+from gpuvirt.cli import render
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.model.plan import Plan, Seen, Wish
+from gpuvirt.model.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one unit."""
+
+    unit: str
+    gpus: tuple[str, ...]
+    steps: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One GPU."""
+
+    address: PciAddress
+    driver: str | None
+    group: int | None
+    companions: dict[str, str | None]
+    """The other functions of its slot, with their drivers."""
+    on_vfio: bool
+    steps: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+def status(seen: Seen, rows: Iterable[tuple[PciAddress, Plan]], *, as_json: bool) -> None:
+    """Write which GPUs are with virtual machines, and which could be."""
+    shown = [_row(seen, address, plan) for address, plan in rows]
+    if as_json:
+        render.json_lines(shown)
+        return
+    out = render.console()
+    if not shown:
+        out.print("No GPU of NVIDIA, AMD or Intel on this host.")
+        return
+    table = render.table(("ADDRESS", "DRIVER", "GROUP", "GOES WITH", "FOR MACHINES"))
+    for row in shown:
+        group = render.NOTHING if row.group is None else str(row.group)
+        table.add_row(row.address, row.driver or render.NOTHING, group, _companions(row), _answer(row))
+    out.print(table)
+    for reason in dict.fromkeys(chain.from_iterable(row.reasons for row in shown)):
+        out.print(reason.text, soft_wrap=True)
+
+
+def results(done: Sequence[Result], wish: Wish, *, as_json: bool, dry_run: bool) -> None:
+    """Write what became of each unit, or would."""
+    if as_json:
+        render.json_lines(done)
+        return
+    out = render.console()
+    for result in done:
+        gpus = ", ".join(result.gpus)
+        if dry_run:
+            for step in result.steps:
+                out.print(step, soft_wrap=True)
+        for reason in result.reasons:
+            out.print(reason.text, style="yellow", soft_wrap=True)
+        for note in result.notes:
+            out.print(note, soft_wrap=True)
+        if not result.reasons:
+            there = "for virtual machines" if wish is Wish.PASSTHROUGH else "with the host"
+            would = "would be " if dry_run and result.steps else ""
+            already = "" if result.steps else " already"
+            out.print(Text(f"{gpus}: {would}{there}{already}", style="green"), soft_wrap=True)
+
+
+def _row(seen: Seen, address: PciAddress, plan: Plan) -> Row:
+    gpu = seen.inventory.gpus[address]
+    functions = seen.inventory.facts.functions
+    return Row(
+        address=address,
+        driver=_driver(gpu.function),
+        group=gpu.function.iommu_group if isinstance(gpu.function.iommu_group, int) else None,
+        companions={one: _driver(functions[one]) for one in gpu.companions},
+        on_vfio=gpu.function.on_vfio,
+        steps=tuple(step.text for step in plan.steps),
+        reasons=plan.refusals,
+    )
+
+
+def _driver(function: PciFunction) -> str | None:
+    return None if isinstance(function.driver, Unread) else function.driver
+
+
+def _companions(row: Row) -> str:
+    return (
+        ", ".join(f"{one.rpartition(':')[2]} ({driver or 'no driver'})" for one, driver in row.companions.items())
+        or "-"
+    )
+
+
+def _answer(row: Row) -> Text:
+    if row.reasons:
+        return Text(", ".join(dict.fromkeys(str(reason.code) for reason in row.reasons)), style="yellow")
+    if not row.steps:
+        return Text("yes", style="green")
+    return Text("half: gpuvirt vfio bind" if row.on_vfio else "could be: gpuvirt vfio bind")

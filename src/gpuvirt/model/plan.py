@@ -1,0 +1,127 @@
+"""What is to be done to a host so that GPUs are as they are wanted: steps in their order, or why none is taken."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.snapshot import User
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.reasons import Reason
+
+
+class Wish(StrEnum):
+    """What somebody wants of a GPU; one without a wish is left alone."""
+
+    PASSTHROUGH = "passthrough"
+    """On a VFIO driver, for virtual machines."""
+    NATIVE = "native"
+    """Back with the driver that it came from."""
+
+
+Wishes = Mapping[PciAddress, Wish]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModule:
+    """Have a driver in the kernel."""
+
+    driver: str
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return f"modprobe {self.driver}"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """Say which driver alone may have a function; None: any that matches."""
+
+    address: PciAddress
+    driver: str | None
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return f"{self.address}: driver_override = {self.driver or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unbind:
+    """Take a function from its driver."""
+
+    address: PciAddress
+    driver: str
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return f"{self.address}: unbind from {self.driver}"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Let the kernel find a driver for a function."""
+
+    address: PciAddress
+    driver: str | None
+    """Which must have it then; None: whichever it is, or none."""
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return f"{self.address}: probe, for {self.driver or 'the driver that the kernel has for it'}"
+
+
+Step = LoadModule | Override | Unbind | Probe
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that a plan follows from."""
+
+    inventory: Inventory
+    drivers: frozenset[str]
+    """The drivers of PCI functions that are loaded."""
+    best_drivers: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The VFIO driver that knows a function best, where that is not vfio-pci."""
+    host_uses: Mapping[PciAddress, str] = field(default_factory=dict)
+    """What the host itself needs a function for: `drives the console`."""
+    native_users: Mapping[PciAddress, tuple[User, ...]] | None = None
+    """Processes that use a function through its native driver; None where that could not be looked for."""
+    pods: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
+    """Pods that have a GPU, or a part of it."""
+    originals: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The drivers that functions had before they were first moved."""
+    allowed: frozenset[PciAddress] = frozenset()
+    """Functions of other slots that the admin lets move with a GPU of their group."""
+    forced: bool = False
+    """Processes and pods that use a function natively don't keep it from being moved; VFIO's users always do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done to one unit."""
+
+    unit: UnitId
+    steps: tuple[Step, ...] = ()
+    refusals: tuple[Reason, ...] = ()
+    """Why nothing is done; there are no steps then."""
+    leases: tuple[IommuGroup, ...] = ()
+    """The groups that are held while the steps are taken."""
+    locks: tuple[PciAddress, ...] = ()
+    """The GPUs whose native driver is asked to let nobody in before they are taken from it."""
+    notes: tuple[str, ...] = ()
+
+
+def describe(plan: Plan) -> Iterator[str]:
+    """Yield the lines that a person reads."""
+    if plan.refusals:
+        yield from (reason.text for reason in plan.refusals)
+    elif not plan.steps:
+        yield f"{plan.unit}: nothing to do"
+    else:
+        yield from (step.text for step in plan.steps)
+        yield from plan.notes

@@ -1,0 +1,206 @@
+"""Decides how GPUs come to be as they are wanted: the plan of each unit, whose functions must be decided on together.
+
+A GPU moves with the functions of its slot; bridges stay; anybody else in its IOMMU group stays too, and then the plan
+is refused, unless the admin has listed that address. All functions are unbound before the first is probed: a native
+driver gets none of a group that is still held, and a virtual machine none of a group that is half there.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.snapshot import User
+from gpuvirt.model import refusals
+from gpuvirt.model.isolation import UnitId, spoilers
+from gpuvirt.model.modalias import FALLBACK
+from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Seen, Step, Unbind, Wish, Wishes
+from gpuvirt.model.reasons import Reason
+
+HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
+
+
+def plan_units(seen: Seen, wishes: Wishes) -> tuple[Plan, ...]:
+    """Return a plan for each unit that has a wish, in the order of their addresses."""
+    units = {unit for unit, members in seen.inventory.units.items() if wishes.keys() & set(members)}
+    return tuple(plan_unit(seen, unit, wishes) for unit in sorted(units))
+
+
+def plan_unit(seen: Seen, unit: UnitId, wishes: Wishes) -> Plan:
+    """Return what is to be done to a unit, which may be nothing; only GPUs and NVSwitches can be wished for."""
+    slots = {
+        head: tuple(seen.inventory.slots[slot_of(head)])
+        for head in seen.inventory.units[unit]
+        if _function(seen, head).physfn is None and _function(seen, head).kind in HEADS
+    }
+    wanted = {
+        address: wish
+        for gpu, members in slots.items()
+        if (wish := wishes.get(gpu)) is not None
+        for address in members
+        if _function(seen, address).kind is not FunctionKind.BRIDGE
+    }
+    wanted |= dict.fromkeys(_also_moved(seen, wanted), Wish.PASSTHROUGH)
+    wanted |= dict.fromkeys(_also_returned(seen, unit, wanted, slots), Wish.NATIVE)
+    to_vfio = [one for one in sorted(wanted) if wanted[one] is Wish.PASSTHROUGH and not _function(seen, one).on_vfio]
+    to_native = [one for one in sorted(wanted) if wanted[one] is Wish.NATIVE and _is_away(seen, one)]
+    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native)))
+    if refused:
+        return Plan(unit, refusals=refused)
+    held = {_function(seen, one).iommu_group for one in to_native if _function(seen, one).on_vfio}
+    by_hand = _probes_are_for_people(seen, unit)
+    return Plan(
+        unit,
+        steps=(*_steps_to_vfio(seen, to_vfio), *_steps_to_native(seen, to_native, probe=not by_hand)),
+        leases=tuple(sorted(group for group in held if isinstance(group, int))),
+        locks=tuple(one for one in to_vfio if _function(seen, one).driver == "nvidia"),
+        notes=tuple(_notes(to_native)) if by_hand else (),
+    )
+
+
+def _function(seen: Seen, address: PciAddress) -> PciFunction:
+    return seen.inventory.facts.functions[address]
+
+
+def _is_away(seen: Seen, address: PciAddress) -> bool:
+    """Return whether a function is not with a native driver, where it was or could be."""
+    function = _function(seen, address)
+    return function.on_vfio or (function.driver is None and address in seen.originals)
+
+
+def _neighbours(seen: Seen, addresses: Iterable[PciAddress]) -> set[PciAddress]:
+    """Return the functions that share an IOMMU group with these, these included."""
+    groups = {_function(seen, address).iommu_group for address in addresses}
+    return {one for group in groups if isinstance(group, int) for one in seen.inventory.groups.get(group, ())}
+
+
+def _also_moved(seen: Seen, wanted: Wishes) -> list[PciAddress]:
+    """Return the functions of other slots that are in the way and that the admin lets move."""
+    going = [one for one, wish in wanted.items() if wish is Wish.PASSTHROUGH]
+    others = sorted(_neighbours(seen, going) - wanted.keys())
+    return [one.address for one in spoilers(seen.inventory.facts.functions, others) if one.address in seen.allowed]
+
+
+def _also_returned(
+    seen: Seen, unit: UnitId, wanted: Wishes, slots: Mapping[PciAddress, tuple[PciAddress, ...]]
+) -> list[PciAddress]:
+    """Return the functions of other slots that were moved along, when the last GPU of their group goes back."""
+    ours = {address for members in slots.values() for address in members}
+    returned = {one for one, wish in wanted.items() if wish is Wish.NATIVE}
+    found: list[PciAddress] = []
+    for one in seen.inventory.units.get(unit, ()):
+        if one in ours or one not in seen.originals or not _function(seen, one).on_vfio:
+            continue
+        cards = _neighbours(seen, [one]) & ours
+        if cards and cards <= returned:
+            found.append(one)
+    return found
+
+
+def _refusals(seen: Seen, wanted: Wishes, to_vfio: list[PciAddress], to_native: list[PciAddress]) -> Iterator[Reason]:
+    for address in to_vfio:
+        yield from _why_not_to_vfio(seen, address)
+    staying = sorted(_neighbours(seen, to_vfio) - wanted.keys())
+    for other in spoilers(seen.inventory.facts.functions, staying):
+        yield refusals.foreign(other, [one for one in to_vfio if _same_group(seen, one, other.address)])
+    for address in to_vfio:
+        for neighbour in sorted(_neighbours(seen, [address]) & wanted.keys()):
+            if wanted[neighbour] is Wish.NATIVE:
+                yield refusals.torn(address, neighbour)
+    for address in to_native:
+        yield from _why_not_to_native(seen, wanted, address)
+
+
+def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
+    function = _function(seen, address)
+    if isinstance(function.driver, Unread) or isinstance(function.iommu_group, Unread):
+        yield refusals.unread(function)
+    if function.iommu_group is None:
+        yield refusals.no_group(address)
+    if function.fell_off_bus:
+        yield refusals.fell_off_bus(address)
+    if (use := seen.host_uses.get(address)) is not None:
+        yield refusals.host_needs(address, use)
+    if function.driver is None and (leaving := _vfio_users(seen, function)):
+        yield refusals.pending(address, leaving)
+    yield from _parts(seen, function)
+    if not seen.forced:
+        yield from _native_users(seen, function)
+
+
+def _parts(seen: Seen, function: PciFunction) -> Iterator[Reason]:
+    """Yield what would go with a function's native driver."""
+    gpu = seen.inventory.gpus.get(function.address)
+    if gpu is not None and gpu.vgpu_host is not None and gpu.vgpu_host.live:
+        yield refusals.carries_vgpus(function.address, len(gpu.vgpu_host.live))
+    elif function.virtfns:
+        yield refusals.vfs_enabled(function)
+
+
+def _native_users(seen: Seen, function: PciFunction) -> Iterator[Reason]:
+    if function.driver is not None and seen.native_users is None:
+        yield refusals.users_unseen(function.address)
+    if users := refusals.serious((seen.native_users or {}).get(function.address, ())):
+        yield refusals.in_use(function.address, users, forcible=True)
+    if pods := seen.pods.get(function.address, ()):
+        yield refusals.held(function.address, pods)
+
+
+def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Iterator[Reason]:
+    function = _function(seen, address)
+    if users := _vfio_users(seen, function):
+        yield refusals.in_use(address, users, forcible=False)
+    if pods := seen.pods.get(address, ()):
+        yield refusals.held(address, pods)
+    for other in sorted(_neighbours(seen, [address]) & seen.inventory.gpus.keys()):
+        if _function(seen, other).on_vfio and wanted.get(other) is not Wish.NATIVE:
+            yield refusals.torn(other, address)
+
+
+def _vfio_users(seen: Seen, function: PciFunction) -> tuple[User, ...]:
+    facts = seen.inventory.facts
+    group = function.iommu_group
+    users = (facts.users or {}).get(group, ()) if isinstance(group, int) else ()
+    return users + (facts.users_of_lost_nodes if function.driver is None else ())
+
+
+def _same_group(seen: Seen, one: PciAddress, other: PciAddress) -> bool:
+    return _function(seen, one).iommu_group == _function(seen, other).iommu_group
+
+
+def _steps_to_vfio(seen: Seen, addresses: list[PciAddress]) -> Iterator[Step]:
+    drivers = {address: seen.best_drivers.get(address, FALLBACK) for address in addresses}
+    yield from (LoadModule(driver) for driver in sorted(set(drivers.values())) if driver not in seen.drivers)
+    yield from (Override(address, driver) for address, driver in drivers.items())
+    yield from _unbinds(seen, addresses)
+    yield from (Probe(address, driver) for address, driver in drivers.items())
+
+
+def _steps_to_native(seen: Seen, addresses: list[PciAddress], *, probe: bool) -> Iterator[Step]:
+    yield from (Override(address, None) for address in addresses)
+    yield from _unbinds(seen, addresses)
+    if probe:
+        originals = {address: seen.originals.get(address) for address in addresses}
+        missing = sorted({driver for driver in originals.values() if driver is not None} - seen.drivers)
+        yield from (LoadModule(driver) for driver in missing)
+        yield from (Probe(address, driver) for address, driver in originals.items())
+
+
+def _unbinds(seen: Seen, addresses: Iterable[PciAddress]) -> Iterator[Step]:
+    for address in addresses:
+        driver = _function(seen, address).driver
+        if isinstance(driver, str):
+            yield Unbind(address, driver)
+
+
+def _probes_are_for_people(seen: Seen, unit: UnitId) -> bool:
+    """Return whether giving a GPU back to its driver can hang: it can where GPUs are joined by NVSwitches."""
+    joined = any(one.kind is FunctionKind.NVSWITCH for one in seen.inventory.facts.functions.values())
+    return joined and any(gpu.unit == unit for gpu in seen.inventory.gpus.values())
+
+
+def _notes(addresses: Iterable[PciAddress]) -> Iterator[str]:
+    for address in addresses:
+        yield (
+            f"{address}: on a host with NVSwitches its driver may hang while it takes one GPU alone; when all are free,"
+            f" by hand: echo {address} > /sys/bus/pci/drivers_probe"
+        )

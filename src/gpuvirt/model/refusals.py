@@ -1,0 +1,216 @@
+"""Why a plan is refused, in words: what is in the way of moving a function from one driver to another."""
+
+from collections.abc import Iterable, Sequence
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.snapshot import User
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+NO_MACHINES = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
+"""NVIDIA's own services, as `/proc/PID/comm` cuts their names; the driver's lock says whether they are in the way."""
+
+
+def serious(users: Iterable[User]) -> tuple[User, ...]:
+    """Return the users whose work would be lost."""
+    return tuple(user for user in users if user.command not in NO_MACHINES)
+
+
+def named(users: Iterable[User]) -> str:
+    """Return users in words."""
+    return ", ".join(f"{user.command} (pid {user.pid})" for user in users)
+
+
+def unread(function: PciFunction) -> Reason:
+    """What a function is could not be read."""
+    odd = function.driver if isinstance(function.driver, Unread) else function.iommu_group
+    seen = f"{odd.path}: {odd.said}" if isinstance(odd, Unread) else None
+    return Reason(ReasonCode.UNREAD, function.address, "could not be read", seen=seen, fix="see the kernel's log")
+
+
+def no_group(address: PciAddress) -> Reason:
+    """There is no IOMMU."""
+    return Reason(
+        ReasonCode.NO_IOMMU_GROUP,
+        address,
+        "is in no IOMMU group, so no virtual machine can have it",
+        seen=f"no /sys/bus/pci/devices/{address}/iommu_group",
+        fix="switch on VT-d or AMD-Vi in the firmware, and boot Intel hosts with intel_iommu=on",
+    )
+
+
+def fell_off_bus(address: PciAddress) -> Reason:
+    """The card does not answer."""
+    return Reason(
+        ReasonCode.FELL_OFF_BUS,
+        address,
+        "does not answer on the bus, and a driver that takes it may hang",
+        seen=f"/sys/bus/pci/devices/{address}/config begins with ff ff",
+        fix="see the kernel's log; a cold restart of the host usually brings it back",
+    )
+
+
+def carries_vgpus(address: PciAddress, count: int) -> Reason:
+    """It is in use in parts."""
+    return Reason(
+        ReasonCode.CARRIES_VGPUS,
+        address,
+        f"carries {count} vGPUs, which would go with its driver",
+        fix="remove them first, when no machine has them",
+    )
+
+
+def vfs_enabled(function: PciFunction) -> Reason:
+    """A physical function on a VFIO driver with VFs opens with a token only."""
+    return Reason(
+        ReasonCode.VFS_ENABLED,
+        function.address,
+        f"has {len(function.virtfns)} VFs switched on, which would go with its driver",
+        seen=f"/sys/bus/pci/devices/{function.address}/virtfn0",
+        fix=f"echo 0 > /sys/bus/pci/devices/{function.address}/sriov_numvfs, when nobody uses them",
+    )
+
+
+def host_needs(address: PciAddress, use: str) -> Reason:
+    """The host itself would miss it."""
+    return Reason(
+        ReasonCode.HOST_NEEDS,
+        address,
+        f"{use}, so it stays with the host",
+        fix="free it of that first: another primary display in the firmware, or initcall_blacklist=sysfb_init on the"
+        " kernel's command line; unmount; take the interface down",
+    )
+
+
+def foreign(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
+    """Somebody else is in the group."""
+    return Reason(
+        ReasonCode.FOREIGN_ENDPOINT,
+        going[0] if going else other.address,
+        f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is on {other.driver}",
+        seen=f"/sys/kernel/iommu_groups/{other.iommu_group}/devices/{other.address}",
+        fix=f"put the card into another slot, or let the other one move too: --also {other.address}",
+    )
+
+
+def torn(staying: PciAddress, other: PciAddress) -> Reason:
+    """One group would serve machines and the host at once."""
+    return Reason(
+        ReasonCode.GROUP_NOT_VIABLE,
+        staying,
+        f"shares its IOMMU group with {other}, and both must be for machines, or both for the host",
+        fix="want the same of both",
+    )
+
+
+def pending(address: PciAddress, users: Sequence[User]) -> Reason:
+    """Somebody waits for it already."""
+    return Reason(
+        ReasonCode.UNBIND_PENDING,
+        address,
+        f"is being unbound already, or may be, which waits for {named(users)}",
+        seen=users[0].node,
+        fix="end the user in good order; nothing else can be done to the device until then",
+    )
+
+
+def users_unseen(address: PciAddress) -> Reason:
+    """It can't be told whether somebody would be hurt."""
+    return Reason(
+        ReasonCode.USERS_UNSEEN,
+        address,
+        "may be in use: the processes of this host can't be looked into",
+        seen="/proc",
+        fix="run as root, in a pod with hostPID: true",
+    )
+
+
+def in_use(address: PciAddress, users: Sequence[User], *, forcible: bool) -> Reason:
+    """Somebody would be hurt."""
+    end = "end them in good order" if len(users) > 1 else "end it in good order"
+    return Reason(
+        ReasonCode.IN_USE,
+        address,
+        f"is in use by {named(users)}",
+        seen=f"/proc/{users[0].pid}/fd -> {users[0].node}",
+        fix=f"{end}; or --force, by which its work is lost" if forcible else end,
+    )
+
+
+def held(address: PciAddress, pods: Sequence[str]) -> Reason:
+    """A pod would be hurt."""
+    return Reason(
+        ReasonCode.HELD_BY_POD,
+        address,
+        f"is held by {', '.join(pods)}",
+        fix="delete the pod, or wait for its end",
+    )
+
+
+def locked(address: PciAddress, users: Sequence[User]) -> Reason:
+    """The native driver does not let go."""
+    who = f"; open it have {named(users)}" if users else ""
+    return Reason(
+        ReasonCode.DRIVER_LOCK,
+        address,
+        f"is not let go by its driver, which has clients{who}",
+        seen=f"/proc/driver/nvidia/gpus/{address}/unbindLock stays 0",
+        fix="end its clients, nvidia-persistenced and DCGM among them",
+    )
+
+
+def not_leased(address: str, said: str) -> Reason:
+    """A virtual machine may have it."""
+    return Reason(
+        ReasonCode.IN_USE, address, f"can't be held for the change: {said}", fix="end the machine that has it"
+    )
+
+
+def failed(step: str, address: str, said: str) -> Reason:
+    """A step did not do what it should."""
+    return Reason(ReasonCode.STEP_FAILED, address, f"failed at: {step}", seen=said, fix="see the kernel's log (dmesg)")
+
+
+def blocked(address: str, step: str) -> Reason:
+    """A step sleeps in the kernel."""
+    return Reason(
+        ReasonCode.WRITE_BLOCKED,
+        address,
+        f"waits in the kernel since: {step}",
+        fix="end whoever uses the device; the step ends by itself then, and nothing else can be done to it before",
+    )
+
+
+def pods_unheard(unit: str) -> Reason:
+    """A pod may have it."""
+    return Reason(
+        ReasonCode.HOLDERS_UNHEARD,
+        unit,
+        "is to go back to the host, and it is not known yet whether a pod has it",
+        fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
+    )
+
+
+def busy(unit: str, said: str) -> Reason:
+    """Somebody else moves it."""
+    return Reason(ReasonCode.UNIT_BUSY, unit, "is being moved by another process", seen=said, fix="wait for its end")
+
+
+def withdrawn(address: PciAddress) -> Reason:
+    """It is to go."""
+    return Reason(
+        ReasonCode.WITHDRAWN,
+        address,
+        "is to go back to the host's driver, so it is offered no more",
+        fix="nothing; to keep it for machines, want passthrough of it again",
+    )
+
+
+def managed(address: PciAddress, mode: str) -> Reason:
+    """The agent would undo it."""
+    return Reason(
+        ReasonCode.MANAGED,
+        address,
+        f"is kept {mode} by this node's agent, which would undo what is done by hand",
+        fix=f'set it in the agent\'s settings: modes: {{"{address}": ...}}, or unmanaged to do it by hand',
+    )

@@ -1,0 +1,66 @@
+"""What is wanted of each GPU of a node, by the settings, and where that is not so yet."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.plan import Wish, Wishes
+
+
+class WantedMode(StrEnum):
+    """What an admin may want of a GPU."""
+
+    UNMANAGED = "unmanaged"
+    """Whatever it is; nothing is done to it."""
+    PASSTHROUGH = "passthrough"
+    """Whole, for virtual machines."""
+    CONTAINER = "container"
+    """With its native driver, for containers and the host."""
+    VGPU = "vgpu"
+    """With the driver that makes vGPUs of it; those that exist are offered."""
+
+
+_WISHES = {
+    WantedMode.PASSTHROUGH: Wish.PASSTHROUGH,
+    WantedMode.CONTAINER: Wish.NATIVE,
+    WantedMode.VGPU: Wish.NATIVE,
+}
+
+
+def wishes_of(mode: WantedMode, modes: Mapping[str, WantedMode], gpus: Iterable[PciAddress]) -> Wishes:
+    """Return what is wished of each GPU: `mode`, where `modes` says nothing of it; no wish means leave alone."""
+    wanted = {gpu: modes.get(gpu, mode) for gpu in gpus}
+    return {gpu: _WISHES[mode] for gpu, mode in wanted.items() if mode in _WISHES}
+
+
+def unmet(inventory: Inventory, wishes: Wishes, originals: Iterable[PciAddress]) -> Mapping[UnitId, Wishes]:
+    """Return the units in which a GPU is not as it is wished, each with all wishes for it.
+
+    It is cheap, and tells whether a plan is worth making: a function of a slot is on the wrong side.
+    """
+    recorded = frozenset(originals)
+    units = {
+        inventory.gpus[gpu].unit
+        for gpu, wish in wishes.items()
+        if any(_is_elsewhere(inventory, one, wish, recorded) for one in (gpu, *inventory.gpus[gpu].companions))
+    }
+    return {unit: {gpu: wish for gpu, wish in wishes.items() if inventory.gpus[gpu].unit == unit} for unit in units}
+
+
+def withdrawn(inventory: Inventory, wishes: Wishes) -> frozenset[PciAddress]:
+    """Return the functions that are offered no more, since their GPU is to go back to the host."""
+    return frozenset(
+        one for gpu, wish in wishes.items() if wish is Wish.NATIVE for one in (gpu, *inventory.gpus[gpu].companions)
+    )
+
+
+def _is_elsewhere(inventory: Inventory, address: PciAddress, wish: Wish, recorded: frozenset[PciAddress]) -> bool:
+    function = inventory.facts.functions[address]
+    if function.kind is FunctionKind.BRIDGE:
+        return False
+    if wish is Wish.PASSTHROUGH:
+        return not function.on_vfio
+    return function.on_vfio or (function.driver is None and address in recorded)

@@ -1,0 +1,157 @@
+"""Moves GPUs between drivers, by hand or for the agent: looks, plans, records, acts, and puts back what failed.
+
+One move a unit at a time on a host: whoever moves it has the unit's lock.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.hardware import hostuse, modules, nativeusers
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.hardware.tools import HostTools, Tools
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
+from gpuvirt.model.plan import Override, Plan, Probe, Seen, Step, Wish, Wishes
+from gpuvirt.model.planning import HEADS, plan_unit
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node import originals
+from gpuvirt.node.executor import RefusedError, execute
+from gpuvirt.paths import HostRoots
+
+Tell = Callable[[Step], None]
+
+
+class UnitBusyError(GpuvirtError):
+    """Somebody else is moving this unit now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where moves are made."""
+
+    kernel: Kernel
+    tools: Tools
+    originals: Path
+    """The record of the drivers that functions had."""
+    locks: Path
+    """A folder that does not outlive a boot."""
+
+
+def site_of(kernel: Kernel, roots: HostRoots) -> Site:
+    """Return where moves are made on a real host."""
+    return Site(kernel, HostTools(roots.system), roots.local(originals.FILE), roots.run / "gpuvirt/units")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the admin adds to a wish."""
+
+    pods: Mapping[PciAddress, tuple[str, ...]]
+    """The pods that have GPUs, as far as is known."""
+    allowed: frozenset[PciAddress] = frozenset()
+    forced: bool = False
+
+
+def look(site: Site, orders: Orders) -> Seen:
+    """Return all that plans follow from; this walks through all processes."""
+    facts = with_users(site.kernel, scan(site.kernel))
+    inventory = build_inventory(facts)
+    heads = {address for address, one in facts.functions.items() if one.kind in HEADS}
+    concerned = [one for members in inventory.units.values() if heads & set(members) for one in members]
+    functions = [facts.functions[address] for address in concerned]
+    aliases = modules.read_aliases(site.kernel)
+    best = {one.address: best_vfio_driver(aliases, one) for one in functions if one.kind is FunctionKind.GPU}
+    return Seen(
+        inventory,
+        drivers=modules.loaded_drivers(site.kernel),
+        best_drivers={address: driver for address, driver in best.items() if driver != FALLBACK},
+        host_uses=hostuse.read_host_uses(site.kernel, functions),
+        native_users=nativeusers.read_native_users(site.kernel, concerned) if facts.users is not None else None,
+        pods=orders.pods,
+        originals=originals.read(site.originals),
+        allowed=orders.allowed,
+        forced=orders.forced,
+    )
+
+
+def move(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell) -> tuple[Reason, ...]:
+    """Bring one unit to where it is wanted; return why that failed, and why putting it back did, if it did.
+
+    The host is looked at anew under the unit's lock, so that the steps follow from what is there.
+    """
+    with _locked(site.locks, unit):
+        seen = look(site, orders)
+        plan = plan_unit(seen, unit, wishes)
+        if plan.refusals or not plan.steps:
+            return plan.refusals
+        _record(site, seen, plan)
+        failed = _carry_out(site, seen, plan, tell)
+        if failed is None:
+            _forget(site, plan)
+            return ()
+        return (failed, *_put_back(site, unit, wishes, orders, tell))
+
+
+def _carry_out(site: Site, seen: Seen, plan: Plan, tell: Tell) -> Reason | None:
+    try:
+        execute(site.kernel, site.tools, seen.inventory.facts.functions, plan, tell)
+    except RefusedError as error:
+        return error.reason
+    return None
+
+
+def _put_back(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell) -> tuple[Reason, ...]:
+    """Give what was to go to machines, and came only half the way, back to its driver."""
+    away = {address: Wish.NATIVE for address, wish in wishes.items() if wish is Wish.PASSTHROUGH}
+    seen = look(site, replace(orders, forced=False))
+    plan = plan_unit(seen, unit, away)
+    if plan.refusals or not plan.steps:
+        return plan.refusals
+    failed = _carry_out(site, seen, plan, tell)
+    if failed is None:
+        _forget(site, plan)
+        return ()
+    return (failed,)
+
+
+def _record(site: Site, seen: Seen, plan: Plan) -> None:
+    """Write down which driver each function has that is about to lose it; the first one stays."""
+    before = originals.read(site.originals)
+    functions = seen.inventory.facts.functions
+    going = [step.address for step in plan.steps if isinstance(step, Override) and step.driver is not None]
+    found = {one: driver for one in going if isinstance(driver := functions[one].driver, str)}
+    if missing := {one: driver for one, driver in found.items() if one not in before}:
+        originals.write(site.originals, {**before, **missing})
+
+
+def _forget(site: Site, plan: Plan) -> None:
+    before = originals.read(site.originals)
+    overridden = {step.address for step in plan.steps if isinstance(step, Override) and step.driver is None}
+    returned = overridden & {step.address for step in plan.steps if isinstance(step, Probe)}
+    if returned & before.keys():
+        originals.write(site.originals, {one: driver for one, driver in before.items() if one not in returned})
+
+
+@contextmanager
+def _locked(folder: Path, unit: UnitId) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / f"{unit}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UnitBusyError(
+                f"{unit}: another process is just moving these functions ({folder}/{unit}.lock)"
+            ) from error
+        yield
+    finally:
+        os.close(fd)

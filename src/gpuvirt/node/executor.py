@@ -1,0 +1,141 @@
+"""Takes the steps of a plan, under a lease: nothing is begun that would hurt whoever uses a device.
+
+All of it may sleep in the kernel, so it runs in the lane of the plan's unit. After each step the host is looked at: a
+kernel says yes to a probe after which no driver has the function.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+from gpuvirt.errors import DeviceBusyError, GpuvirtError, LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.hardware import attributes, modules, nativeusers
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.tools import ToolError, Tools
+from gpuvirt.hardware.users import read_users
+from gpuvirt.model import refusals
+from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Step, Unbind
+from gpuvirt.model.reasons import Reason
+from gpuvirt.paths import HostPath
+
+NO_OVERRIDE = b"\n"
+"""An empty write does not even reach the attribute."""
+
+
+class RefusedError(GpuvirtError):
+    """A step was not taken, or did not do what it should."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+def execute(
+    kernel: Kernel,
+    tools: Tools,
+    functions: Mapping[PciAddress, PciFunction],
+    plan: Plan,
+    tell: Callable[[Step], None],
+) -> None:
+    """Take all steps of a plan that has no refusals; raise RefusedError at the first that can't be taken.
+
+    `functions` are those that the plan was made from; `tell` hears each step before it is begun.
+    """
+    with contextlib.ExitStack() as held:
+        for group in plan.leases:
+            held.enter_context(_leased(kernel, group, functions))
+        for address in plan.locks:
+            held.enter_context(_locked(kernel, address))
+        for step in plan.steps:
+            tell(step)
+            _take(kernel, tools, step)
+
+
+def _take(kernel: Kernel, tools: Tools, step: Step) -> None:
+    subject = step.driver if isinstance(step, LoadModule) else step.address
+    try:
+        match step:
+            case LoadModule(driver):
+                tools.modprobe(driver)
+                if modules.has_driver(kernel, driver) is None:
+                    raise RefusedError(refusals.failed(step.text, driver, f"no {modules.DRIVERS}/{driver} after it"))
+            case Override(address, driver):
+                wanted = NO_OVERRIDE if driver is None else (modules.has_driver(kernel, driver) or driver).encode()
+                kernel.write(HostPath(f"/sys/bus/pci/devices/{address}/driver_override"), wanted)
+            case Unbind(address, driver):
+                kernel.write(HostPath(f"{modules.DRIVERS}/{driver}/unbind"), address.encode())
+                _expect(kernel, step, address, None)
+            case Probe(address, driver):
+                kernel.write(HostPath("/sys/bus/pci/drivers_probe"), address.encode())
+                if driver is not None:
+                    _expect(kernel, step, address, modules.has_driver(kernel, driver) or driver)
+    except (OSError, ToolError) as error:
+        said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+        raise RefusedError(refusals.failed(step.text, subject, said)) from error
+
+
+def _expect(kernel: Kernel, step: Step, address: PciAddress, driver: str | None) -> None:
+    found = modules.driver_of(kernel, address)
+    if found != driver:
+        has_it = f"{found} has it" if isinstance(found, str) else "no driver has it" if found is None else str(found)
+        link = f"/sys/bus/pci/devices/{address}/driver"
+        raise RefusedError(refusals.failed(step.text, address, f"{link}: {has_it}; expected {driver or 'none'}"))
+
+
+@contextlib.contextmanager
+def _leased(kernel: Kernel, group: IommuGroup, functions: Mapping[PciAddress, PciFunction]) -> Iterator[None]:
+    """Hold a group by its node, or where groups have none by those of its devices, and see that nobody has one open."""
+    members = [one for one in functions.values() if one.iommu_group == group]
+    with contextlib.ExitStack() as held:
+        try:
+            try:
+                held.enter_context(kernel.lease(group))
+            except LeaseUnavailableError:
+                held.enter_context(kernel.lease_devices([name for one in members for name in one.cdevs]))
+        except DeviceBusyError as error:
+            raise RefusedError(refusals.not_leased(members[0].address, str(error))) from error
+        except LeaseUnavailableError as error:
+            _see_that_nobody_uses(kernel, group, members, str(error))
+        else:
+            # A machine that is about to start has a device open that is not bound yet: no lease shows that.
+            _see_that_nobody_uses(kernel, group, members, None)
+        yield
+
+
+def _see_that_nobody_uses(kernel: Kernel, group: IommuGroup, members: list[PciFunction], said: str | None) -> None:
+    """Look through all processes; where no lease could be had (`said`), that must be possible."""
+    found = read_users(kernel, [group], members)
+    if found is None:
+        if said is not None:
+            raise RefusedError(refusals.not_leased(members[0].address, said))
+        return
+    others = [user for user in (*found.by_group.get(group, ()), *found.of_lost_nodes) if user.pid != kernel.pid]
+    if others:
+        raise RefusedError(refusals.in_use(members[0].address, others, forcible=False))
+
+
+@contextlib.contextmanager
+def _locked(kernel: Kernel, address: PciAddress) -> Iterator[None]:
+    """Ask NVIDIA's driver to let nobody in any more, which it grants when it has no clients.
+
+    A GPU that keeps its driver after all is unlocked again; one that loses it loses the lock with it. A driver without
+    the lock has no more to say.
+    """
+    lock = HostPath(f"/proc/driver/nvidia/gpus/{address}/unbindLock")
+    try:
+        kernel.write(lock, b"1")
+    except OSError as error:
+        if error.errno not in attributes.ABSENT:
+            raise RefusedError(refusals.failed("lock", address, f"{lock}: {error.strerror}")) from error
+        yield
+        return
+    if attributes.text(kernel, lock) != "1":
+        clients = nativeusers.read_native_users(kernel, [address]) or {}
+        raise RefusedError(refusals.locked(address, clients.get(address, ())))
+    try:
+        yield
+    finally:
+        if modules.driver_of(kernel, address) == "nvidia":
+            with contextlib.suppress(OSError):
+                kernel.write(lock, b"0")

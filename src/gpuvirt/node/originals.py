@@ -1,0 +1,37 @@
+"""Which driver each function had before it was first given to a virtual machine, on disk: it is to get it back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt.documents import from_json
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.node.files import replace_file
+from gpuvirt.paths import HostPath
+
+FILE = HostPath("/var/lib/gpuvirt/drivers.json")
+
+
+class _Content(msgspec.Struct, frozen=True):
+    version: int
+    drivers: dict[str, str]
+
+
+VERSION = 1
+
+
+def read(path: Path) -> Mapping[PciAddress, str]:
+    """Return what is recorded; nothing where there is no file, or a damaged one: the kernel then finds the driver."""
+    try:
+        content = from_json(path.read_bytes(), _Content)
+    except (OSError, DamagedError):
+        return {}
+    return {PciAddress(address): driver for address, driver in content.drivers.items()}
+
+
+def write(path: Path, drivers: Mapping[PciAddress, str]) -> None:
+    """Record all drivers, so that it survives a power cut."""
+    content = _Content(VERSION, {str(address): driver for address, driver in sorted(drivers.items())})
+    replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1))

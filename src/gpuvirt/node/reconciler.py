@@ -1,0 +1,176 @@
+"""Brings GPUs to the drivers that they are wanted on, and keeps them there: level-triggered, a unit at a time.
+
+It acts on the difference between what is wanted and what was last seen, after any crash and in any order; where there
+is none it does nothing, so a restart changes no device. A move that is refused or fails is tried again when something
+of its unit has changed, and now and then; its reasons are notes of the node until then. A GPU that is to go back to the
+host is offered no more at once, and taken when the kubelet was heard since and no pod has it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model import refusals
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.plan import Step, Wish, Wishes
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.wanted import unmet
+from gpuvirt.node import binder, originals
+from gpuvirt.node.binder import Orders, Site, UnitBusyError
+from gpuvirt.node.lane import Lane, LaneBlockedError
+from gpuvirt.node.pace import Pace
+from gpuvirt.tasks import backoff_s
+
+log = logging.getLogger(__name__)
+
+MOVE_TIMEOUT_S = 60.0
+
+
+class Overseer(Protocol):
+    """The agent, as far as moves need it."""
+
+    @property
+    def concluded(self) -> Signal:
+        """Set whenever the agent has drawn new conclusions."""
+        ...
+
+    @property
+    def inventory(self) -> Inventory | None:
+        """What was last seen, None before the first look."""
+        ...
+
+    @property
+    def wishes(self) -> Wishes:
+        """What is wanted."""
+        ...
+
+    def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
+        """Return which pods have which GPUs, None where the kubelet was not heard since the last withdrawal."""
+        ...
+
+    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
+        """Take what is wrong, None when nothing is any more."""
+        ...
+
+    def hear_move(self, wish: Wish, outcome: str) -> None:
+        """Take that a move has ended, and how."""
+        ...
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What became of a unit's moves so far."""
+
+    tried_on: object = None
+    """The state of the unit that the last move was tried on."""
+    pauses_s: Iterator[float] = field(default_factory=lambda: backoff_s(first_s=5.0, most_s=300.0))
+    again_at_s: float = 0.0
+    running: bool = False
+    noted: tuple[str, ...] = ()
+
+
+class Reconciler:
+    """Moves the GPUs of one node."""
+
+    def __init__(self, site: Site, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
+        self._site = site
+        self._make_lane = lanes
+        self._lanes: dict[UnitId, Lane] = {}
+        self._clock = clock
+        self._pace = pace
+        self._attempts: dict[UnitId, _Attempts] = {}
+
+    async def run(self, agent: Overseer) -> None:
+        """Compare and act, for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for unit, wishes in self._due(agent).items():
+                    self._attempts[unit].running = True
+                    group.create_task(self._move(agent, unit, wishes))
+                await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
+
+    def _due(self, agent: Overseer) -> Mapping[UnitId, Wishes]:
+        inventory = agent.inventory
+        if inventory is None:
+            return {}
+        wishes = {gpu: wish for gpu, wish in agent.wishes.items() if gpu in inventory.gpus}
+        open_units = unmet(inventory, wishes, originals.read(self._site.originals))
+        for unit, attempts in self._attempts.items():
+            if unit not in open_units and not attempts.running:
+                self._note(agent, attempts, unit, ())
+        now_s = self._clock.monotonic_s()
+        due: dict[UnitId, Wishes] = {}
+        for unit, wanted in open_units.items():
+            attempts = self._attempts.setdefault(unit, _Attempts())
+            state = _state(inventory, unit, wanted, agent.pods())
+            news = state != attempts.tried_on
+            if not attempts.running and (news or now_s >= attempts.again_at_s):
+                if news:
+                    attempts.pauses_s = backoff_s(first_s=5.0, most_s=300.0)
+                attempts.tried_on = state
+                due[unit] = wanted
+        return due
+
+    async def _move(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> None:
+        attempts = self._attempts[unit]
+        try:
+            reasons = await self._moved(agent, unit, wishes)
+            for wish in sorted(set(wishes.values())):
+                agent.hear_move(wish, str(reasons[0].code) if reasons else "done")
+            self._note(agent, attempts, unit, reasons)
+            attempts.again_at_s = self._clock.monotonic_s() + next(attempts.pauses_s)
+        finally:
+            attempts.running = False
+
+    async def _moved(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
+        pods = agent.pods()
+        if pods is None and Wish.NATIVE in wishes.values():
+            return (refusals.pods_unheard(unit),)
+        taken: list[Step] = []
+
+        def tell(step: Step) -> None:
+            taken.append(step)
+            log.info("%s", step.text, extra={"unit": unit})
+
+        def job() -> tuple[Reason, ...]:
+            return binder.move(self._site, unit, wishes, Orders(pods or {}), tell)
+
+        lane = self._lanes.setdefault(unit, self._make_lane(f"moving {unit}"))
+        try:
+            return await lane.run(job, name="move", timeout_s=MOVE_TIMEOUT_S)
+        except LaneBlockedError as error:
+            return (refusals.blocked(unit, taken[-1].text if taken else str(error)),)
+        except UnitBusyError as error:
+            return (refusals.busy(unit, str(error)),)
+        except OSError as error:
+            return (refusals.failed("look", unit, str(error)),)
+
+    def _note(self, agent: Overseer, attempts: _Attempts, unit: UnitId, reasons: tuple[Reason, ...]) -> None:
+        by_name = {f"move {unit} {number}": reason for number, reason in enumerate(reasons)}
+        for name in attempts.noted:
+            if name not in by_name:
+                agent.hear_trouble(name, None)
+        for name, reason in by_name.items():
+            agent.hear_trouble(name, reason)
+        attempts.noted = tuple(by_name)
+
+
+def _state(
+    inventory: Inventory, unit: UnitId, wishes: Wishes, pods: Mapping[PciAddress, tuple[str, ...]] | None
+) -> object:
+    """Return what a move of a unit depends on, as far as it is known without a look."""
+    functions = inventory.facts.functions
+    users = inventory.facts.users or {}
+    members = [functions[one] for one in inventory.units[unit]]
+    groups = {one.iommu_group for one in members}
+    return (
+        tuple(members),
+        tuple(sorted(wishes.items())),
+        tuple((group, used) for group, used in users.items() if group in groups),
+        None if pods is None else {gpu: names for gpu, names in pods.items() if gpu in wishes},
+    )

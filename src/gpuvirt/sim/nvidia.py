@@ -1,0 +1,88 @@
+"""What NVIDIA's driver shows of a GPU that it has: `/dev/nvidia0`, its folder in /proc, and the lock that lets it go.
+
+After what is known of the driver, which was not run here: `unbindLock` reads 1 after a 1 was written to it and nobody
+has the GPU open; a driver that loses a GPU that is open waits until it is closed.
+"""
+
+from collections.abc import Callable, Mapping
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import NVIDIA, FunctionKind, kind_of
+from gpuvirt.paths import HostPath
+from gpuvirt.sim import written
+from gpuvirt.sim.pci import Carried, SimFunction
+from gpuvirt.sim.tree import DeviceNode, File, Tree, constant
+
+MAJOR = 195
+GPUS = "/proc/driver/nvidia/gpus"
+
+
+class NvidiaDriver:
+    """The driver and the GPUs that it has; `inner` brings their vGPU types."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        functions: Mapping[PciAddress, SimFunction],
+        inner: Carried,
+        is_open: Callable[[str], bool],
+    ) -> None:
+        self._tree = tree
+        self._functions = functions
+        self._inner = inner
+        self._is_open = is_open
+        self._minors: dict[PciAddress, int] = {}
+        self._locked: set[PciAddress] = set()
+        self._waiting: dict[PciAddress, Callable[[], None]] = {}
+
+    def appear(self, slot: PciAddress) -> None:
+        """A native driver has a function."""
+        function = self._functions[slot]
+        is_gpu = kind_of(function.class_code, function.id.vendor) is FunctionKind.GPU and function.physfn is None
+        if function.driver == "nvidia" and function.id.vendor == NVIDIA and is_gpu:
+            minor = self._minors.setdefault(slot, len(self._minors))
+            lock = File(read=lambda: f"{int(slot in self._locked)}\n", write=lambda text: self._lock(slot, text))
+            self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(f"Device Minor: \t {minor}"))
+            self._tree.place(HostPath(f"{GPUS}/{slot}/unbindLock"), lock)
+            self._tree.place(HostPath(f"/dev/nvidia{minor}"), DeviceNode(MAJOR << 8 | minor))
+        self._inner.appear(slot)
+
+    def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
+        """A native driver is to lose a function."""
+
+        def gone() -> None:
+            self._clear(slot)
+            finish()
+
+        if self._has(slot) and self._is_open(self._node(slot)):
+            self._waiting[slot] = lambda: self._inner.take_back(slot, gone)
+        else:
+            self._inner.take_back(slot, gone)
+
+    def lose(self, slot: PciAddress) -> None:
+        """A function was pulled out."""
+        self._clear(slot)
+        self._inner.lose(slot)
+
+    def closed(self) -> None:
+        """A process has ended: whoever waited for a node that nobody has open any more goes on."""
+        for slot in [slot for slot in self._waiting if not self._is_open(self._node(slot))]:
+            self._waiting.pop(slot)()
+
+    def _has(self, slot: PciAddress) -> bool:
+        return self._tree.exists(HostPath(f"{GPUS}/{slot}"))
+
+    def _node(self, slot: PciAddress) -> str:
+        return f"/dev/nvidia{self._minors[slot]}"
+
+    def _lock(self, slot: PciAddress, text: str) -> None:
+        if not written.number(text):
+            self._locked.discard(slot)
+        elif not self._is_open(self._node(slot)):
+            self._locked.add(slot)
+
+    def _clear(self, slot: PciAddress) -> None:
+        if self._has(slot):
+            self._locked.discard(slot)
+            self._tree.remove(HostPath(f"{GPUS}/{slot}"))
+            self._tree.remove(HostPath(self._node(slot)))

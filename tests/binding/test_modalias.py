@@ -1,0 +1,44 @@
+"""Which VFIO driver knows a function best."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import parse_pci_address, parse_pci_id
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.model.modalias import best_vfio_driver, modalias
+
+GRACE = PciFunction(
+    parse_pci_address("0009:01:00.0"), parse_pci_id("10de:2342"), 0x030200, subsystem=parse_pci_id("10de:16eb")
+)
+ALIASES = """\
+# Aliases extracted from modules themselves.
+alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia
+alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci
+alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci
+alias vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i* mlx5_vfio_pci
+"""
+
+
+def test_the_one_with_the_fewest_wildcards() -> None:
+    assert best_vfio_driver(ALIASES, GRACE) == "nvgrace_gpu_vfio_pci"
+
+
+def test_the_first_among_equals() -> None:
+    twice = "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* first\nalias vfio_pci:v000010DEd*sv*sd*bc03sc*i* second"
+    assert best_vfio_driver(twice, GRACE) == "first"
+
+
+@pytest.mark.parametrize("aliases", ["", "alias vfio_pci:", "alias vfio_pci:v*", "alias pci:v* nvidia", "\x00\x00"])
+def test_vfio_pci_where_nothing_fits(aliases: str) -> None:
+    assert best_vfio_driver(aliases, GRACE) == "vfio-pci"
+
+
+def test_the_kernels_name_of_a_function() -> None:
+    assert modalias(GRACE) == "v000010DEd00002342sv000010DEsd000016EBbc03sc02i00"
+
+
+@given(st.text())
+def test_no_content_of_the_file_is_too_odd(text: str) -> None:
+    assert best_vfio_driver(text, GRACE)
+    assert best_vfio_driver(f"alias vfio_pci:{text}", GRACE)

@@ -1,0 +1,230 @@
+"""What is planned for a host, and what is refused with which reason."""
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.hardware.tools import HostTools, ToolError
+from gpuvirt.model.plan import Plan, Wish
+from gpuvirt.model.planning import plan_units
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node import binder, originals
+from gpuvirt.node.binder import Orders, Site
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec, load_machine
+from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.tree import Link, constant
+
+NOBODY = Orders(pods={})
+T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
+
+
+class Place:
+    """A simulated host, with what is kept on it."""
+
+    def __init__(self, kernel: SimKernel, folder: Path) -> None:
+        self.kernel = kernel
+        self.tools = SimTools(kernel)
+        self.site = Site(kernel, self.tools, folder / "drivers.json", folder / "locks")
+
+    def plans(self, wish: Wish, *gpus: str, orders: Orders = NOBODY) -> Sequence[Plan]:
+        return plan_units(binder.look(self.site, orders), dict.fromkeys(map(PciAddress, gpus), wish))
+
+    def move(self, wish: Wish, gpu: str, orders: Orders = NOBODY) -> Sequence[Reason]:
+        address = PciAddress(gpu)
+        unit = binder.look(self.site, orders).inventory.gpus[address].unit
+        return binder.move(self.site, unit, {address: wish}, orders, lambda _: None)
+
+    def refused(self, wish: Wish, gpu: str, orders: Orders = NOBODY) -> set[ReasonCode]:
+        self.kernel.writes.clear()
+        codes = {reason.code for reason in self.move(wish, gpu, orders)}
+        assert self.kernel.writes == [], "refused, and written all the same"
+        return codes
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Callable[[str], Place]:
+    return lambda name: Place(build_machine(load_machine(name)), tmp_path / name)
+
+
+@pytest.fixture
+def t4(place: Callable[[str], Place]) -> Place:
+    return place("4xT4")
+
+
+def test_all_is_unbound_before_anything_is_probed(place: Callable[[str], Place]) -> None:
+    host = place("4xRTX2060")
+    (plan,) = host.plans(Wish.NATIVE, "0000:04:00.0")
+    words = [step.text.split(": ")[1].split()[0] for step in plan.steps]
+    assert words == ["driver_override"] * 4 + ["unbind"] * 4 + ["probe,"] * 4
+    assert plan.leases == (27,)
+
+
+def test_the_driver_is_loaded_where_it_is_not(t4: Place) -> None:
+    t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
+    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert t4.tools.loaded == ["vfio-pci"]
+    assert t4.kernel.pci.functions[T4[2]].driver == "vfio-pci"
+
+
+def test_a_module_that_is_not_there_leaves_the_gpu_with_its_driver(t4: Place, tmp_path: Path) -> None:
+    t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
+    site = Site(t4.kernel, SimTools(t4.kernel, ()), tmp_path / "d.json", tmp_path / "l")
+    unit = binder.look(site, NOBODY).inventory.gpus[T4[2]].unit
+    (reason,) = binder.move(site, unit, {T4[2]: Wish.PASSTHROUGH}, NOBODY, lambda _: None)
+    assert reason.code is ReasonCode.STEP_FAILED
+    assert "modprobe" in reason.text
+    assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
+    lock = HostPath(f"/proc/driver/nvidia/gpus/{T4[2]}/unbindLock")
+    assert (lock, b"1") in t4.kernel.writes
+    assert t4.kernel.read(lock) == b"0\n", "its driver lets clients in again"
+
+
+def test_a_variant_driver_is_taken_where_one_knows_the_gpu(place: Callable[[str], Place]) -> None:
+    host = place("2xGH200")
+    release = HostPath("/proc/sys/kernel/osrelease")
+    host.kernel.tree.place(release, constant("6.8.0"))
+    aliases = "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n"
+    host.kernel.tree.place(HostPath("/lib/modules/6.8.0/modules.alias"), constant(aliases))
+    gpu = next(iter(binder.look(host.site, NOBODY).inventory.gpus))
+    seen = binder.look(host.site, NOBODY)
+    assert seen.best_drivers == dict.fromkeys(seen.inventory.gpus, "nvgrace_gpu_vfio_pci")
+    assert gpu in seen.best_drivers
+
+
+def test_a_gpu_whose_vgpus_exist_stays(t4: Place) -> None:
+    assert t4.refused(Wish.PASSTHROUGH, T4[0]) == {ReasonCode.CARRIES_VGPUS}
+
+
+def test_a_gpu_with_vfs_stays(place: Callable[[str], Place]) -> None:
+    host = place("8xH100")
+    gpus = binder.look(host.site, NOBODY).inventory.gpus
+    with_vfs = next(address for address, gpu in gpus.items() if gpu.function.virtfns)
+    codes = {reason.code for plan in host.plans(Wish.PASSTHROUGH, with_vfs) for reason in plan.refusals}
+    assert codes & {ReasonCode.VFS_ENABLED, ReasonCode.CARRIES_VGPUS}
+
+
+def test_a_gpu_that_a_process_of_the_host_uses_stays_unless_forced(t4: Place) -> None:
+    process = t4.kernel.start_process("python3", "/dev/nvidia2")
+    (reason,) = t4.move(Wish.PASSTHROUGH, T4[2])
+    assert reason.code is ReasonCode.IN_USE
+    assert f"python3 (pid {process.pid})" in reason.message
+    # NVIDIA's driver has the last word also then.
+    forced = Orders(pods={}, forced=True)
+    assert {one.code for one in t4.move(Wish.PASSTHROUGH, T4[2], forced)} == {ReasonCode.DRIVER_LOCK}
+    t4.kernel.end_machine(process)
+    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+
+
+def test_nvidias_own_services_are_named_and_are_no_machines(t4: Place) -> None:
+    service = t4.kernel.start_process("nvidia-persiste", "/dev/nvidia2")
+    (reason,) = t4.move(Wish.PASSTHROUGH, T4[2])
+    assert reason.code is ReasonCode.DRIVER_LOCK
+    assert "nvidia-persiste" in reason.message
+    assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
+    t4.kernel.end_machine(service)
+    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+
+
+def test_a_pods_gpu_stays(t4: Place) -> None:
+    orders = Orders(pods={T4[2]: ("pod default/vm-a",)})
+    assert t4.refused(Wish.PASSTHROUGH, T4[2], orders) == {ReasonCode.HELD_BY_POD}
+
+
+def test_where_processes_cannot_be_seen_nothing_is_taken_from_them(t4: Place) -> None:
+    t4.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
+    assert t4.refused(Wish.PASSTHROUGH, T4[2]) == {ReasonCode.USERS_UNSEEN}
+
+
+def test_the_console_stays(t4: Place) -> None:
+    t4.kernel.tree.place(HostPath(f"{t4.kernel.pci.functions[T4[2]].folder}/boot_vga"), constant("1"))
+    assert t4.plans(Wish.PASSTHROUGH, T4[2])[0].refusals == (), "no framebuffer: nobody looks at it"
+    framebuffer = Link("../../../devices/platform/efi-framebuffer.0")
+    t4.kernel.tree.place(HostPath("/sys/class/graphics/fb0/device"), framebuffer)
+    assert t4.refused(Wish.PASSTHROUGH, T4[2]) == {ReasonCode.HOST_NEEDS}
+
+
+DISK, NIC = "0000:3c:00.0", "0000:3d:00.0"
+
+
+@pytest.mark.parametrize(("board", "at"), [("disk", DISK), ("nic", NIC)])
+def test_what_the_host_needs_never_moves_along(tmp_path: Path, board: str, at: str) -> None:
+    spec = neighbour(board, at)
+    host = Place(build_machine(spec), tmp_path)
+    tree, folder = host.kernel.tree, host.kernel.pci.functions[PciAddress(at)].folder
+    if board == "disk":
+        partition = f"{folder}/nvme/nvme0/nvme0n1/nvme0n1p1"
+        tree.place(HostPath(f"{partition}/dev"), constant("259:1"))
+        tree.place(HostPath("/sys/class/block/nvme0n1p1"), Link(partition))
+        tree.place(HostPath("/proc/1/mountinfo"), constant("22 1 259:1 / / rw - ext4 /dev/root rw"))
+    else:
+        tree.place(HostPath(f"{folder}/net/eth0/flags"), constant("0x1003"))
+    gpu = "0000:3b:00.0"
+    assert host.refused(Wish.PASSTHROUGH, gpu) == {ReasonCode.FOREIGN_ENDPOINT}
+    listed = Orders(pods={}, allowed=frozenset({PciAddress(at)}))
+    assert host.refused(Wish.PASSTHROUGH, gpu, listed) == {ReasonCode.HOST_NEEDS}
+
+
+def neighbour(board: str, at: str) -> MachineSpec:
+    functions = {
+        "disk": FunctionSpec(id="144d:a808", class_code="010802", native_driver="nvme"),
+        "nic": FunctionSpec(id="8086:1521", class_code="020000", native_driver="igb"),
+    }
+    return MachineSpec(
+        about="a GPU that shares its group",
+        boards={board: BoardSpec(functions=(functions[board],))},
+        slots=(SlotSpec(at="0000:3b:00.0", board="T4", group=7), SlotSpec(at=at, board=board, group=7)),
+    )
+
+
+def test_on_a_host_with_nvswitches_the_probe_is_a_persons(place: Callable[[str], Place]) -> None:
+    host = place("8xA100")
+    gpus = binder.look(host.site, NOBODY).inventory.gpus
+    address = next(one for one, gpu in gpus.items() if not gpu.function.virtfns)
+    assert host.move(Wish.PASSTHROUGH, address) == ()
+    (plan,) = host.plans(Wish.NATIVE, address)
+    assert not any(step.text.startswith(f"{address}: probe") for step in plan.steps)
+    assert any("drivers_probe" in note for note in plan.notes)
+
+
+def test_the_first_driver_is_the_one_that_is_remembered(t4: Place) -> None:
+    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    t4.kernel.rebind(T4[2], None)
+    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert originals.read(t4.site.originals) == {T4[2]: "nvidia"}
+
+
+def test_a_damaged_record_costs_the_names_alone(t4: Place) -> None:
+    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    t4.site.originals.write_bytes(b"\x00{")
+    assert t4.move(Wish.NATIVE, T4[2]) == ()
+    assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
+
+
+def test_a_driver_that_does_not_take_it_is_a_failure_and_the_gpu_goes_back(t4: Place) -> None:
+    # Without an IOMMU group vfio-pci fails to probe, which the writer does not hear of (drivers/base/dd.c).
+    t4.kernel.pci.functions[T4[2]].group = None
+    reasons = t4.move(Wish.PASSTHROUGH, T4[2])
+    assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED]
+    assert "no driver has it" in str(reasons[0].seen)
+    assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
+    assert originals.read(t4.site.originals) == {}
+
+
+def test_modprobe_of_a_real_host_says_why_it_failed(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="modprobe -- vfio-pci"):
+        HostTools(tmp_path).modprobe("vfio-pci")
+
+
+def test_a_running_machine_keeps_its_gpu_whatever_is_wished(place: Callable[[str], Place]) -> None:
+    host = place("2xA10")
+    host.kernel.start_machine(IommuGroup(12))
+    assert host.refused(Wish.NATIVE, "0000:65:00.0") == {ReasonCode.IN_USE}
+    forced = Orders(pods={}, forced=True)
+    assert host.refused(Wish.NATIVE, "0000:65:00.0", forced) == {ReasonCode.IN_USE}
+    assert host.kernel.vfio.requests == []

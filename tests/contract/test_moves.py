@@ -1,0 +1,155 @@
+"""GPUs are moved between drivers on each host in the same way, and nobody who uses one is asked to give it back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hosts import LONG_S, CdevHost, Host, bind, group_of
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.modules import driver_of
+from gpuvirt.hardware.tools import ToolError
+from gpuvirt.model.plan import Step, Wish
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node import binder, originals
+from gpuvirt.node.binder import Orders, Site
+
+GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
+H100 = PciAddress("0000:03:00.0")
+IDLE = PciAddress("0000:04:00.0")
+T4, OTHER_T4 = PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0")
+NOBODY = Orders(pods={})
+
+
+class NoTools:
+    """Everything that these hosts need is loaded."""
+
+    def modprobe(self, module: str) -> None:
+        raise ToolError(f"{module} should be there")
+
+
+class Mover:
+    """Moves GPUs on a host."""
+
+    def __init__(self, host: Host, folder: Path) -> None:
+        self.site = Site(host.kernel, NoTools(), folder / "drivers.json", folder / "locks")
+        self.steps: list[str] = []
+
+    def move(self, wish: Wish, *gpus: PciAddress, orders: Orders = NOBODY) -> Sequence[Reason]:
+        seen = binder.look(self.site, orders)
+        units = {seen.inventory.gpus[gpu].unit for gpu in gpus}
+        wishes = dict.fromkeys(gpus, wish)
+        return [one for unit in sorted(units) for one in binder.move(self.site, unit, wishes, orders, self._tell)]
+
+    def drivers(self, *addresses: PciAddress) -> list[object]:
+        return [driver_of(self.site.kernel, address) for address in addresses]
+
+    def _tell(self, step: Step) -> None:
+        self.steps.append(step.text)
+
+
+@pytest.fixture
+def mover(host: Host, tmp_path: Path) -> Mover:
+    return Mover(host, tmp_path / "state")
+
+
+def test_a_gpu_goes_with_its_audio_function_and_comes_back_to_its_drivers(mover: Mover) -> None:
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    assert originals.read(mover.site.originals) == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
+    mover.steps.clear()
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.steps == []
+    assert mover.move(Wish.NATIVE, GPU) == []
+    assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
+    assert originals.read(mover.site.originals) == {}
+
+
+def test_a_gpu_that_had_no_driver_is_left_without_one(mover: Mover) -> None:
+    assert mover.move(Wish.PASSTHROUGH, IDLE) == []
+    assert mover.drivers(IDLE) == ["vfio-pci"]
+    assert mover.move(Wish.NATIVE, IDLE) == []
+    assert mover.drivers(IDLE) == [None]
+
+
+def test_a_gpu_that_a_machine_has_is_not_touched_and_the_machine_hears_nothing(host: Host, mover: Mover) -> None:
+    mover.move(Wish.PASSTHROUGH, GPU)
+    machine = host.start_machine(group_of(host, GPU))
+    mover.steps.clear()
+    (refused,) = {reason.code for reason in mover.move(Wish.NATIVE, GPU)}
+    assert refused is ReasonCode.IN_USE
+    assert mover.steps == []
+    assert not machine.asked_back(host.patience_s)
+    assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    machine.end()
+
+
+def test_no_force_moves_what_a_machine_has(host: Host, mover: Mover) -> None:
+    mover.move(Wish.PASSTHROUGH, GPU)
+    machine = host.start_machine(group_of(host, GPU))
+    forced = Orders(pods={}, forced=True)
+    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU, orders=forced)} == {ReasonCode.IN_USE}
+    assert not machine.asked_back(host.patience_s)
+    machine.end()
+
+
+def test_half_a_group_that_somebody_else_has_left_is_made_whole(host: Host, mover: Mover) -> None:
+    bind(host, GPU, "vfio-pci")
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    host.start_machine(group_of(host, GPU)).end()
+
+
+def test_gpus_of_one_group_go_together_or_not_at_all(mover: Mover) -> None:
+    (refused,) = mover.move(Wish.PASSTHROUGH, T4)
+    assert refused.code is ReasonCode.FOREIGN_ENDPOINT
+    assert OTHER_T4 in refused.message
+    assert mover.steps == []
+    assert mover.move(Wish.PASSTHROUGH, T4, OTHER_T4) == []
+    assert mover.drivers(T4, OTHER_T4) == ["vfio-pci", "vfio-pci"]
+    (torn, *_) = mover.move(Wish.NATIVE, T4)
+    assert torn.code is ReasonCode.GROUP_NOT_VIABLE
+    assert mover.move(Wish.NATIVE, T4, OTHER_T4) == []
+    assert mover.drivers(T4, OTHER_T4) == ["nvidia", "nvidia"]
+
+
+def test_a_listed_neighbour_moves_along_and_comes_back(mover: Mover) -> None:
+    listed = Orders(pods={}, allowed=frozenset({OTHER_T4}))
+    assert mover.move(Wish.PASSTHROUGH, T4, orders=listed) == []
+    assert mover.drivers(T4, OTHER_T4) == ["vfio-pci", "vfio-pci"]
+
+
+def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: CdevHost, tmp_path: Path) -> None:
+    """A machine that is about to start looks like that."""
+    mover = Mover(cdevs, tmp_path / "state")
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    process = cdevs.open_devices(GPU, bind=False)
+    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    process.end()
+    assert mover.move(Wish.NATIVE, GPU) == []
+    assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
+
+
+def test_where_devices_have_nodes_one_that_a_machine_has_is_not_touched(cdevs: CdevHost, tmp_path: Path) -> None:
+    mover = Mover(cdevs, tmp_path / "state")
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    machine = cdevs.open_devices(GPU, AUDIO)
+    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert not machine.asked_back(cdevs.patience_s)
+    machine.end()
+
+
+def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
+    seen = binder.look(mover.site, NOBODY)
+    unit = seen.inventory.gpus[H100].unit
+
+    def meanwhile(_: Step) -> None:
+        with pytest.raises(binder.UnitBusyError, match="another process"):
+            binder.move(mover.site, unit, {H100: Wish.PASSTHROUGH}, NOBODY, lambda _: None)
+
+    assert binder.move(mover.site, unit, {H100: Wish.PASSTHROUGH}, NOBODY, meanwhile) == ()
+    job = host.start_read(f"/sys/bus/pci/devices/{H100}/driver_override")
+    answer = job.answer(LONG_S)
+    assert answer is not None
+    assert answer.data == b"vfio-pci\n"

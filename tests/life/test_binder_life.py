@@ -1,0 +1,120 @@
+"""GPUs moved to and fro while machines and processes come and go: no machine is ever asked for its GPU."""
+
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
+from typing_extensions import override
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import FunctionKind, kind_of
+from gpuvirt.model.plan import Wish
+from gpuvirt.node import binder
+from gpuvirt.node.binder import Orders, Site
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+
+MACHINES = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
+NUMBERS = st.integers(0, 7)
+
+
+class Moving(RuleBasedStateMachine):
+    """One host, whose GPUs somebody moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.kernel: SimKernel
+        self.machines: list[tuple[Process, frozenset[str]]] = []
+        self.processes: list[tuple[Process, str]] = []
+
+    @override
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @initialize(machine=st.sampled_from(MACHINES), has_cdevs=st.booleans(), has_groups=st.booleans())
+    def build(self, machine: str, *, has_cdevs: bool, has_groups: bool) -> None:
+        spec = replace(load_machine(machine), iommufd=has_cdevs, group_nodes=has_groups or not has_cdevs)
+        self.kernel = build_machine(spec)
+        self.has_cdevs = has_cdevs
+        folder = Path(self.folder.name)
+        self.site = Site(self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks")
+        functions = self.kernel.pci.functions.items()
+        self.gpus = [one for one, what in functions if kind_of(what.class_code, what.id.vendor) is FunctionKind.GPU]
+
+    @rule(number=NUMBERS, wish=st.sampled_from(Wish), forced=st.booleans())
+    def move(self, number: int, wish: Wish, *, forced: bool) -> None:
+        gpu = self.gpus[number % len(self.gpus)]
+        orders = Orders(pods={}, forced=forced)
+        unit = binder.look(self.site, orders).inventory.gpus[gpu].unit
+        reasons = binder.move(self.site, unit, {gpu: wish}, orders, lambda _: None)
+        on_vfio = self.kernel.pci.functions[gpu].driver == "vfio-pci"
+        if not reasons:
+            assert on_vfio == (wish is Wish.PASSTHROUGH)
+
+    @rule(number=NUMBERS, bind=st.booleans())
+    def start_machine(self, number: int, *, bind: bool) -> None:
+        """Start one on all devices of a group, by its node or by theirs; or have it open them, and no more yet."""
+        groups = sorted(self.kernel.vfio.groups)
+        group = groups[number % len(groups)]
+        devices = list(self.kernel.vfio.groups[group].vfio_devices)
+        with suppress(OSError):
+            if self.kernel.vfio.group_nodes and (bind or not self.has_cdevs):
+                process = self.kernel.start_machine(group)
+            elif self.has_cdevs and devices:
+                process = self.kernel.open_devices([self.name(device) for device in devices], bind=bind)
+            else:
+                return
+            self.machines.append((process, frozenset(devices)))
+
+    def name(self, device: str) -> str:
+        """Return the name of a device's own node."""
+        bus = "pci" if ":" in device else "mdev"
+        return self.kernel.listdir(HostPath(f"/sys/bus/{bus}/devices/{device}/vfio-dev"))[0]
+
+    @rule(number=NUMBERS)
+    def end_machine(self, number: int) -> None:
+        if self.machines:
+            process, _ = self.machines.pop(number % len(self.machines))
+            self.kernel.end_machine(process)
+
+    @rule(number=NUMBERS)
+    def compute(self, number: int) -> None:
+        node = f"/dev/nvidia{number}"
+        self.processes.append((self.kernel.start_process("python3", node), node))
+
+    @rule(number=NUMBERS)
+    def finish(self, number: int) -> None:
+        if self.processes:
+            process, _ = self.processes.pop(number % len(self.processes))
+            self.kernel.end_machine(process)
+
+    @rule(number=NUMBERS, driver=st.sampled_from(["vfio-pci", "nvidia", None]))
+    def somebody_rebinds(self, number: int, driver: str | None) -> None:
+        gpu = self.gpus[number % len(self.gpus)]
+        if not self.processes and not self.machines:  # else it is them who are harmed by it
+            with suppress(OSError):
+                self.kernel.rebind(gpu, driver)
+
+    @invariant()
+    def no_machine_is_asked_for_its_gpu(self) -> None:
+        if hasattr(self, "site"):
+            assert self.kernel.vfio.requests == []
+
+    @invariant()
+    def what_a_machine_has_keeps_its_driver(self) -> None:
+        for _, has in self.machines:
+            functions = {self.kernel.pci.functions[PciAddress(one)].driver for one in has if ":" in one}
+            assert functions <= {"vfio-pci"}
+            assert {one for one in has if ":" not in one} <= self.kernel.mdev.devices.keys()
+
+
+TestMoving = Moving.TestCase
+TestMoving.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

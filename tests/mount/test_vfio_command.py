@@ -1,0 +1,127 @@
+"""`gpuvirt vfio` and `vfio-manage` on a mounted machine, as a person runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mounting import GPUVIRT, mount, shell, until
+
+pytestmark = pytest.mark.ring("mount")
+
+VFIO = f"{' '.join(GPUVIRT)} vfio"
+VFIO_MANAGE = f"{sys.executable} -c 'from gpuvirt.cli.main import vfio_manage; vfio_manage()'"
+GPU = "0000:04:00.0"
+
+
+def driver(folder: Path, address: str) -> str | None:
+    link = folder / "host/sys/bus/pci/devices" / address / "driver"
+    return link.readlink().name if link.is_symlink() else None
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "4xT4"):
+        gpu = "0000:86:00.0"
+        status = shell(f"{VFIO} status --host-root host", tmp_path)
+        assert "could be: gpuvirt vfio bind" in status.stdout
+        assert "CarriesVgpus: 0000:3b:00.0 carries 2 vGPUs" in status.stdout
+        planned = shell(f"{VFIO} bind {gpu} --host-root host --dry-run", tmp_path)
+        assert (planned.returncode, driver(tmp_path, gpu)) == (0, "nvidia")
+        assert f"{gpu}: unbind from nvidia" in planned.stdout
+        done = shell(f"{VFIO} bind {gpu} --host-root host", tmp_path)
+        assert (done.returncode, driver(tmp_path, gpu)) == (0, "vfio-pci"), done.stderr
+        assert done.stdout.splitlines()[-1] == f"{gpu}: for virtual machines"
+        again = shell(f"{VFIO} bind {gpu} --host-root host -o json", tmp_path)
+        assert [(one["steps"], one["reasons"]) for one in json.loads(again.stdout)] == [([], [])]
+        back = shell(f"{VFIO} unbind {gpu} --host-root host", tmp_path)
+        assert (back.returncode, driver(tmp_path, gpu)) == (0, "nvidia"), back.stderr
+
+
+def test_all_does_what_it_can_and_fails_for_the_rest(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "4xT4"):
+        done = shell(f"{VFIO} bind --all --host-root host", tmp_path)
+        assert done.returncode == 1
+        assert done.stdout.count("CarriesVgpus") == 3
+        assert driver(tmp_path, "0000:86:00.0") == "vfio-pci"
+        assert driver(tmp_path, "0000:3b:00.0") == "nvidia"
+
+
+def test_nvidias_command_line(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "4xRTX2060"):
+        done = shell(f"HOST_ROOT=host {VFIO_MANAGE} unbind --device-id {GPU}", tmp_path)
+        assert (done.returncode, driver(tmp_path, GPU)) == (0, "nvidia"), done.stderr
+        done = shell(f"{VFIO_MANAGE} bind -a --host-root host", tmp_path)
+        assert (done.returncode, driver(tmp_path, GPU)) == (0, "vfio-pci"), done.stderr
+        stranger = shell(f"{VFIO_MANAGE} bind -d 0000:ff:00.0 --host-root host", tmp_path)
+        assert stranger.returncode == 0
+        assert "not one of NVIDIA's devices" in stranger.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("bind", "give either addresses or --all"),
+        (f"bind {GPU} --all", "give either addresses or --all"),
+        ("bind 04:00.0", "is not a PCI address"),
+        ("bind 0000:99:00.0", "there is no such function on this host"),
+        ("bind 0000:04:00.1", f"it goes with its GPU, {GPU}"),
+        (f"bind {GPU} --also x", "is not a PCI address"),
+        (f"bind {GPU} --force", "standard input is no terminal"),
+    ],
+)
+def test_used_wrongly(tmp_path: Path, arguments: str, said: str) -> None:
+    with mount(tmp_path / "host", "4xRTX2060"):
+        done = shell(f"{VFIO} {arguments} --host-root host </dev/null", tmp_path)
+        assert done.returncode == 2
+        assert said in " ".join(done.stderr.replace("│", " ").split())
+        assert driver(tmp_path, GPU) == "vfio-pci"
+
+
+def test_the_agent_keeps_gpus_where_they_are_wanted_and_nobody_works_against_it(
+    tmp_path: Path, short_path: Path
+) -> None:
+    gpu, kubelet = "0000:86:00.0", short_path / "kubelet"
+    (kubelet / "device-plugins").mkdir(parents=True)
+    (tmp_path / "node.yaml").write_text(f'modes: {{"{gpu}": passthrough}}\n')
+    options = f"--host-root host --kubelet-dir {kubelet} --listen '' --config node.yaml"
+    with mount(tmp_path / "host", "4xT4", "--nodes", "files"):
+        with subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {' '.join(GPUVIRT)} node {options}"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as agent:
+            until(lambda: driver(tmp_path, gpu) == "vfio-pci")
+            until(lambda: "TU104GL_TESLA_T4" in shell(f"{' '.join(GPUVIRT)} devices --host-root host", tmp_path).stdout)
+            done = shell(f"{VFIO} unbind {gpu} --host-root host --kubelet-dir {kubelet}", tmp_path)
+            assert (done.returncode, driver(tmp_path, gpu)) == (1, "vfio-pci")
+            assert "ManagedByAgent" in done.stdout
+            assert f'modes: {{"{gpu}": ...}}' in done.stdout
+            agent.terminate()
+            assert agent.wait(100) == 0
+        assert driver(tmp_path, gpu) == "vfio-pci", "its end changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ("mode: whole", "$.mode"),
+        ("modes: {x: passthrough}", "$.modes.x"),
+        ('{mode: container, modes: {"0000:3b:00.0": vgpu}}', "$.modes.0000:3b:00.0"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, settings: str, path: str) -> None:
+    (tmp_path / "node.yaml").write_text(settings + "\n")
+    done = shell(f"{' '.join(GPUVIRT)} node --config node.yaml --kubelet-dir . --listen ''", tmp_path)
+    assert done.returncode == 2
+    assert "node.yaml" in done.stderr
+    assert path in done.stderr
+
+
+def test_an_agent_without_privileges_moves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text("mode: passthrough\n")
+    done = shell(f"{' '.join(GPUVIRT)} node --plugin-only --config node.yaml --kubelet-dir . --listen ''", tmp_path)
+    assert done.returncode == 2
+    assert "$.mode: GPUs can't be moved with --plugin-only" in done.stderr

@@ -1,0 +1,155 @@
+"""The agent brings GPUs to where they are wanted, keeps them there, and touches nothing that anybody has."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.tools import SimTools
+from simnode import SimNode, running_node
+
+T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
+FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+A10 = "nvidia.com/GA102GL_A10"
+PASSTHROUGH = Settings(mode=WantedMode.PASSTHROUGH)
+CONTAINER = Settings(mode=WantedMode.CONTAINER)
+
+Machine = Callable[[str], SimKernel]
+
+
+def driver(kernel: SimKernel, address: PciAddress) -> str | None:
+    return kernel.pci.functions[address].driver
+
+
+def notes(node: SimNode) -> set[ReasonCode]:
+    return {note.code for note in node.view.notes}
+
+
+async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
+        await node.advance(5)
+        assert driver(kernel, T4[2]) == "vfio-pci"
+        assert node.offered["nvidia.com/TU104GL_TESLA_T4"] == {T4[2]: True}
+        assert notes(node) == {ReasonCode.CARRIES_VGPUS}
+        assert [driver(kernel, one) for one in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
+        assert node.gpu(T4[0]).wanted == "passthrough"
+        assert node.agent.telemetry.moves["passthrough", "done"] == 1
+
+
+async def test_no_wish_means_leave_alone(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, Settings()) as node:
+        await node.advance(60)
+    assert kernel.writes == []
+
+
+async def test_single_gpus_have_modes_of_their_own(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH})) as node:
+        await node.advance(5)
+        assert driver(kernel, T4[2]) == "vfio-pci"
+        assert notes(node) == set()
+        assert node.gpu(T4[0]).wanted is None
+
+
+async def test_what_somebody_rebinds_comes_back(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
+        await node.advance(5)
+        kernel.rebind(FIRST, "nvidia")
+        await node.advance(5)
+        assert driver(kernel, FIRST) == "vfio-pci"
+        kernel.unplug(SECOND)
+        await node.advance(5)
+        kernel.plug_in(SECOND)
+        await node.advance(5)
+        assert driver(kernel, SECOND) == "vfio-pci"
+        assert node.offered[A10] == {FIRST: True, SECOND: True}
+
+
+async def test_a_restart_writes_nothing(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
+        await node.advance(5)
+    kernel.writes.clear()
+    async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
+        await node.advance(60)
+    assert kernel.writes == []
+
+
+async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    process = kernel.start_process("python3", "/dev/nvidia2")
+    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH})) as node:
+        await node.advance(60)
+        assert driver(kernel, T4[2]) == "nvidia"
+        assert notes(node) == {ReasonCode.IN_USE}
+        assert any(f"pid {process.pid}" in note.text for note in node.view.notes)
+        kernel.end_machine(process)
+        await node.advance(301)
+        assert driver(kernel, T4[2]) == "vfio-pci"
+        assert notes(node) == set()
+
+
+async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
+        assert node.offered[A10] == {FIRST: True, SECOND: True}
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        await node.advance(20)
+        assert node.offered.get(A10, {}) == {}
+        assert node.reasons(FIRST) == [ReasonCode.WITHDRAWN]
+        assert node.refused(A10, [FIRST]) is ReasonCode.UNKNOWN_RESOURCE
+        assert driver(kernel, FIRST) == "vfio-pci", "who has what is not known yet"
+        assert notes(node) == {ReasonCode.HOLDERS_UNHEARD}
+        await node.say_holders()
+        await node.advance(10)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "nvidia"]
+        assert notes(node) == set()
+
+
+async def test_back_to_the_host_waits_for_pods_and_machines(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path) as node:
+        node.hold(A10, FIRST)
+        await node.say_holders()
+        held = dict(node.held)
+    stranger = kernel.start_machine(IommuGroup(22))
+    kernel.writes.clear()
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        node.held = held
+        await node.advance(2)
+        await node.say_holders()
+        await node.advance(60)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci", "vfio-pci"]
+        assert notes(node) == {ReasonCode.HELD_BY_POD, ReasonCode.IN_USE}
+        assert node.offered[A10] == {FIRST: False}, "it stays listed while a pod has it"
+        assert kernel.writes == []
+        assert kernel.vfio.requests == []
+        node.free(FIRST)
+        await node.say_holders()
+        await node.say_holders()
+        await node.advance(10)
+        assert driver(kernel, FIRST) == "nvidia", [note.text for note in node.view.notes]
+        kernel.end_machine(stranger)
+        await node.advance(400)
+        assert driver(kernel, SECOND) == "nvidia", [note.text for note in node.view.notes]
+        assert notes(node) == set()
+
+
+async def test_a_driver_that_is_not_there_is_said_and_tried_again(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    kernel.pci.forget_driver("vfio-pci")
+    missing = SimTools(kernel, ())
+    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH}), tools=missing) as node:
+        await node.advance(5)
+        assert notes(node) == {ReasonCode.STEP_FAILED}
+        kernel.pci.add_driver("vfio-pci")
+        await node.advance(301)
+        assert driver(kernel, T4[2]) == "vfio-pci"
+        assert notes(node) == set()
