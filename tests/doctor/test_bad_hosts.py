@@ -151,7 +151,7 @@ BAD = {
             host(machine="4xRTX2060"), lambda one: one.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
         ),
         ReasonCode.GROUP_NOT_VIABLE, Level.ERROR, "0000:04:00.1/driver: snd_hda_intel",
-        "echo vfio-pci > /sys/bus/pci/devices/0000:04:00.1/driver_override",
+        "gpuvirt vfio bind 0000:04:00.0",
     ),
     "a disk in the group": Bad(
         lambda: machine(
@@ -190,7 +190,7 @@ BAD = {
     ),
     "no driver": Bad(
         lambda: host(driver="none"),
-        ReasonCode.NO_DRIVER, Level.WARNING, f"{FOLDER}/driver", "drivers_probe",
+        ReasonCode.NO_DRIVER, Level.WARNING, f"{FOLDER}/driver", "gpuvirt vfio bind",
     ),
     "no vGPU made": Bad(
         lambda: host(machine="4xT4"),

@@ -11,9 +11,10 @@ from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.kubevirt import parse
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.target import is_target
 from gpuvirt.model.view import NodeView
-from gpuvirt.model.walk import is_target, walk
+from gpuvirt.model.walk import walk
 from gpuvirt.model.way import Standing, Step, Way
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container
@@ -77,8 +78,8 @@ NEIGHBOUR = (
             lambda: machine(NEIGHBOUR.replace("DRIVER", "none")),
             Step.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
         ),
-        (lambda: rebound(host(), GPU, None), Step.DRIVER, ReasonCode.NO_DRIVER, "drivers_probe"),
-        (lambda: host(driver="nouveau"), Step.DRIVER, ReasonCode.NATIVE_DRIVER, "vfio-pci"),
+        (lambda: rebound(host(), GPU, None), Step.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
+        (lambda: host(driver="nouveau"), Step.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
         (lambda: host(driver="native"), Step.DRIVER, ReasonCode.NO_VGPUS, "uuidgen"),
         (lambda: node_lost(host()), Step.NODE, ReasonCode.NODE_MISSING, "udev"),
         (host, Step.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
@@ -91,6 +92,14 @@ def test_what_blocks_a_gpu(build: Callable[[], SimKernel], step: Step, code: obj
     assert fix in "\n".join(way.blocker.fix)
     assert [one.step for one in way.stages] == list(Step)
     assert {one.standing for one in way.stages[: list(Step).index(step)]} <= {Standing.OK}
+
+
+def test_a_move_that_is_refused_is_what_blocks() -> None:
+    seen = evidence(host(driver="nouveau"))
+    refused = Reason(ReasonCode.IN_USE, GPU, "is in use by Xorg (pid 7)", "/proc/7/fd", "end that process")
+    way = walk(replace(seen, view=replace(seen.view, notes=(refused,))), GPU)
+    assert way.blocker is not None
+    assert (blocked_at(way), way.blocker.code, way.blocker.fix) == (Step.DRIVER, refused.code, (refused.fix,))
 
 
 def test_what_is_no_gpu() -> None:
@@ -172,11 +181,10 @@ class TestWithAgent:
     async def test_held_by_a_pod(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await node.kubelet.run_pod("vm-a", Container("compute", {A10: 2}))
-            await until(lambda: blocked_at(self.walk(node, short_path, A10)) is Step.FREE)
+            await until(lambda: "vm-a" in " ".join(one.message for one in self.walk(node, short_path, A10).stages))
             way = self.walk(node, short_path, A10)
             assert way.blocker is not None
-            assert way.blocker.code is ReasonCode.HELD_BY_POD
-            assert "vm-a" in way.blocker.message
+            assert (blocked_at(way), way.blocker.code) == (Step.FREE, ReasonCode.HELD_BY_POD)
 
     async def test_not_counted(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:

@@ -30,7 +30,8 @@ def why(  # noqa: PLR0913  one parameter an option
     from gpuvirt.cli import diagnosis
     from gpuvirt.cli.machine import Where, surroundings
     from gpuvirt.cli.render import json_lines
-    from gpuvirt.model.walk import is_target, walk
+    from gpuvirt.model.target import is_target
+    from gpuvirt.model.walk import walk
 
     if not is_target(target):
         raise typer.BadParameter(

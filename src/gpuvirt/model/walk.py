@@ -5,20 +5,34 @@ What blocks is said in the words of `gpuvirt devices` and of the checks, which k
 
 from collections.abc import Iterator
 
-from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, parse_resource_name, slot_of
-from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.checks.vgpu import vgpus
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, of_reason
 from gpuvirt.model.isolation import spoilers
-from gpuvirt.model.nearness import nearest
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.target import no_device, no_gpu, no_resource, pci_address
 from gpuvirt.model.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.way import STEPS, Found, Step, Way, assemble, progress
 
 DEVICES = "/sys/bus/pci/devices"
+
+MOVES = frozenset(
+    {
+        ReasonCode.IN_USE,
+        ReasonCode.HELD_BY_POD,
+        ReasonCode.USERS_UNSEEN,
+        ReasonCode.HOST_NEEDS,
+        ReasonCode.FOREIGN_ENDPOINT,
+        ReasonCode.DRIVER_LOCK,
+        ReasonCode.STEP_FAILED,
+        ReasonCode.WRITE_BLOCKED,
+        ReasonCode.UNIT_BUSY,
+    }
+)
+"""Why a GPU is not moved to the driver that is wanted for it."""
 
 
 def walk(evidence: Evidence, target: str) -> Way:
@@ -33,27 +47,6 @@ def walk(evidence: Evidence, target: str) -> Way:
     return _of_resource(evidence, target)
 
 
-def is_target(text: str) -> bool:
-    """Return whether a text could be an address, a vGPU's id, or the name of a resource with or without its domain."""
-    if pci_address(text) is not None or is_mdev_uuid(text):
-        return True
-    try:
-        parse_resource_name(text if "/" in text else f"nvidia.com/{text}")
-    except InvalidIdError:
-        return False
-    return True
-
-
-def pci_address(text: str) -> PciAddress | None:
-    """Return `text` as an address, with its domain or, as lspci writes it, without; None for what is none."""
-    for one in (text, f"0000:{text}"):
-        try:
-            return parse_pci_address(one)
-        except InvalidIdError:
-            continue
-    return None
-
-
 def _of_function(evidence: Evidence, target: str, address: PciAddress) -> Way:
     shown = next((one for one in (*evidence.view.gpus, *evidence.view.functions) if one.address == address), None)
     carried = [(gpu, vgpu) for gpu in evidence.view.gpus for vgpu in gpu.vgpus if str(vgpu.id) == address]
@@ -65,8 +58,8 @@ def _of_function(evidence: Evidence, target: str, address: PciAddress) -> Way:
     if shown is not None:
         return _Walker(evidence, shown, None).way(target)
     function = evidence.function(address)
-    blocker = _no_device(evidence, address) if function is None else _no_gpu(function)
-    return assemble(target, address, None, [Found(Step.BUS, f"{blocker.subject} {blocker.message}", blocker)])
+    blocker = no_device(evidence, address) if function is None else no_gpu(function)
+    return _nothing(target, address, None, blocker)
 
 
 def _of_resource(evidence: Evidence, target: str) -> Way:
@@ -75,7 +68,7 @@ def _of_resource(evidence: Evidence, target: str) -> Way:
         (one for name, one in names.items() if name.rpartition("/")[2] == target.rpartition("/")[2]), None
     )
     if resource is None or (resource.name != target and "/" in target and target not in resource.also_called):
-        return _no_resource(evidence, target)
+        return _nothing(target, None, None, no_resource(evidence, target))
     owners = {device: (gpu, vgpu) for device, gpu, vgpu in _owners(evidence)}
     ways = [
         _Walker(evidence, *owners[str(device.id)]).way(target)
@@ -90,8 +83,12 @@ def _of_resource(evidence: Evidence, target: str) -> Way:
             FindingCode.NO_SUCH_DEVICE,
             fix=("gpuvirt devices says what became of them",),
         )
-        return assemble(target, None, resource.name, [Found(Step.BUS, f"{resource.name} {blocker.message}", blocker)])
+        return _nothing(target, None, resource.name, blocker)
     return max(ways, key=progress)
+
+
+def _nothing(target: str, device: str | None, resource: str | None, blocker: Finding) -> Way:
+    return assemble(target, device, resource, [Found(Step.BUS, f"{blocker.subject} {blocker.message}", blocker)])
 
 
 def _owners(evidence: Evidence) -> Iterator[tuple[str, GpuView, VgpuView | None]]:
@@ -99,45 +96,6 @@ def _owners(evidence: Evidence) -> Iterator[tuple[str, GpuView, VgpuView | None]
         yield str(one.address), one, None
         for vgpu in one.vgpus:
             yield str(vgpu.id), one, vgpu
-
-
-def _no_device(evidence: Evidence, address: PciAddress) -> Finding:
-    meant = nearest(address, evidence.inventory.gpus)
-    return Finding(
-        Level.ERROR,
-        address,
-        f"is not on the bus{f'; did you mean {meant}?' if meant else ''}",
-        FindingCode.NO_SUCH_DEVICE,
-        (Seen(f"{DEVICES}/{address}", "not there"),),
-        fix=("gpuvirt devices lists the GPUs of this host", "echo 1 > /sys/bus/pci/rescan, if it was taken out"),
-    )
-
-
-def _no_gpu(function: PciFunction) -> Finding:
-    kind = "a bridge" if function.kind is FunctionKind.BRIDGE else "no GPU nor part of a GPU's card"
-    return Finding(
-        Level.ERROR,
-        function.address,
-        f"is {kind} ({function.id}, class {function.class_code:06x})",
-        FindingCode.NOT_A_GPU,
-        (Seen(f"{DEVICES}/{function.address}/class", f"0x{function.class_code:06x}"),),
-        fix=("gpuvirt devices lists the GPUs of this host",),
-    )
-
-
-def _no_resource(evidence: Evidence, target: str) -> Way:
-    meant = nearest(target, [str(one.name) for one in evidence.view.resources])
-    names = ", ".join(str(one.name) for one in evidence.view.resources) or "none"
-    message = f"is not offered on this node{f'; did you mean {meant}?' if meant else ''}"
-    blocker = Finding(
-        Level.ERROR,
-        target,
-        message,
-        FindingCode.NO_SUCH_RESOURCE,
-        (Seen("gpuvirt devices", f"offered are: {names}"),),
-        fix=(f"gpuvirt why {meant}",) if meant else ("gpuvirt devices says why GPUs are not offered",),
-    )
-    return assemble(target, None, None, [Found(Step.BUS, f"{target} {message}", blocker)])
 
 
 class _Walker:
@@ -152,6 +110,9 @@ class _Walker:
         self._against: dict[Step, Reason] = {}
         for reason in reasons:
             self._against.setdefault(STEPS.get(reason.code, Step.OFFERED), reason)
+        moves = [one for one in evidence.view.notes if one.subject == gpu.address and one.code in MOVES]
+        if moves and Step.DRIVER in self._against:  # the agent would bring it there, and is kept from it
+            self._against[Step.DRIVER] = moves[0]
         offered = vgpu.offered_as if vgpu is not None else gpu.offered_as
         self._resource = next((one for one in evidence.view.resources if one.name == offered), None)
 

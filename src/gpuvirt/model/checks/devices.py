@@ -26,6 +26,7 @@ LEVELS: Mapping[ReasonCode, Level] = {
     ReasonCode.FELL_OFF_BUS: Level.ERROR,
     ReasonCode.SCAN_FAILED: Level.ERROR,
     ReasonCode.SOCKET_TAKEN: Level.ERROR,
+    ReasonCode.STEP_FAILED: Level.ERROR,
 }
 """How grave each reason is; any other is a warning."""
 

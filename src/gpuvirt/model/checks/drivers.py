@@ -172,11 +172,8 @@ def not_viable(gpu: Gpu, spoiling: tuple[PciFunction, ...]) -> Finding:
     own = [one for one in spoiling if slot_of(one.address) == slot_of(gpu.function.address)]
     foreign = [one for one in spoiling if one not in own]
     named = ", ".join(f"{one.address} ({one.kind}, {one.driver})" for one in spoiling)
-    lines: list[str] = []
-    for one in own:
-        folder = f"/sys/bus/pci/devices/{one.address}"
-        lines += [f"echo vfio-pci > {folder}/driver_override", f"echo {one.address} > {folder}/driver/unbind"]
-        lines += [f"echo {one.address} > /sys/bus/pci/drivers_probe"]
+    # A GPU moves with all functions of its slot.
+    lines = [f"gpuvirt vfio bind {gpu.function.address}"] if own else []
     if foreign:
         where = ", ".join(one.address for one in foreign)
         lines += [f"put the GPU into another slot, as {where} is no part of its card and the host may need it"]
