@@ -8,8 +8,8 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.diagnosis import CHECKS
-from gpuvirt.model.findings import Finding, FindingCode, Level, Report
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.findings import Finding, FindingCode, Level, Report, Seen, of_reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
@@ -66,7 +66,7 @@ BAD = {
         FindingCode.NO_VIRTUALIZATION, Level.ERROR, "/proc/cpuinfo", "host-passthrough",
     ),
     "a VM": Bad(
-        lambda: host(PlatformSpec(hypervisor=True, product="Standard PC (Q35 + ICH9, 2009)")),
+        lambda: host(PlatformSpec(hypervisor=True, product="Standard PC (Q35 + ICH9, 2009)"), "2xA10-no-iommu"),
         FindingCode.HOST_IS_VM, Level.WARNING, "product_name: Standard PC", "<iommu model='intel'>",
     ),
     "no KVM": Bad(
@@ -178,7 +178,7 @@ BAD = {
     ),
     "no reset": Bad(
         lambda: host(PlatformSpec(without_reset=(GPU,))),
-        FindingCode.NO_RESET, Level.WARNING, f"{FOLDER}/reset_method: not there", "vendor-reset",
+        FindingCode.NO_RESET, Level.WARNING, f"{FOLDER}/reset_method: not there", "card's firmware",
     ),
     "fell off the bus": Bad(
         lambda: acted(host(), lambda one: one.fall_off_bus(PciAddress(GPU))),
@@ -307,6 +307,31 @@ def test_every_check_has_a_host_on_which_it_has_something_to_say() -> None:
     assert {one.name for one in CHECKS} == told
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [code for code in FindingCode if f"FindingCode.{code.name}" not in tested] == []
+
+
+def test_a_vm_with_a_virtual_iommu_is_in_order() -> None:
+    assert examine(host(PlatformSpec(hypervisor=True))).level is Level.OK
+
+
+def test_a_group_that_the_host_holds_is_told_once() -> None:
+    assert FindingCode.SHARED_GROUP not in codes(examine(BAD["a disk in the group"].build()))
+
+
+@pytest.mark.parametrize(
+    ("seen", "place"),
+    [
+        ("/sys/x/driver -> nvidia", Seen("/sys/x/driver", "nvidia")),
+        (
+            "no /sys/x/driver, but its IOMMU group is open",
+            Seen("/sys/x/driver", "not there, but its IOMMU group is open"),
+        ),
+        ("no /dev/vfio/12", Seen("/dev/vfio/12", "not there")),
+        ("/sys/x/config begins ffff", Seen("/sys/x/config", "begins ffff")),
+        ("/sys/x/virtfn0", Seen("/sys/x/virtfn0", "there")),
+    ],
+)
+def test_where_a_reason_was_seen(seen: str, place: Seen) -> None:
+    assert of_reason(Reason(ReasonCode.UNREAD, "x", "y", seen), Level.OK).seen == (place,)
 
 
 def test_reasons_are_those_of_gpuvirt_devices() -> None:

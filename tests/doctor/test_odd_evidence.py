@@ -159,6 +159,7 @@ def test_bars() -> None:
     small, large = "0x0000000000001000 0x0000000000001fff 0x0000000000040200", "0x0 0x7ffffffff 0x14220c"
     assert parse_bars(f"{small}\n{large}\n0x0 0x0 0x0\n") == {0: 4096, 1: None}
     assert parse_bars("0x0 0x0") is None
+    assert parse_bars(f"{small}\n0x0 0x7f 0x20040101\n") == {0: 4096}, "ports of I/O are not needed"
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

@@ -18,7 +18,7 @@ from gpuvirt.paths import HostPath
 
 FILE_BYTES = 4 << 20
 """Of a file that programs or people write: modules.dep of a distribution's kernel has 0.7 MiB."""
-MOST_IRQS = 256
+MOST_IRQS = 4096
 PATIENCE_S = 2.0
 
 MODPROBE_FOLDERS = tuple(

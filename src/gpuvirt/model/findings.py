@@ -185,14 +185,23 @@ def unread(subject: str, message: str, *things: Shown) -> Finding:
 
 def of_reason(reason: Reason, level: Level) -> Finding:
     """Return a reason as a finding, with the same code and words."""
-    path, separator, value = (reason.seen or "").partition(": ")
-    if not separator:
-        path, separator, value = (reason.seen or "").partition(" -> ")
     return Finding(
         level,
         reason.subject,
         reason.message,
         reason.code,
-        (Seen(path, value or "so it is"),) if reason.seen else (),
+        (_place(reason.seen),) if reason.seen else (),
         fix=(reason.fix,) if reason.fix else (),
     )
+
+
+def _place(text: str) -> Seen:
+    """Return in two parts what a reason has seen: `PATH: VALUE`, `PATH -> VALUE`, `PATH begins ffff`, `no PATH`."""
+    if text.startswith("no /"):
+        path, _, more = text.removeprefix("no ").partition(" ")
+        return Seen(path.rstrip(","), f"not there{', ' if path.endswith(',') else ' '}{more}".rstrip())
+    for separator in (": ", " -> ", " "):
+        path, found, value = text.partition(separator)
+        if found:
+            return Seen(path, value)
+    return Seen(text, "there")

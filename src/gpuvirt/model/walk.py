@@ -187,7 +187,8 @@ class _Walker:
                 found = drivers.not_viable(gpu, spoiling)
                 return Found(Step.WHOLE_GROUP, f"{found.subject} {found.message}", found)
         beside = f"with {', '.join(others)}" if others and self._vgpu is None else "alone in it"
-        return self._stage(Step.WHOLE_GROUP, f"{beside}; nothing of it is in the host's hands")
+        moved = gpu is not None and not gpu.function.on_vfio and others and self._vgpu is None
+        return self._stage(Step.WHOLE_GROUP, f"{beside}; {'they move with it' if moved else 'nothing keeps it shut'}")
 
     def _driver(self) -> str:
         return f"on {self._gpu.driver}" if self._gpu.driver else "on no driver"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gpuvirt.facts.ids import PciId, parse_pci_id, slot_of
-from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.model.bootloader import drop_arguments, remake_initramfs, set_arguments
 from gpuvirt.model.evidence import Evidence
@@ -269,7 +269,9 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
                 seen(method, setup.reset),
                 why="the next machine may get it as the last one left it, with its memory, or hang on it",
                 fix=(
-                    "update the card's firmware (AMD before RDNA 2: the module vendor-reset)",
+                    "install the module vendor-reset, if the card is older than RDNA 2"
+                    if gpu.function.id.vendor == AMD
+                    else "update the card's firmware, and the host's",
                     "until then reboot the host before it goes to another tenant",
                 ),
             )

@@ -7,7 +7,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute, FunctionSetup
 from gpuvirt.model.bootloader import set_arguments
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, fine, seen, unread
+from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, seen, unread
 from gpuvirt.model.inventory import Gpu
 
 VIRTUALIZATION = {"vmx": "VT-x", "svm": "AMD-V"}
@@ -17,6 +17,8 @@ OUTER_IOMMU = (
     "<features><ioapic driver='qemu'/></features>",
     "<devices><iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu></devices>",
 )
+MEMORY = 0x200
+"""IORESOURCE_MEM (include/linux/ioport.h)."""
 PCI_BARS = 6
 """Lines of a function's own BARs in `resource`; the expansion ROM and the BARs of VFs follow."""
 
@@ -76,10 +78,14 @@ def nested_host(evidence: Evidence) -> Iterator[Finding]:
     setup = evidence.setup
     if not is_vm(evidence):
         return
+    if setup.iommu_groups.known:
+        groups = Seen(setup.iommu_groups.path, f"{len(setup.iommu_groups.known)} groups")
+        yield fine("this host", "is a virtual machine itself, with a virtual IOMMU", setup.dmi, groups)
+        return
     yield Finding(
         Level.WARNING,
         "this host",
-        "is a virtual machine itself",
+        "is a virtual machine itself, without a virtual IOMMU",
         FindingCode.HOST_IS_VM,
         seen(_told(setup.cpu, "flags: ... hypervisor ..."), setup.dmi),
         why="its GPUs can be passed on only where the outer host gives it a virtual IOMMU and nested virtualization",
@@ -131,7 +137,8 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
 def parse_bars(resource: str) -> dict[int, int | None] | None:
     """Return the size of each BAR by its number, None for one without an address; None for what is no such list.
 
-    A line is start, end, flags. A BAR that got no place keeps its size and flags, and begins at 0.
+    A line is start, end, flags. A BAR that got no place keeps its size and flags, and begins at 0. Those of I/O ports are
+    left out: nothing needs them, and large hosts have no room for them.
     """
     sizes: dict[int, int | None] = {}
     lines = resource.splitlines()
@@ -139,7 +146,7 @@ def parse_bars(resource: str) -> dict[int, int | None] | None:
         if not re.fullmatch(r"0x[0-9a-f]{1,16} 0x[0-9a-f]{1,16} 0x[0-9a-f]{1,16}", line):
             return None
         start, end, flags = (int(word, 16) for word in line.split())
-        if flags:
+        if flags & MEMORY:
             sizes[number] = end - start + 1 if start else None
     return sizes if lines else None
 

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpuvirt.facts.ids import slot_of
-from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.model.bootloader import drop_arguments, set_arguments
-from gpuvirt.model.checks.firmware import OUTER_IOMMU, is_amd, is_vm, is_x86
+from gpuvirt.model.checks.firmware import is_amd, is_vm, is_x86
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, fine, seen, unread
+from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, seen, unread
 from gpuvirt.model.inventory import Gpu
 from gpuvirt.paths import HostPath
 
@@ -37,8 +38,9 @@ def iommu(evidence: Evidence) -> Iterator[Finding]:
     elif isinstance(tables.names, Unread):
         yield _off(evidence, "is off", ("switch on VT-d or AMD-Vi in the firmware's setup", *_switch_on(evidence)))
     elif not known:
-        fix = OUTER_IOMMU if is_vm(evidence) else (_firmware_fix(evidence),)
-        yield _off(evidence, "is off in the firmware, which describes none", (*fix, *_arguments(evidence)))
+        yield _off(
+            evidence, "is off in the firmware, which describes none", (_firmware_fix(evidence), *_arguments(evidence))
+        )
     elif evidence.argument("intel_iommu") == "off" or evidence.argument("amd_iommu") == "off":
         yield _off(evidence, "is switched off by the kernel's command line", _switch_on(evidence))
     elif known[0] == "VT-d" and evidence.argument("intel_iommu") is None:
@@ -67,6 +69,8 @@ def _off(evidence: Evidence, what: str, fix: tuple[str, ...]) -> Finding:
 
 
 def _firmware_fix(evidence: Evidence) -> str:
+    if is_vm(evidence):
+        return "on the outer host: give this machine a virtual IOMMU (see HostIsVm)"
     name = "AMD-Vi / IOMMU" if is_amd(evidence) else "Intel VT for Directed I/O (VT-d)"
     return f"in the firmware's setup: switch on {name}" if is_x86(evidence) else "switch on the SMMU in the firmware"
 
@@ -168,10 +172,18 @@ def _not_remapped(evidence: Evidence, chip: Attribute, *, unsafe: bool) -> Findi
         "interrupts",
         "are not remapped",
         FindingCode.INTERRUPTS_NOT_REMAPPED,
-        seen(chip, *setup.ecaps, setup.cmdline),
+        (
+            *seen(chip, *(replace(one, value=_told(one)) for one in setup.ecaps)),
+            Seen(setup.cmdline.path, " ".join(off) or "has nothing against it"),
+        ),
         why="vfio refuses devices then (EPERM when a machine starts), as the machine could forge the host's interrupts",
         fix=fix,
     )
+
+
+def _told(ecap: Attribute) -> str | Unread | None:
+    able = can_remap(ecap.text or "")
+    return ecap.value if able is None else f"{ecap.text} (bit 3, interrupt remapping, is {int(able)})"
 
 
 def can_remap(ecap: str) -> bool | None:
@@ -189,7 +201,10 @@ def shared_groups(evidence: Evidence) -> Iterator[Finding]:
         group = gpu.function.iommu_group
         if not isinstance(group, int) or group in told:
             continue
-        if strangers := _strangers(evidence, gpu):
+        strangers = _strangers(evidence, gpu)
+        if gpu.function.on_vfio and any(_is_hosts(one) for one in strangers):
+            told.add(group)  # that keeps it from being opened at all, which is told as such
+        elif strangers:
             told.add(group)
             yield _shared(evidence, gpu, group, strangers)
     alone = sum(isinstance(gpu.function.iommu_group, int) for gpu in gpus.values())
@@ -217,9 +232,15 @@ def _shared(evidence: Evidence, gpu: Gpu, group: int, strangers: tuple[PciFuncti
         why="one machine gets all of a group or none of it; the bridge above does not keep its devices apart (no ACS)",
         fix=(
             "put the card into a slot below another root port, or switch on ACS (and ARI) in the firmware's setup",
-            "or leave it so, and give the whole group to one machine",
+            *(() if any(_is_hosts(one) for one in strangers) else ("or leave it so: one machine has the whole group",)),
         ),
     )
+
+
+def _is_hosts(function: PciFunction) -> bool:
+    """Return whether the host may need a function for itself: no part of a GPU's card, on a driver of the host's."""
+    foreign = function.kind is FunctionKind.OTHER
+    return foreign and function.driver is not None and function.driver not in GROUP_FRIENDLY_DRIVERS
 
 
 def _driver(function: PciFunction) -> str:
