@@ -1,7 +1,7 @@
 """An agent on a simulated host, in virtual time and without a kubelet: the test plays that part."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -104,6 +104,8 @@ async def running_node(
     ids: PciIds = IDS,
     giving: Lane | None = None,
     tools: Tools | None = None,
+    moving: Callable[[str], Lane] = lambda _: InlineLane(),
+    pace: Pace | None = None,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
@@ -118,11 +120,11 @@ async def running_node(
         cdi_folder=folder / "cdi",
         moving=Moving(
             binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
-            lambda _: InlineLane(),
+            moving,
         ),
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-    agent = Agent(site, settings or Settings(), ids, who, Pace())
+    agent = Agent(site, settings or Settings(), ids, who, pace or Pace())
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
         running = group.create_task(agent.run())

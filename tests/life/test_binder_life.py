@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
-from gpuvirt.model.plan import Wish
+from gpuvirt.model.plan import Step, Wish
 from gpuvirt.node import binder
 from gpuvirt.node.binder import Orders, Site
 from gpuvirt.paths import HostPath
@@ -23,6 +23,11 @@ from gpuvirt.sim.tools import SimTools
 
 MACHINES = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)
+NOBODY = Orders(pods={})
+
+
+class Killed(Exception):  # noqa: N818
+    """The process is no more."""
 
 
 class Moving(RuleBasedStateMachine):
@@ -58,6 +63,21 @@ class Moving(RuleBasedStateMachine):
         on_vfio = self.kernel.pci.functions[gpu].driver == "vfio-pci"
         if not reasons:
             assert on_vfio == (wish is Wish.PASSTHROUGH)
+
+    @rule(number=NUMBERS, wish=st.sampled_from(Wish), after=st.integers(0, 6))
+    def crash(self, number: int, wish: Wish, after: int) -> None:
+        """Move a GPU, and be killed between two steps."""
+        gpu = self.gpus[number % len(self.gpus)]
+        unit = binder.look(self.site, NOBODY).inventory.gpus[gpu].unit
+        taken: list[Step] = []
+
+        def tell(step: Step) -> None:
+            taken.append(step)
+            if len(taken) > after:
+                raise Killed
+
+        with suppress(Killed):
+            binder.move(self.site, unit, {gpu: wish}, NOBODY, tell)
 
     @rule(number=NUMBERS, bind=st.booleans())
     def start_machine(self, number: int, *, bind: bool) -> None:

@@ -3,11 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.node.lane import ThreadLane
+from gpuvirt.node.pace import Pace
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
@@ -151,5 +157,37 @@ async def test_a_driver_that_is_not_there_is_said_and_tried_again(machine: Machi
         assert notes(node) == {ReasonCode.STEP_FAILED}
         kernel.pci.add_driver("vfio-pci")
         await node.advance(301)
+        assert driver(kernel, T4[2]) == "vfio-pci"
+        assert notes(node) == set()
+
+
+async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(tmp_path: Path) -> None:
+    """A process takes a GPU after its driver was locked, so that the driver waits for it."""
+    kernel = build_machine(load_machine("4xT4"), wait=True)
+    kernel.rebind(T4[1], None)  # its vGPUs are gone with its driver
+    kernel.rebind(T4[1], "nvidia")
+    started: list[Process] = []
+
+    def sneak_in() -> None:
+        started.append(kernel.start_process("python3", "/dev/nvidia2"))
+
+    kernel.faults.before_read(HostPath(f"/proc/driver/nvidia/gpus/{T4[2]}/unbindLock"), sneak_in)
+    modes: dict[str, WantedMode] = dict.fromkeys((T4[1], T4[2]), WantedMode.PASSTHROUGH)
+    pace = Pace(move_s=0.2)
+    async with running_node(kernel, tmp_path, Settings(modes=modes), moving=ThreadLane, pace=pace) as node:
+        for _ in range(400):
+            await RealClock().sleep(0.01)
+            await node.advance(0.1)
+            if ReasonCode.WRITE_BLOCKED in notes(node) and driver(kernel, T4[1]) == "vfio-pci":
+                break
+        assert notes(node) == {ReasonCode.WRITE_BLOCKED}
+        assert any("unbind from nvidia" in note.text for note in node.view.notes)
+        assert driver(kernel, T4[1]) == "vfio-pci"
+        kernel.end_machine(started[0])
+        for _ in range(400):
+            await RealClock().sleep(0.01)
+            await node.advance(1)
+            if driver(kernel, T4[2]) == "vfio-pci" and not notes(node):
+                break
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert notes(node) == set()

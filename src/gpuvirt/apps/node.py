@@ -21,6 +21,7 @@ from gpuvirt.node import binder
 from gpuvirt.node.agent import Agent, Moving, Site
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.lane import Lane, ThreadLane
+from gpuvirt.node.markers import Markers
 from gpuvirt.node.pace import Pace
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import keep_going
@@ -49,6 +50,7 @@ class NodeOptions:
     clock: Clock = field(default_factory=RealClock)
     pace: Pace = field(default_factory=Pace)
     lanes: Callable[[str], Lane] = ThreadLane
+    markers: Markers | None = None
     moves: binder.Site | None = None
     """Where GPUs are brought to the drivers that they are wanted on; None where none is."""
 
@@ -148,6 +150,7 @@ def _site(options: NodeOptions) -> Site:
         ledger=options.ledger,
         state_file=options.state_file,
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
+        markers=options.markers,
         moving=Moving(options.moves, options.lanes) if options.moves is not None else None,
         sees_processes=not options.plugin_only,
     )

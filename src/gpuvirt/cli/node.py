@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,6 +35,15 @@ def node(  # noqa: PLR0913  one parameter an option
             help="Observe and offer alone, unprivileged; needs the kubelet's device-plugins folder and /dev/vfio.",
         ),
     ] = False,
+    validations_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="GPUVIRT_VALIDATIONS_DIR",
+            file_okay=False,
+            metavar="DIR",
+            help="Where to keep the files by which NVIDIA's operands wait for one another (/run/nvidia/validations).",
+        ),
+    ] = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -56,6 +66,7 @@ def node(  # noqa: PLR0913  one parameter an option
     from gpuvirt.model.settings import CdiUse
     from gpuvirt.model.wanted import WantedMode
     from gpuvirt.node import binder, cdifiles, statefile
+    from gpuvirt.node.markers import Markers
 
     set_up(log_format, verbose=verbose)
     roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
@@ -77,6 +88,7 @@ def node(  # noqa: PLR0913  one parameter an option
         run_until_told_to_stop(
             NodeOptions(
                 kernel=kernel,
+                markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
                 moves=binder.site_of(kernel, roots) if settings.manages else None,
                 kubelet=kubelet,
                 ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),

@@ -232,12 +232,16 @@ def _would(host: Host, seen: "Seen", plan: "Plan", wishes: "Mapping[PciAddress, 
 
 def _ask(plans: "Sequence[Plan]") -> None:
     """Have a person say yes to what may end the work of processes."""
-    count = sum(bool(plan.steps) for plan in plans)
+    from gpuvirt.model.plan import Unbind
+
+    gpus = ", ".join(step.address for plan in plans for step in plan.steps if isinstance(step, Unbind))
+    if not gpus:
+        return
     if not sys.stdin.isatty():
         raise typer.BadParameter(
             "--force asks a question, and nobody is here to answer it: standard input is no terminal"
         )
-    typer.confirm(f"Take {count} GPUs from their drivers, whoever of the host uses them?", abort=True)
+    typer.confirm(f"Take {gpus} from the host's drivers, whoever uses it?", abort=True)
 
 
 def _moved(host: Host, plan: "Plan", wishes: "Mapping[PciAddress, Wish]", would: "Result", *, quiet: bool) -> "Result":

@@ -17,6 +17,7 @@ from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.validation import Condition, Workload
 from gpuvirt.paths import HostPath
 
 VERSION = 1
@@ -112,6 +113,10 @@ class NodeView:
     boot_id: BootId | None = None
     agent: AgentView | None = None
     """None in a picture that somebody took by hand, beside any agent."""
+    workload: Workload = Workload.PASSTHROUGH
+    """What the node is for."""
+    conditions: tuple[Condition, ...] = ()
+    """Whether it is ready for that."""
     looked: bool = True
     """Whether the host was looked at; before, an empty picture says nothing of it."""
     version: int = VERSION
@@ -138,6 +143,8 @@ class Sitter:
     agent: AgentView | None = None
     wishes: Mapping[PciAddress, str] = field(default_factory=dict)
     """What is wanted of GPUs, where something is."""
+    workload: Workload = Workload.PASSTHROUGH
+    conditions: tuple[Condition, ...] = ()
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
@@ -161,6 +168,8 @@ def draw(sitter: Sitter, at: datetime) -> NodeView:
         notes=(*sitter.notes, *_oddities(facts)),
         boot_id=facts.platform.boot_id,
         agent=sitter.agent,
+        workload=sitter.workload,
+        conditions=sitter.conditions,
     )
 
 

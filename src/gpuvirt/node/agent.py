@@ -29,6 +29,7 @@ from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import Lane, LaneBlockedError
+from gpuvirt.node.markers import Markers
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.reconciler import Reconciler
 from gpuvirt.node.state import NodeState
@@ -70,6 +71,8 @@ class Site:
     """None where the host's `/run` is not ours to write."""
     cdi_folder: Path | None = None
     """Where CDI specs are kept, None for nowhere."""
+    markers: Markers | None = None
+    """The files by which NVIDIA's operands wait; None where nobody asked for them."""
     moving: Moving | None = None
     """Where GPUs are moved between drivers; None where they are left alone."""
     sees_processes: bool = True
@@ -105,6 +108,8 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watcher.run(self))
                 group.create_task(self._conclude())
+                if self._site.markers is not None:
+                    group.create_task(self._site.markers.run(self.views))
                 if self._site.moving is not None:
                     moving = self._site.moving
                     reconciler = Reconciler(moving.site, moving.lanes, self._site.clock, self._pace)

@@ -33,5 +33,7 @@ class Pace:
     """Whether the kubelet's socket is a new one, and ours are still there."""
     reconcile_s: float = 9.0
     """Whether GPUs are where they are wanted, when nothing new was concluded: a comparison, in memory."""
+    move_s: float = 60.0
+    """A move that takes longer sleeps in the kernel: it takes a second, with NVIDIA's driver at most half a minute."""
     streamless_s: float = 5.0
     """A resource that no ListAndWatch stream has watched for so long is registered again."""

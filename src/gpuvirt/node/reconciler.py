@@ -28,8 +28,6 @@ from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)
 
-MOVE_TIMEOUT_S = 60.0
-
 
 class Overseer(Protocol):
     """The agent, as far as moves need it."""
@@ -72,6 +70,8 @@ class _Attempts:
     again_at_s: float = 0.0
     running: bool = False
     noted: tuple[str, ...] = ()
+    asleep_at: str | None = None
+    """The step that sleeps in the kernel."""
 
 
 class Reconciler:
@@ -142,13 +142,17 @@ class Reconciler:
 
         lane = self._lanes.setdefault(unit, self._make_lane(f"moving {unit}"))
         try:
-            return await lane.run(job, name="move", timeout_s=MOVE_TIMEOUT_S)
+            reasons = await lane.run(job, name="move", timeout_s=self._pace.move_s)
         except LaneBlockedError as error:
-            return (refusals.blocked(unit, taken[-1].text if taken else str(error)),)
+            attempts = self._attempts[unit]
+            attempts.asleep_at = taken[-1].text if taken else attempts.asleep_at or str(error)
+            return (refusals.blocked(unit, attempts.asleep_at),)
         except UnitBusyError as error:
             return (refusals.busy(unit, str(error)),)
         except OSError as error:
             return (refusals.failed("look", unit, str(error)),)
+        self._attempts[unit].asleep_at = None
+        return reasons
 
     def _note(self, agent: Overseer, attempts: _Attempts, unit: UnitId, reasons: tuple[Reason, ...]) -> None:
         by_name = {f"move {unit} {number}": reason for number, reason in enumerate(reasons)}

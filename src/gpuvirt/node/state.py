@@ -18,6 +18,7 @@ from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.plan import Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
+from gpuvirt.model.validation import conditions, workload_of
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
 from gpuvirt.model.wanted import wishes_of, withdrawn
 
@@ -124,9 +125,18 @@ class NodeState:
         self.first_names = first_names(self.offers, self.first_names)
         self.resources |= self.offers.by_resource.keys()
         notes = tuple(self.notes.values())
-        wanted = {gpu: str(wish) for gpu, wish in wishes.items()}
+        workload = workload_of(self.settings.mode, self.inventory)
         sitter = Sitter(
-            self.inventory, self.offers, self.entries, self.naming, self.registrations, notes, self._agent, wanted
+            self.inventory,
+            self.offers,
+            self.entries,
+            self.naming,
+            self.registrations,
+            notes,
+            self._agent,
+            wishes={gpu: str(wish) for gpu, wish in wishes.items()},
+            workload=workload,
+            conditions=conditions(self.inventory, workload, wishes),
         )
         return draw(sitter, at)
 

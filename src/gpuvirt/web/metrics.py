@@ -25,6 +25,7 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
             _resources(view),
             _registered(view),
             _notes(view),
+            _conditions(view),
             _counter(
                 "gpuvirt_allocations_total",
                 "Allocate calls by outcome: given, or the code of the reason for a refusal.",
@@ -108,6 +109,20 @@ def _notes(view: NodeView) -> Iterator[str]:
     counts = Counter((str(note.code),) for note in view.notes)
     yield from _gauge(
         "gpuvirt_notes", "What is wrong with the node or the agent, by code.", ("reason",), counts.items()
+    )
+
+
+def _conditions(view: NodeView) -> Iterator[str]:
+    values = {
+        (str(one.check), str(one.reason.code) if one.reason is not None else ""): float(one.holds)
+        for one in view.conditions
+        if one.needed
+    }
+    yield from _gauge(
+        "gpuvirt_condition",
+        "1 where the node is ready, by check: vfio-pci, vgpu-manager, vgpu-devices.",
+        ("check", "reason"),
+        values.items(),
     )
 
 

@@ -1,0 +1,113 @@
+"""Whether a node is ready for its work: the checks of NVIDIA's sandbox validator, as states.
+
+There is one of each kind at any time, with the reason where it is not so: `vfio-pci` (all GPUs that machines are to
+have whole are on a VFIO driver), `vgpu-manager` (a driver that makes vGPUs has those that are to carry some),
+`vgpu-devices` (there are vGPUs). One that the node's work does not need holds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.inventory import Inventory, Mode
+from gpuvirt.model.plan import Wish, Wishes
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.wanted import WantedMode
+
+
+class Workload(StrEnum):
+    """What a node is for, in the words of the label `nvidia.com/gpu.workload.config`."""
+
+    CONTAINER = "container"
+    PASSTHROUGH = "vm-passthrough"
+    VGPU = "vm-vgpu"
+
+
+class Check(StrEnum):
+    """What is checked."""
+
+    VFIO_PCI = "vfio-pci"
+    VGPU_MANAGER = "vgpu-manager"
+    VGPU_DEVICES = "vgpu-devices"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One check's state."""
+
+    check: Check
+    holds: bool
+    needed: bool
+    """Whether the node's work asks for it."""
+    reason: Reason | None = None
+    """Why it does not hold."""
+
+
+def workload_of(mode: WantedMode, inventory: Inventory) -> Workload:
+    """Return what a node is for: by its mode, and where it is unmanaged by what its GPUs are good for as they are."""
+    match mode:
+        case WantedMode.CONTAINER:
+            return Workload.CONTAINER
+        case WantedMode.VGPU:
+            return Workload.VGPU
+        case WantedMode.PASSTHROUGH:
+            return Workload.PASSTHROUGH
+        case WantedMode.UNMANAGED:
+            modes = {gpu.mode for gpu in inventory.gpus.values()}
+            return Workload.VGPU if Mode.VGPU in modes and Mode.PASSTHROUGH not in modes else Workload.PASSTHROUGH
+
+
+def conditions(inventory: Inventory, workload: Workload, wishes: Wishes) -> tuple[Condition, ...]:
+    """Return the state of each check."""
+    whole, carved = workload is Workload.PASSTHROUGH, workload is Workload.VGPU
+    return (
+        _condition(Check.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, wishes)),
+        _condition(Check.VGPU_MANAGER, needed=carved, against=_without_manager(inventory, wishes)),
+        _condition(Check.VGPU_DEVICES, needed=carved, against=_without_vgpus(inventory)),
+    )
+
+
+def _condition(check: Check, *, needed: bool, against: Iterator[Reason]) -> Condition:
+    reason = next(against, None) if needed else None
+    return Condition(check, reason is None, needed, reason)
+
+
+def _not_on_vfio(inventory: Inventory, wishes: Wishes) -> Iterator[Reason]:
+    for address, gpu in inventory.gpus.items():
+        if not gpu.function.on_vfio and wishes.get(address) is not Wish.NATIVE:
+            yield Reason(
+                ReasonCode.NATIVE_DRIVER if isinstance(gpu.function.driver, str) else ReasonCode.NO_DRIVER,
+                address,
+                f"is {_driver(gpu.function.driver)}, and machines are to have it",
+                seen=f"/sys/bus/pci/devices/{address}/driver",
+                fix=f"gpuvirt vfio bind {address}, or mode: passthrough in the agent's settings",
+            )
+
+
+def _without_manager(inventory: Inventory, wishes: Wishes) -> Iterator[Reason]:
+    carriers = [gpu for address, gpu in inventory.gpus.items() if wishes.get(address) is not Wish.PASSTHROUGH]
+    if not any(gpu.vgpu_host is not None for gpu in carriers):
+        first = carriers[0].function.address if carriers else PciAddress("this host")
+        yield Reason(
+            ReasonCode.NO_VGPUS,
+            first,
+            "has no driver that makes vGPUs, nor has any other GPU of this host",
+            seen="no /sys/class/mdev_bus, and no nvidia/creatable_vgpu_types at a VF",
+            fix="install NVIDIA's vGPU manager on the host; where GPUs have VFs, switch them on: sriov-manage -e ALL",
+        )
+
+
+def _without_vgpus(inventory: Inventory) -> Iterator[Reason]:
+    if not inventory.vgpus:
+        yield Reason(
+            ReasonCode.NO_VGPUS,
+            "this host",
+            "has no vGPU",
+            seen="/sys/bus/mdev/devices is empty, and no VF has a vGPU type",
+            fix="create vGPUs",
+        )
+
+
+def _driver(driver: object) -> str:
+    return f"bound to {driver}" if isinstance(driver, str) else "bound to no driver"

@@ -1,0 +1,94 @@
+"""Whether a node is ready for its work, and the files that say so."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.validation import Check, Workload
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.markers import Markers
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+Machine = Callable[[str], SimKernel]
+FIRST = PciAddress("0000:65:00.0")
+
+
+def unready(node: SimNode) -> dict[Check, ReasonCode]:
+    return {one.check: one.reason.code for one in node.view.conditions if one.reason is not None}
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "files"),
+    [
+        ("2xA10", Workload.PASSTHROUGH, ["vfio-pci-ready", "workload-type"]),
+        ("4xT4", Workload.VGPU, ["vgpu-devices-ready", "vgpu-manager-ready", "workload-type"]),
+        ("4xL40S", Workload.VGPU, ["vgpu-devices-ready", "vgpu-manager-ready", "workload-type"]),
+    ],
+)
+async def test_what_a_machine_is_ready_for(
+    machine: Machine, tmp_path: Path, name: str, workload: Workload, files: list[str]
+) -> None:
+    folder = tmp_path / "validations"
+    async with running_node(machine(name), tmp_path) as node:
+        assert node.view.workload is workload
+        assert unready(node) == {}
+        Markers(folder, tmp_path).write(node.view)
+    assert sorted(one.name for one in folder.iterdir()) == files
+    assert (folder / "workload-type").read_text() == f"{workload}\n"
+
+
+async def test_the_files_follow_the_host_and_leave_others_alone(machine: Machine, tmp_path: Path) -> None:
+    kernel, folder = machine("2xA10"), tmp_path / "validations"
+    folder.mkdir()
+    (folder / "driver-ready").touch()
+    (folder / "vgpu-devices-ready").touch()  # from when the node was for vGPUs
+    markers = Markers(folder, tmp_path)
+    async with running_node(kernel, tmp_path) as node:
+        markers.write(node.view)
+        assert sorted(one.name for one in folder.iterdir()) == ["driver-ready", "vfio-pci-ready", "workload-type"]
+        kernel.rebind(FIRST, "nvidia")
+        await node.advance(2)
+        assert unready(node) == {Check.VFIO_PCI: ReasonCode.NATIVE_DRIVER}
+        markers.write(node.view)
+        assert not (folder / "vfio-pci-ready").exists()
+        kernel.rebind(FIRST, "vfio-pci")
+        await node.advance(2)
+        markers.write(node.view)
+        assert (folder / "vfio-pci-ready").exists()
+
+
+async def test_gpus_that_are_for_containers_do_not_count(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("2xA10")
+    kernel.rebind(FIRST, "nvidia")
+    settings = Settings(mode=WantedMode.PASSTHROUGH, modes={FIRST: WantedMode.CONTAINER})
+    async with running_node(kernel, tmp_path, settings) as node:
+        assert unready(node) == {}
+
+
+async def test_a_node_for_vgpus_without_any(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("2xA10"), tmp_path, Settings(mode=WantedMode.VGPU)) as node:
+        assert unready(node) == {
+            Check.VGPU_MANAGER: ReasonCode.NO_VGPUS,
+            Check.VGPU_DEVICES: ReasonCode.NO_VGPUS,
+        }
+
+
+async def test_a_manager_on_the_host_has_a_file_of_its_own(machine: Machine, tmp_path: Path) -> None:
+    folder, system = tmp_path / "validations", tmp_path / "system"
+    (system / "usr/bin").mkdir(parents=True)
+    (system / "usr/bin/nvidia-smi").touch()
+    async with running_node(machine("4xT4"), tmp_path) as node:
+        Markers(folder, system).write(node.view)
+    assert (folder / "host-vgpu-manager-ready").exists()
+    assert not (folder / "vgpu-manager-ready").exists()
+
+
+async def test_a_folder_that_cannot_be_written_ends_nothing(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        Markers(tmp_path / "file/validations", tmp_path).write(node.view)
