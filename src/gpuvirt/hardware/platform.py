@@ -1,8 +1,8 @@
 """The host besides its devices: firmware, kernel, modules, boot loader, runtimes; read for `gpuvirt doctor`.
 
 Nothing here is read that sleeps while somebody waits for a device to be unbound: neither `uevent` nor
-`driver_override`, nor `sriov_numvfs`, which takes the device's lock (since 5.7; the VFs' links say the same); and
-`reset_method` of bound functions alone, in a thread that can be left behind.
+`driver_override`, nor `sriov_numvfs`, which takes the device's lock in many kernels (6.1 among them; the VFs' links say
+the same); and `reset_method` of bound functions alone, in a thread that can be left behind.
 """
 
 import threading

@@ -137,8 +137,8 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
 def parse_bars(resource: str) -> dict[int, int | None] | None:
     """Return the size of each BAR by its number, None for one without an address; None for what is no such list.
 
-    A line is start, end, flags. A BAR that got no place keeps its size and flags, and begins at 0. Those of I/O ports are
-    left out: nothing needs them, and large hosts have no room for them.
+    A line is start, end, flags. A BAR that got no place keeps its size and flags, and begins at 0. Those of I/O ports
+    are left out: nothing needs them, and large hosts have no room for them.
     """
     sizes: dict[int, int | None] = {}
     lines = resource.splitlines()
