@@ -1,7 +1,6 @@
 """The commands, as a person gives them."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from commandline import GPUVIRT, gpuvirt
 from gpuvirt import __version__
 from gpuvirt.cli import render
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -21,20 +21,6 @@ from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_machine
 
-PATH = os.environ["PATH"]  # noqa: TID251  handed on
-GPUVIRT = [sys.executable, "-m", "gpuvirt"]
-
-
-def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*GPUVIRT, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={"PATH": PATH, **(environment or {})},
-    )
-
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
@@ -44,7 +30,7 @@ def host(tmp_path: Path) -> Path:
 
 def test_version_and_help() -> None:
     assert gpuvirt("--version").stdout == f"gpuvirt {__version__}\n"
-    for command in ("devices", "node", "demo", "sim"):
+    for command in ("devices", "doctor", "why", "node", "demo", "sim"):
         assert command in gpuvirt("--help").stdout
         assert gpuvirt(command, "--help").returncode == 0
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from gpuvirt import __version__, documents
+from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.health import DEBOUNCE
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings, check
@@ -44,6 +45,12 @@ def test_every_reason_is_explained_and_used(code: ReasonCode) -> None:
     assert f"`{code}`" in REFERENCE
     sources = (path for path in (ROOT / "src").rglob("*.py") if path.name != "reasons.py")
     assert any(f"ReasonCode.{code.name}" in path.read_text() for path in sources)
+
+
+@pytest.mark.parametrize("code", FindingCode)
+def test_every_finding_is_explained_and_used(code: FindingCode) -> None:
+    assert f"`{code}`" in REFERENCE
+    assert any(f"FindingCode.{code.name}" in path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
 
 @pytest.mark.parametrize("code", DEBOUNCE)

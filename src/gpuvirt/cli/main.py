@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import demo, devices, node, sim, vfio, vfiomanage
+from gpuvirt.cli import demo, devices, doctor, node, sim, vfio, vfiomanage, why
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -25,6 +25,8 @@ app = typer.Typer(
     help="GPU virtualization for Kubernetes: the GPUs of a node as devices of virtual machines.",
 )
 app.command("devices")(devices.devices)
+app.command("doctor")(doctor.doctor)
+app.command("why")(why.why)
 app.command("node")(node.node)
 app.command("demo")(demo.demo)
 app.add_typer(vfio.app, name="vfio")

@@ -73,6 +73,14 @@ PciIdsFile = Annotated[
         help="A pci.ids file to take names from, in place of gpuvirt's own and the system's.",
     ),
 ]
+KubeVirtFile = Annotated[
+    str | None,
+    typer.Option(
+        "--kubevirt",
+        metavar="FILE",
+        help="What `kubectl get kubevirt -A -o yaml` says, to be looked at too; - for standard input.",
+    ),
+]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")

@@ -169,7 +169,7 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
         address,
         f"is bound to {function.driver}, so it serves the host and containers",
         seen=f"/sys/bus/pci/devices/{address}/driver -> {function.driver}",
-        fix="bind it to vfio-pci to offer it to virtual machines",
+        fix=f"gpuvirt vfio bind {address}, to offer it to virtual machines",
     )
 
 
@@ -199,8 +199,7 @@ def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
         address,
         "is bound to no driver",
         seen=f"no {driver_link}",
-        fix=f"bind it: echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override; "
-        f"echo {address} > /sys/bus/pci/drivers_probe",
+        fix=f"gpuvirt vfio bind {address}, or unbind to give it back to the host",
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
@@ -35,9 +36,14 @@ def read_ledger(*paths: Path) -> Ledger:
 
 def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
     """Return what the host shows now and what an agent would offer of it; `ledger` says what pods have."""
+    return picture(with_users(kernel, scan(kernel)), settings, ids, clock, ledger)
+
+
+def picture(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
+    """Return what an agent would offer of a host that shows these facts."""
     state = NodeState(settings, ids, ledger, agent=None)
     state.holders = Holders(clock.now(), {})  # nobody will ask the kubelet, so there is nothing to wait for
-    state.hear_facts(with_users(kernel, scan(kernel)))
+    state.hear_facts(facts)
     return state.refresh(clock.monotonic_s(), clock.now())
 
 

@@ -19,6 +19,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import BoardSpec, EgmSpec, MachineSpec, SlotSpec, shared_boards
 from gpuvirt.sim.pci import SimFunction
+from gpuvirt.sim.platform import furnish
 from gpuvirt.sim.tree import DeviceNode, constant
 from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
 
@@ -58,6 +59,8 @@ class _Builder:
         for number, region in enumerate(self.spec.egm):
             with self._telling("region", f"$.egm[{number}]"):
                 self._add_region(region, number)
+        with self._telling("platform", "$.platform"):
+            furnish(self.kernel.tree, self.kernel.pci, self.spec.platform, iommu=self.spec.iommu)
         return self.kernel
 
     @contextmanager

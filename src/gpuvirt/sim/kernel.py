@@ -233,6 +233,7 @@ class SimKernel:
 
     def _show_process(self, process: Process, nodes: Sequence[str]) -> None:
         self.tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
+        self.tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
         for number, node in enumerate(nodes, 23):
             self.tree.place(HostPath(f"/proc/{process.pid}/fd/{number}"), Link(node))
 

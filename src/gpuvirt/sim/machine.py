@@ -12,6 +12,7 @@ from gpuvirt import documents
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.sim.platform import PlatformSpec
 from gpuvirt.sim.vgpu import VgpuTypeSpec
 
 MOST_VFS = 256
@@ -92,6 +93,8 @@ class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     group_nodes: bool = True
     """False: a kernel without VFIO_GROUP, where devices are opened by their own nodes alone."""
     egm: tuple[EgmSpec, ...] = ()
+    platform: PlatformSpec = PlatformSpec()
+    """The host besides its devices."""
 
 
 class BoardsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -3,7 +3,7 @@
 Behaviour and errnos are those of kernel 6.1, with which tests/contract compares them: binding a bound device is EBUSY,
 an absent one, or one that the driver would not take, ENODEV; unbinding from a driver that hasn't got the device is
 ENODEV; no function of a group that a machine has goes to a native driver. While somebody waits to unbind a device that
-is in use, its `driver_override` and `uevent` hang, and so does a write to `reset`.
+is in use, its `driver_override`, `uevent` and `sriov_numvfs` hang, and so does a write to `reset`.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
+from gpuvirt.sim.bars import resource
 from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
@@ -228,6 +229,11 @@ class PciBus:
             self._hang(function, "driver_override")
         function.override = written.override(text)
 
+    def _read_vfs(self, function: SimFunction) -> str:
+        if function.leaving:
+            self._hang(function, "sriov_numvfs")
+        return f"{len(function.virtfns)}\n"
+
     def _read_uevent(self, function: SimFunction) -> str:
         if function.leaving:
             self._hang(function, "uevent")
@@ -278,10 +284,12 @@ class PciBus:
             read=lambda: self._read_override(function), write=lambda text: self._write_override(function, text)
         )
         files["reset"] = File(write=lambda text: self._write_reset(function, text))
+        files["reset_method"] = constant("flr bus")
+        files["resource"] = File(read=resource)
         files["remove"] = File(write=lambda text: self._write_remove(function, text))
         if function.total_vfs is not None:
             files["sriov_totalvfs"] = constant(str(function.total_vfs))
-            files["sriov_numvfs"] = File(read=lambda: f"{len(function.virtfns)}\n")
+            files["sriov_numvfs"] = File(read=lambda: self._read_vfs(function))
         for name, file in files.items():
             self._tree.place(HostPath(f"{function.folder}/{name}"), file)
         if function.group is not None:

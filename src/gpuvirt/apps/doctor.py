@@ -1,0 +1,62 @@
+"""`gpuvirt doctor` and `gpuvirt why` without their words: all evidence of a host, gathered from every layer."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.clock import Clock
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.platform import read_setup
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.kubelet.survey import read_kubelet
+from gpuvirt.model import diagnosis
+from gpuvirt.model.evidence import Evidence
+from gpuvirt.model.findings import Report
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.kubevirt import KubeVirt
+from gpuvirt.model.ledger import Ledger
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.settings import Settings
+from gpuvirt.node import onelook, statefile
+from gpuvirt.paths import KubeletPaths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is looked at besides the kernel."""
+
+    kubelet: KubeletPaths
+    settings: Settings
+    ids: PciIds
+    clock: Clock
+    ledger: Ledger = onelook.EMPTY
+    state_file: Path | None = None
+    """Where an agent that runs keeps its picture."""
+    procs: Iterable[Path] = ()
+    """Folders `/proc` in which such an agent is seen."""
+    kubevirts: tuple[KubeVirt, ...] | None = None
+
+
+def gather(kernel: Kernel, around: Surroundings) -> Evidence:
+    """Return all that can be seen of a host; nothing of it is changed."""
+    facts = with_users(kernel, scan(kernel))
+    inventory = build_inventory(facts, around.ledger.type_names)
+    view = None
+    if around.state_file is not None:
+        boot_id = facts.platform.boot_id
+        view = statefile.read(around.state_file, around.clock.now(), boot_id, around.procs)
+    if view is None:
+        view = onelook.picture(facts, around.settings, around.ids, around.clock, around.ledger)
+    return Evidence(
+        setup=read_setup(kernel, facts, (gpu.function for gpu in inventory.gpus.values())),
+        inventory=inventory,
+        view=view,
+        settings=around.settings,
+        kubelet=read_kubelet(around.kubelet),
+        kubevirts=around.kubevirts,
+    )
+
+
+def diagnose(kernel: Kernel, around: Surroundings) -> Report:
+    """Return what all checks find on a host."""
+    return diagnosis.report(gather(kernel, around))

@@ -1,0 +1,101 @@
+"""What people see of a diagnosis: a line for each part of the way, and what is not in order at length."""
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from gpuvirt.cli import render
+from gpuvirt.model.findings import Area, Finding, Level, Report, Result, worst
+from gpuvirt.model.way import NOT_REACHED, Standing, Way
+
+STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+WAY_STYLES = {Standing.OK: "green", Standing.BLOCKED: "bold red", Standing.SKIPPED: "dim"}
+INDENT = " " * 9
+"""The width of a level and what is around it."""
+
+
+def report(found: Report, *, every: bool) -> None:
+    """Write a report: an area that is in order on one line, each finding that is not with all that is known of it."""
+    out = render.console()
+    for area in Area:
+        results = [result for result in found.results if result.area is area and result.findings]
+        if results:
+            _area(out, area, results, every=every)
+    out.print(Text(f"\n{_summary(found)}", style=STYLES[found.level]))
+
+
+def _area(out: Console, area: Area, results: list[Result], *, every: bool) -> None:
+    findings = [one for result in results for one in result.findings]
+    level = worst(findings)
+    told = "; ".join(f"{result.findings[0].subject} {result.findings[0].message}" for result in results)
+    counts = ", ".join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN)))
+    out.print(_line(level, area, counts or told), soft_wrap=True)
+    for one in findings:
+        if every or one.level is not Level.OK:
+            out.print()
+            for line in finding(one):
+                out.print(line, soft_wrap=True)
+    if every or level is not Level.OK:
+        out.print()
+
+
+def _line(level: Level, head: str, text: str) -> Text:
+    return Text.assemble((f"{level:<8} ", STYLES[level]), (f"{head:<9} ", "bold"), printable(text))
+
+
+def finding(one: Finding) -> Iterator[Text]:
+    """Yield the lines that say all of a finding."""
+    code = f"{one.code}: " if one.code is not None else ""
+    said = printable(f"{one.subject} {one.message}")
+    yield Text.assemble((f"  {one.level:<8}", STYLES[one.level]), (code, "bold"), said)
+    for thing in one.seen:
+        yield Text.assemble(INDENT, ("seen: ", "dim"), printable(f"{thing.path}: {thing.value}"))
+    if one.why is not None:
+        yield Text.assemble(INDENT, ("why:  ", "dim"), one.why)
+    for index, line in enumerate(one.fix):
+        yield Text.assemble(INDENT, ("fix:  " if index == 0 else "      ", "dim"), printable(line))
+
+
+def way(found: Way) -> None:
+    """Write a way: a line for each stage, then what blocks it."""
+    out = render.console()
+    head = " ".join(one for one in (found.device, f"as {found.resource}" if found.resource else None) if one)
+    out.print(Text(printable(head or found.target), style="bold"))
+    reached = [stage for stage in found.stages if stage.message != NOT_REACHED]
+    for stage in reached:
+        out.print(
+            Text.assemble(
+                (f"  {stage.standing:<8} ", WAY_STYLES[stage.standing]), printable(f"{stage.step:<12} {stage.message}")
+            ),
+            soft_wrap=True,
+        )
+    if later := [stage.step for stage in found.stages if stage not in reached]:
+        out.print(Text(f"  then     {', '.join(later)}", style="dim"))
+    out.print()
+    if found.blocker is None:
+        out.print(Text("A virtual machine can have it now.", style="green"))
+        return
+    out.print(Text("This is what is in its way:", style="bold red"))
+    for line in finding(found.blocker):
+        out.print(line, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Return a text without what would steer a terminal: what stands in files may be anything."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _summary(found: Report) -> str:
+    findings = [one for result in found.results for one in result.findings]
+    if found.level is Level.OK:
+        return f"All is in order ({len(findings)} findings of {len(found.results)} checks; --all shows them)."
+    return f"{', '.join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN, Level.OK)))}."
+
+
+def _counts(findings: Iterable[Finding], levels: Iterable[Level]) -> Iterator[str]:
+    findings = list(findings)
+    for level in levels:
+        if count := sum(one.level is level for one in findings):
+            plural = f"{level}s" if count > 1 and level in {Level.ERROR, Level.WARNING} else str(level)
+            yield f"{count} {plural}"

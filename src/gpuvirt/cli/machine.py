@@ -1,0 +1,63 @@
+"""The host that a command looks at, and all that it looks at besides."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.apps.doctor import Surroundings
+from gpuvirt.cli import options
+from gpuvirt.clock import RealClock
+from gpuvirt.documents import MOST_BYTES
+from gpuvirt.errors import ConfigError
+from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.kubevirt import KubeVirt, parse
+from gpuvirt.node import onelook, statefile
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where things of the host are seen, by the options of those names."""
+
+    host_root: Path
+    system_root: Path | None
+    kubelet_dir: Path | None
+
+
+def surroundings(
+    where: Where, config: Path | None, pci_ids: Path | None, kubevirt: str | None
+) -> tuple[RealKernel, Surroundings]:
+    """Return a host as the options of a command name it; raise ConfigError."""
+    roots = HostRoots.under(where.host_root, where.system_root)
+    kubelet = KubeletPaths(where.kubelet_dir or roots.local(options.KUBELET))
+    return RealKernel(roots), Surroundings(
+        kubelet=kubelet,
+        settings=options.read_settings(config),
+        ids=options.read_pci_ids(pci_ids, roots),
+        clock=RealClock(),
+        ledger=onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
+        state_file=roots.run / statefile.FILE,
+        # A simulated host has a /proc of its own, in which no agent is.
+        procs=(roots.proc, HostRoots.under(options.ROOT).proc),
+        kubevirts=_read_kubevirts(kubevirt) if kubevirt is not None else None,
+    )
+
+
+def _read_kubevirts(name: str) -> tuple[KubeVirt, ...]:
+    where = "standard input" if name == STANDARD_INPUT else name
+    try:
+        if name == STANDARD_INPUT:
+            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=where) from error
+    except OSError as error:
+        raise ConfigError(f"can't be read: {error.strerror}", where=where) from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"is too large; expected at most {MOST_BYTES >> 20} MiB", where=where)
+    return parse(text, where=where)

@@ -1,0 +1,1 @@
+"""The checks of `gpuvirt doctor`: pure functions from evidence to findings."""

@@ -1,0 +1,214 @@
+"""Checks of KubeVirt's configuration: whether machines may have what we offer, and who makes mediated devices."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.evidence import Evidence
+from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine
+from gpuvirt.model.kubevirt import KubeVirt, Permitted
+from gpuvirt.model.nearness import nearest
+from gpuvirt.model.view import ResourceView
+
+GRACE = {"10de:2342", "10de:2348", "10de:2941"}
+"""GPUs that KubeVirt gives away with these gates alone (its webhook for machines)."""
+GRACE_GATES = ("GraceIOVirtualization", "PCINUMAAwareTopology", "IOMMUFD")
+
+MDEV_GATE = "DisableMDEVConfiguration"
+"""The older way of telling KubeVirt to leave mediated devices alone."""
+
+
+def _place(kubevirt: KubeVirt, path: str) -> str:
+    return f"KubeVirt {kubevirt.metadata.namespace}/{kubevirt.metadata.name} $.spec.configuration.{path}"
+
+
+def _entries(kubevirt: KubeVirt) -> Mapping[str, list[tuple[str, Permitted]]]:
+    found: dict[str, list[tuple[str, Permitted]]] = {}
+    permitted = kubevirt.configuration.permitted_host_devices
+    for place, entry in permitted.entries() if permitted is not None else ():
+        found.setdefault(entry.resource_name, []).append((f"permittedHostDevices.{place}", entry))
+    return found
+
+
+def permitted_names(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt permits each resource of this node, and leaves offering it to us."""
+    for kubevirt in evidence.kubevirts or ():
+        if kubevirt.configuration.permitted_host_devices is None:
+            yield fine("KubeVirt", "permits all devices", Seen(_place(kubevirt, "permittedHostDevices"), "not set"))
+            continue
+        entries = _entries(kubevirt)
+        ours = {str(one.name): one for one in evidence.view.resources if one.devices}
+        for name, resource in ours.items():
+            if name in entries:
+                yield from _permitted(evidence, kubevirt, resource, entries[name])
+            else:
+                yield _not_permitted(evidence, kubevirt, resource, entries)
+
+
+def near_misses(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt permits no name that is nearly one of this node's."""
+    ours = [str(one.name) for one in evidence.view.resources]
+    for kubevirt in evidence.kubevirts or ():
+        permitted = _entries(kubevirt)
+        for name, entries in permitted.items():
+            meant = None if name in ours else nearest(name, ours)
+            if meant is not None and meant in permitted:  # else it is told with the name that is not permitted
+                yield Finding(
+                    Level.WARNING,
+                    name,
+                    f"is permitted, and this node offers no such resource; did you mean {meant}?",
+                    FindingCode.PERMITTED_NAME_UNKNOWN,
+                    (Seen(_place(kubevirt, entries[0][0]), f"resourceName: {name}"),),
+                    why="a machine that asks for it waits for a node that has it",
+                    fix=(f"resourceName: {meant}", "# unless another node offers it under that name"),
+                )
+
+
+def _permitted(
+    evidence: Evidence, kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[str, Permitted]]
+) -> Iterator[Finding]:
+    wanted = _selectors(evidence, resource)
+    selectors = [entry.pci_vendor_selector or entry.mdev_name_selector or "" for _, entry in entries]
+    theirs = [(place, entry) for place, entry in entries if not entry.external_resource_provider]
+    for place, _ in theirs:
+        yield Finding(
+            Level.ERROR,
+            resource.name,
+            "is KubeVirt's to offer as well as ours",
+            FindingCode.NOT_EXTERNAL,
+            (Seen(_place(kubevirt, place), "externalResourceProvider: false"),),
+            why="KubeVirt's own plugin and gpuvirt take turns at the kubelet, with other ids for the same devices",
+            fix=(f"# in {place}", "externalResourceProvider: true"),
+        )
+    if wanted and not {_normal(one) for one in selectors} & {_normal(one) for one in wanted}:
+        yield Finding(
+            Level.WARNING,
+            resource.name,
+            f"is permitted by the selector {', '.join(selectors) or 'none'}, and its devices are {', '.join(wanted)}",
+            FindingCode.SELECTOR_MISMATCH,
+            (Seen(_place(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
+            why="the name alone counts while externalResourceProvider is true; else KubeVirt would offer another card",
+            fix=_entry(resource.name, wanted[0], evidence),
+        )
+    elif not theirs:
+        yield fine(
+            resource.name, "is permitted", Seen(_place(kubevirt, entries[0][0]), f"resourceName: {resource.name}")
+        )
+
+
+def _not_permitted(
+    evidence: Evidence, kubevirt: KubeVirt, resource: ResourceView, entries: Mapping[str, list[tuple[str, Permitted]]]
+) -> Finding:
+    meant = nearest(resource.name, entries)
+    also = f"; {meant} is permitted, which is nearly it" if meant is not None else ""
+    wanted = _selectors(evidence, resource)
+    return Finding(
+        Level.ERROR,
+        resource.name,
+        f"is offered, and KubeVirt does not permit it{also}",
+        FindingCode.NOT_PERMITTED,
+        (Seen(_place(kubevirt, "permittedHostDevices"), ", ".join(entries)[:200] or "empty"),),
+        why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
+        fix=_entry(resource.name, wanted[0] if wanted else "VENDOR:DEVICE", evidence),
+    )
+
+
+def _entry(name: ResourceName, selector: str, evidence: Evidence) -> tuple[str, ...]:
+    mdev = _is_mdev(evidence, name)
+    kind, key = ("mediatedDevices", "mdevNameSelector") if mdev else ("pciHostDevices", "pciVendorSelector")
+    return (
+        f"# in spec.configuration.permittedHostDevices.{kind} (kubectl edit kubevirt -A):",
+        f'- {key}: "{selector}"',
+        f"  resourceName: {name}",
+        "  externalResourceProvider: true",
+    )
+
+
+def _is_mdev(evidence: Evidence, name: str) -> bool:
+    devices = {device.id for one in evidence.view.resources if one.name == name for device in one.devices}
+    mdevs = {vgpu.live.id for vgpu in evidence.inventory.vgpus.values() if vgpu.framework is Framework.MDEV}
+    return any(str(one) in devices for one in mdevs)
+
+
+def _selectors(evidence: Evidence, resource: ResourceView) -> list[str]:
+    """Return what KubeVirt would select a resource's devices by: types of mdevs, ids of PCI functions."""
+    vgpus, found = {str(one): vgpu for one, vgpu in evidence.inventory.vgpus.items()}, set()
+    functions = {str(address): one for address, one in evidence.inventory.facts.functions.items()}
+    for device in resource.devices:
+        vgpu = vgpus.get(device.id)
+        if vgpu is not None and vgpu.framework is Framework.MDEV:
+            if isinstance(vgpu.live.type, str):
+                found.add(str(vgpu.live.type))
+        elif (function := functions.get(device.id)) is not None:
+            found.add(str(function.id).upper())
+    return sorted(found)
+
+
+def _normal(selector: str) -> str:
+    """Return a selector as KubeVirt compares it: ids in any case, types with `_` for spaces."""
+    return (
+        selector.lower()
+        if re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}", selector)
+        else selector.replace(" ", "_").strip()
+    )
+
+
+def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt leaves the mediated devices alone that it did not make."""
+    live = [vgpu for vgpu in evidence.inventory.vgpus.values() if vgpu.framework is Framework.MDEV]
+    if not live:
+        return
+    types = {str(vgpu.live.type) for vgpu in live if isinstance(vgpu.live.type, str)}
+    for kubevirt in evidence.kubevirts or ():
+        configuration = kubevirt.configuration
+        mediated, permitted = configuration.mediated_devices_configuration, configuration.permitted_host_devices
+        external = {
+            _normal(entry.mdev_name_selector or "")
+            for entry in (permitted.mediated_devices if permitted is not None else None) or ()
+            if entry.external_resource_provider
+        }
+        shown = Seen(
+            _place(kubevirt, "mediatedDevicesConfiguration.enabled"), str(mediated.enabled if mediated else None)
+        )
+        if (mediated is not None and mediated.enabled is False) or MDEV_GATE in kubevirt.gates:
+            yield fine("KubeVirt", "leaves mediated devices alone", shown)
+        elif {_normal(one) for one in types} <= external:
+            yield fine("KubeVirt", "leaves mediated devices of our types alone", shown)
+        else:
+            yield Finding(
+                Level.ERROR,
+                "KubeVirt",
+                f"deletes mediated devices that it did not make, as the {len(live)} of this node",
+                FindingCode.MDEVS_NOT_OURS,
+                (shown,),
+                why="virt-handler does so at each heartbeat, whether a machine has them or not",
+                fix=(
+                    f"kubectl patch kubevirt -n {kubevirt.metadata.namespace} {kubevirt.metadata.name} --type merge \\",
+                    """  -p '{"spec":{"configuration":{"mediatedDevicesConfiguration":{"enabled":false}}}}'""",
+                ),
+            )
+
+
+def feature_gates(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt has the gates on that this node's devices need."""
+    offered = [gpu for gpu in evidence.view.gpus if gpu.offered_as is not None]
+    grace = [gpu for gpu in offered if gpu.pci_id in GRACE]
+    for kubevirt in evidence.kubevirts or ():
+        needed = list(GRACE_GATES) if grace else []
+        missing = [gate for gate in needed if gate not in kubevirt.gates]
+        place = _place(kubevirt, "developerConfiguration.featureGates")
+        if missing:
+            yield Finding(
+                Level.ERROR,
+                ", ".join(gpu.address for gpu in grace),
+                f"needs KubeVirt's feature gates {', '.join(missing)}",
+                FindingCode.FEATURE_GATE_MISSING,
+                (Seen(place, ", ".join(sorted(kubevirt.gates))[:200] or "none"),),
+                why=f"KubeVirt {kubevirt.version} refuses machines with a Grace GPU without them",
+                fix=("# add to spec.configuration.developerConfiguration.featureGates, and leave the others:", *needed),
+            )
+        elif grace:
+            yield fine(
+                "KubeVirt", f"{kubevirt.version} has the gates that Grace GPUs need", Seen(place, ", ".join(needed))
+            )

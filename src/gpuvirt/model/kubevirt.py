@@ -1,0 +1,127 @@
+"""What of KubeVirt's own configuration decides whether a machine may have our devices.
+
+It is what `kubectl get kubevirt -A -o yaml` prints.
+The fields are KubeVirt's v1 API. What is not looked at here may stand in the file.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gpuvirt import documents
+from gpuvirt.errors import ConfigError
+
+
+class Permitted(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """One entry of a list of permitted devices; each list has another selector."""
+
+    resource_name: str = ""
+    pci_vendor_selector: str | None = None
+    mdev_name_selector: str | None = None
+    external_resource_provider: bool = False
+
+
+class PermittedHostDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What machines may have; where it stands, nothing else."""
+
+    pci_host_devices: tuple[Permitted, ...] | None = None
+    mediated_devices: tuple[Permitted, ...] | None = None
+    usb: tuple[Permitted, ...] | None = None
+
+    def entries(self) -> Iterator[tuple[str, Permitted]]:
+        """Yield each entry with its place."""
+        lists = {"pciHostDevices": self.pci_host_devices, "mediatedDevices": self.mediated_devices, "usb": self.usb}
+        for name, entries in lists.items():
+            for index, entry in enumerate(entries or ()):
+                yield f"{name}[{index}]", entry
+
+
+class MediatedDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Whether and how KubeVirt makes mediated devices, and deletes others."""
+
+    enabled: bool | None = None
+
+
+class DeveloperConfiguration(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The feature gates."""
+
+    feature_gates: tuple[str, ...] | None = None
+    disabled_feature_gates: tuple[str, ...] | None = None
+
+
+class Configuration(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """`spec.configuration`."""
+
+    permitted_host_devices: PermittedHostDevices | None = None
+    mediated_devices_configuration: MediatedDevices | None = None
+    developer_configuration: DeveloperConfiguration | None = None
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """`spec`."""
+
+    configuration: Configuration | None = None
+
+
+class Status(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """`status`."""
+
+    observed_kube_virt_version: str | None = msgspec.field(name="observedKubeVirtVersion", default=None)
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """`metadata`."""
+
+    name: str = "kubevirt"
+    namespace: str = "kubevirt"
+
+
+class KubeVirt(msgspec.Struct, frozen=True, kw_only=True):
+    """One KubeVirt."""
+
+    kind: str
+    metadata: Metadata = Metadata()
+    spec: Spec = Spec()
+    status: Status | None = None
+
+    @property
+    def configuration(self) -> Configuration:
+        """What is configured."""
+        return self.spec.configuration or Configuration()
+
+    @property
+    def gates(self) -> frozenset[str]:
+        """The feature gates that are switched on by name."""
+        developer = self.configuration.developer_configuration or DeveloperConfiguration()
+        return frozenset(developer.feature_gates or ()) - frozenset(developer.disabled_feature_gates or ())
+
+    @property
+    def version(self) -> str:
+        """Its version, as it says itself."""
+        return (self.status.observed_kube_virt_version if self.status is not None else None) or "unknown"
+
+
+class _Kind(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+
+
+class _List(msgspec.Struct, frozen=True, kw_only=True):
+    items: tuple[KubeVirt, ...]
+
+
+def parse(text: str, *, where: str) -> tuple[KubeVirt, ...]:
+    """Return the KubeVirts in what kubectl wrote, YAML or JSON; raise ConfigError."""
+    kind = documents.parse(text, _Kind, where=where).kind
+    found = (
+        documents.parse(text, _List, where=where).items
+        if kind in {"List", "KubeVirtList"}
+        else (documents.parse(text, KubeVirt, where=where),)
+    )
+    for one in found:
+        if one.kind != "KubeVirt":
+            raise ConfigError(
+                f"is a {one.kind}; expected KubeVirt, as from kubectl get kubevirt -A -o yaml",
+                where=where,
+                path="$.kind",
+            )
+    return found

@@ -1,0 +1,72 @@
+"""What somebody asks of: an address, a vGPU's id, a resource's name; and what is said where there is none such."""
+
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, parse_resource_name
+from gpuvirt.facts.pci import FunctionKind, PciFunction
+from gpuvirt.model.evidence import Evidence
+from gpuvirt.model.findings import Finding, FindingCode, Level, Seen
+from gpuvirt.model.nearness import nearest
+
+DEVICES = "/sys/bus/pci/devices"
+
+
+def is_target(text: str) -> bool:
+    """Return whether a text could be an address, a vGPU's id, or the name of a resource with or without its domain."""
+    if pci_address(text) is not None or is_mdev_uuid(text):
+        return True
+    try:
+        parse_resource_name(text if "/" in text else f"nvidia.com/{text}")
+    except InvalidIdError:
+        return False
+    return True
+
+
+def pci_address(text: str) -> PciAddress | None:
+    """Return `text` as an address, with its domain or, as lspci writes it, without; None for what is none."""
+    for one in (text, f"0000:{text}"):
+        try:
+            return parse_pci_address(one)
+        except InvalidIdError:
+            continue
+    return None
+
+
+def no_device(evidence: Evidence, address: PciAddress) -> Finding:
+    """Return that there is nothing at an address."""
+    meant = nearest(address, evidence.inventory.gpus)
+    return Finding(
+        Level.ERROR,
+        address,
+        f"is not on the bus{f'; did you mean {meant}?' if meant else ''}",
+        FindingCode.NO_SUCH_DEVICE,
+        (Seen(f"{DEVICES}/{address}", "not there"),),
+        fix=("gpuvirt devices lists the GPUs of this host", "echo 1 > /sys/bus/pci/rescan, if it was taken out"),
+    )
+
+
+def no_gpu(function: PciFunction) -> Finding:
+    """Return that a function is none that machines are given."""
+    kind = "a bridge" if function.kind is FunctionKind.BRIDGE else "no GPU nor part of a GPU's card"
+    return Finding(
+        Level.ERROR,
+        function.address,
+        f"is {kind} ({function.id}, class {function.class_code:06x})",
+        FindingCode.NOT_A_GPU,
+        (Seen(f"{DEVICES}/{function.address}/class", f"0x{function.class_code:06x}"),),
+        fix=("gpuvirt devices lists the GPUs of this host",),
+    )
+
+
+def no_resource(evidence: Evidence, target: str) -> Finding:
+    """Return that this node offers nothing of that name."""
+    meant = nearest(target, [str(one.name) for one in evidence.view.resources])
+    names = ", ".join(str(one.name) for one in evidence.view.resources) or "none"
+    message = f"is not offered on this node{f'; did you mean {meant}?' if meant else ''}"
+    return Finding(
+        Level.ERROR,
+        target,
+        message,
+        FindingCode.NO_SUCH_RESOURCE,
+        (Seen("gpuvirt devices", f"offered are: {names}"),),
+        fix=(f"gpuvirt why {meant}",) if meant else ("gpuvirt devices says why GPUs are not offered",),
+    )

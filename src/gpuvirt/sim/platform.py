@@ -1,0 +1,231 @@
+"""A simulated host besides its devices: processor, firmware, kernel, modules, boot loader, as files that doctor reads.
+
+Everything has a default that is in order, so that a machine file names only what is not.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpuvirt.facts.ids import PciAddress, parse_pci_address
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.bars import resource
+from gpuvirt.sim.pci import PciBus
+from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant
+
+MODULES = "/sys/module"
+KVM = 10 << 8 | 232
+CPUS_OF_A_NODE = 16
+FLAGS = "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat clflush mmx fxsr sse sse2 ht syscall nx lm"
+ECAP = 0xF020DF
+"""Of a Xeon: interrupt remapping (bit 3) and x2APIC (bit 4) among others."""
+
+AbsolutePath = Annotated[
+    str, Meta(pattern=r"^/(?:[A-Za-z0-9][-A-Za-z0-9_.]{0,63}/){0,8}[A-Za-z0-9][-A-Za-z0-9_.]{0,63}\Z")
+]
+
+
+class Cpu(StrEnum):
+    """Whose processor a machine has."""
+
+    INTEL = "intel"
+    AMD = "amd"
+    ARM = "arm"
+
+
+class Boot(StrEnum):
+    """What keeps its kernel's command line."""
+
+    GRUB = "grub"
+    GRUB2 = "grub2"
+    BLS = "bls"
+    TALOS = "talos"
+    SYSTEMD_BOOT = "systemd-boot"
+    OSTREE = "ostree"
+    PROXMOX = "proxmox"
+    NONE = "none"
+
+
+class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a machine file may say of the host."""
+
+    cpu: Cpu = Cpu.INTEL
+    virtualization: bool = True
+    """Whether the processor has vmx or svm."""
+    hypervisor: bool = False
+    """Whether the host is a virtual machine itself."""
+    product: str = "PowerEdge R750"
+    cmdline: str | None = None
+    """The kernel's command line; by default what the processor's IOMMU needs, where the machine has one."""
+    release: str = "6.8.0-31-generic"
+    boot: Boot = Boot.GRUB
+    kvm: bool = True
+    acpi: tuple[str, ...] | None = None
+    """Tables of the firmware that say of an IOMMU; by default the processor's, where the machine has one."""
+    interrupt_remapping: bool = True
+    unsafe_interrupts: bool = False
+    modules: tuple[str, ...] | None = None
+    """Modules that are loaded; by default VFIO's, KVM's and those of drivers that have a function."""
+    available: tuple[str, ...] = ("vfio-pci", "vfio_iommu_type1", "nouveau", "kvm-intel", "kvm-amd")
+    """Modules that could be."""
+    console: str | None = None
+    """The address of the GPU that the firmware shows its screen on."""
+    screen: str = "EFI VGA"
+    """What draws on it."""
+    without_reset: tuple[str, ...] = ()
+    """Addresses of functions that the kernel knows no way to reset."""
+    bars_unassigned: tuple[str, ...] = ()
+    """Addresses of functions whose large BAR got no place."""
+    files: dict[AbsolutePath, str] = {}
+    """Further files, such as `/etc/modprobe.d/vfio.conf`; they take the place of what is there."""
+
+
+BOOT_FILES: dict[Boot, dict[str, str]] = {
+    Boot.GRUB: {
+        "/etc/default/grub": 'GRUB_CMDLINE_LINUX=""\n',
+        "/usr/sbin/update-grub": "",
+        "/usr/sbin/update-initramfs": "",
+        "/etc/os-release": "ID=debian\n",
+    },
+    Boot.GRUB2: {"/etc/default/grub": "", "/boot/grub2/grub.cfg": "", "/etc/os-release": 'ID="opensuse-leap"\n'},
+    Boot.BLS: {
+        "/etc/default/grub": "",
+        "/boot/grub2/grub.cfg": "",
+        "/usr/sbin/grubby": "",
+        "/usr/bin/dracut": "",
+        "/boot/loader/entries/linux.conf": "",
+        "/etc/os-release": 'ID="rhel"\n',
+    },
+    Boot.TALOS: {"/etc/os-release": 'NAME="Talos"\nID=talos\n'},
+    Boot.SYSTEMD_BOOT: {"/boot/loader/entries/linux.conf": "", "/etc/os-release": "ID=arch\n"},
+    Boot.OSTREE: {"/run/ostree-booted": "", "/usr/bin/rpm-ostree": "", "/etc/os-release": 'ID="rhcos"\n'},
+    Boot.PROXMOX: {
+        "/etc/kernel/proxmox-boot-uuids": "",
+        "/etc/kernel/cmdline": "root=ZFS=rpool/ROOT/pve-1\n",
+        "/etc/os-release": "ID=debian\n",
+    },
+    Boot.NONE: {},
+}
+
+
+def furnish(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None:
+    """Put a host's files into its tree; `iommu` says whether its devices are in groups."""
+    tables = spec.acpi if spec.acpi is not None else (_TABLES[spec.cpu],) if iommu else ()
+    for table in ("FACP", "APIC", *tables):
+        tree.place(HostPath(f"/sys/firmware/acpi/tables/{table}"), File(read=lambda: b"table"))
+    _furnish_cpu(tree, spec)
+    _furnish_iommu(tree, spec, iommu=iommu)
+    cmdline = spec.cmdline if spec.cmdline is not None else _cmdline(spec, iommu=iommu)
+    _texts(
+        tree,
+        {
+            "/proc/cmdline": f"BOOT_IMAGE=/boot/vmlinuz-{spec.release} root=/dev/sda2 ro {cmdline}".rstrip(),
+            "/proc/sys/kernel/osrelease": spec.release,
+            "/sys/class/dmi/id/product_name": spec.product,
+            f"/lib/modules/{spec.release}/modules.builtin": "kernel/drivers/pci/pcie/aer.ko",
+            f"/lib/modules/{spec.release}/modules.dep": "\n".join(
+                f"kernel/drivers/{name}.ko.zst:" for name in spec.available
+            ),
+        },
+    )
+    if spec.kvm:
+        tree.place(HostPath("/dev/kvm"), DeviceNode(KVM))
+    _furnish_modules(tree, bus, spec)
+    _furnish_functions(tree, bus, spec)
+    for path, text in (BOOT_FILES[spec.boot] | spec.files).items():
+        tree.place(HostPath(path), _text(text))
+
+
+_TABLES = {Cpu.INTEL: "DMAR", Cpu.AMD: "IVRS", Cpu.ARM: "IORT"}
+
+
+def _text(text: str) -> File:
+    return File(read=lambda: text)
+
+
+def _texts(tree: Tree, texts: dict[str, str]) -> None:
+    for path, text in texts.items():
+        tree.place(HostPath(path), constant(text))
+
+
+def _cmdline(spec: PlatformSpec, *, iommu: bool) -> str:
+    if not iommu:
+        return "quiet"
+    return "quiet intel_iommu=on iommu=pt" if spec.cpu is Cpu.INTEL else "quiet iommu=pt"
+
+
+def _furnish_cpu(tree: Tree, spec: PlatformSpec) -> None:
+    if spec.cpu is Cpu.ARM:
+        tree.place(
+            HostPath("/proc/cpuinfo"), _text("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n\n")
+        )
+        return
+    vendor, flag = ("GenuineIntel", "vmx") if spec.cpu is Cpu.INTEL else ("AuthenticAMD", "svm")
+    flags = " ".join((FLAGS, *([flag] if spec.virtualization else []), *(["hypervisor"] if spec.hypervisor else [])))
+    one = "processor\t: {}\nvendor_id\t: " + vendor + f"\nflags\t\t: {flags}\n\n"
+    tree.place(HostPath("/proc/cpuinfo"), _text("".join(one.format(number) for number in range(4))))
+
+
+def _furnish_iommu(tree: Tree, spec: PlatformSpec, *, iommu: bool) -> None:
+    tree.make(HostPath("/sys/class/iommu"))
+    if iommu and spec.cpu is Cpu.INTEL:
+        ecap = ECAP if spec.interrupt_remapping else ECAP & ~8
+        _texts(tree, {"/sys/class/iommu/dmar0/intel-iommu/ecap": f"{ecap:x}"})
+    elif iommu and spec.cpu is Cpu.AMD:
+        tree.make(HostPath("/sys/class/iommu/ivhd0/amd-iommu"))
+    prefix = "IR-" if iommu and spec.interrupt_remapping else ""
+    chips = ("IO-APIC", "", f"{prefix}IO-APIC", f"{prefix}PCI-MSI")
+    for irq, chip in enumerate(("GICv3", "ITS-MSI") if spec.cpu is Cpu.ARM else chips):
+        _texts(tree, {f"/sys/kernel/irq/{irq}/chip_name": chip})
+
+
+def _furnish_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
+    drivers = {one.driver.replace("-", "_") for one in bus.functions.values() if one.driver is not None}
+    vgpus = {"nvidia_vgpu_vfio"} if _has_vgpus(tree) else set()
+    kvm = {Cpu.INTEL: {"kvm", "kvm_intel"}, Cpu.AMD: {"kvm", "kvm_amd"}, Cpu.ARM: {"kvm"}}[spec.cpu]
+    usual = {"vfio", "vfio_iommu_type1", "vfio_pci", "vfio_pci_core"} | drivers | kvm | vgpus
+    for name in sorted(spec.modules if spec.modules is not None else usual):
+        tree.make(HostPath(f"{MODULES}/{name}"))
+        if name == "vfio_pci":
+            _texts(
+                tree,
+                {f"{MODULES}/{name}/parameters/disable_vga": "N", f"{MODULES}/{name}/parameters/enable_sriov": "N"},
+            )
+        elif name == "vfio_iommu_type1":
+            value = "Y" if spec.unsafe_interrupts else "N"
+            _texts(tree, {f"{MODULES}/{name}/parameters/allow_unsafe_interrupts": value})
+
+
+def _has_vgpus(tree: Tree) -> bool:
+    """Return whether NVIDIA's vGPU manager is what has the GPUs: mdev types, or VFs that take a type."""
+    return any(
+        path.startswith("/sys/class/mdev_bus/") or path.endswith("/creatable_vgpu_types") for path, _ in tree.walk()
+    )
+
+
+def _furnish_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
+    for address in (*spec.without_reset, *spec.bars_unassigned, *([spec.console] if spec.console else ())):
+        if parse_pci_address(address) not in bus.functions:
+            raise ValueError(f"there is no function at {address}")
+    for address in spec.without_reset:
+        function = bus.functions[PciAddress(address)]
+        tree.remove(HostPath(f"{function.folder}/reset_method"))
+        tree.remove(HostPath(f"{function.folder}/reset"))
+    for address in spec.bars_unassigned:
+        folder = bus.functions[PciAddress(address)].folder
+        tree.place(HostPath(f"{folder}/resource"), _text(resource(unassigned=True)))
+    for node in {one.numa_node for one in bus.functions.values() if one.numa_node >= 0}:
+        first = node * CPUS_OF_A_NODE
+        cpus = f"{first}-{first + CPUS_OF_A_NODE - 1}"
+        tree.place(HostPath(f"/sys/devices/system/node/node{node}/cpulist"), constant(cpus))
+    tree.place(HostPath("/sys/class/graphics"), Folder())
+    displays = [one for one in bus.functions.values() if one.class_code >> 8 == 0x0300 and one.physfn is None]
+    console = spec.console or min((one.address for one in displays if one.driver is not None), default=None)
+    for function in displays:
+        tree.place(HostPath(f"{function.folder}/boot_vga"), constant("1" if function.address == console else "0"))
+    if spec.console is not None:
+        tree.place(HostPath(f"{bus.functions[PciAddress(spec.console)].folder}/boot_vga"), constant("1"))
+        tree.place(HostPath("/sys/class/graphics/fb0/name"), constant(spec.screen))
+        tree.place(HostPath("/sys/class/graphics/fb0/device"), Link("../../../efi-framebuffer.0"))

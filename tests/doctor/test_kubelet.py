@@ -1,0 +1,118 @@
+"""The kubelet's part of the way: socket, registration, counts, policies."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.model import diagnosis
+from gpuvirt.model.evidence import Evidence
+from gpuvirt.model.findings import FindingCode, Level
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.view import AgentView
+from gpuvirt.sim.clock import BEGINNING
+from sickhost import codes, evidence, examine, findings, found, host
+
+A10 = "nvidia.com/GA102GL_A10"
+GPUS = ["0000:65:00.0", "0000:ca:00.0"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a kubelet that listens and places processors by NUMA node."""
+    (tmp_path / "device-plugins").mkdir()
+    (tmp_path / "device-plugins/kubelet.sock").touch()
+    (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n")
+    return tmp_path
+
+
+def count(folder: Path, *devices: str) -> None:
+    """Have the kubelet count devices."""
+    data = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {A10: devices}}, "Checksum": 1}
+    (folder / "device-plugins/kubelet_internal_checkpoint").write_text(json.dumps(data))
+
+
+def with_agent(folder: Path, because: Reason | None = None) -> Evidence:
+    """Return the evidence of a node whose agent has registered all it offers, or has not, because of something."""
+    seen = evidence(host(), folder)
+    resources = tuple(
+        replace(one, registered=because is None, not_registered_because=because) for one in seen.view.resources
+    )
+    agent = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
+    return replace(seen, view=replace(seen.view, agent=agent, resources=resources))
+
+
+def test_no_kubelet_at_all_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "device-plugins").mkdir()
+    assert examine(host(), tmp_path).level is Level.OK
+
+
+def test_a_kubelet_that_does_not_listen(folder: Path) -> None:
+    (folder / "device-plugins/kubelet.sock").unlink()
+    one = found(examine(host(), folder), FindingCode.KUBELET_NOT_LISTENING)
+    assert one.level is Level.ERROR
+    assert one.seen[0].path == str(folder / "device-plugins/kubelet.sock")
+    assert "journalctl -u kubelet" in one.fix[0]
+
+
+def test_no_agent_beside_a_kubelet(folder: Path) -> None:
+    one = found(examine(host(), folder), FindingCode.AGENT_AWAY)
+    assert (one.level, one.fix[0]) == (Level.WARNING, "kubectl apply -f deploy/node.yaml")
+    assert A10 in one.message
+
+
+def test_all_is_registered_and_counted(folder: Path) -> None:
+    count(folder, *GPUS)
+    report = diagnosis.report(with_agent(folder))
+    assert report.level is Level.OK
+    assert any(one.message == "is counted as it is: 2 healthy devices" for one in findings(report))
+
+
+def test_not_registered_is_said_in_the_agents_words(folder: Path) -> None:
+    taken = Reason(ReasonCode.SOCKET_TAKEN, A10, "has another plugin at its socket", "x.sock: listened at", "stop it")
+    one = found(diagnosis.report(with_agent(folder, taken)), ReasonCode.SOCKET_TAKEN)
+    assert (one.level, one.subject, one.message, one.fix) == (Level.ERROR, A10, taken.message, ("stop it",))
+
+
+def test_counts_that_differ(folder: Path) -> None:
+    count(folder, GPUS[0], "0000:00:00.0")
+    one = found(diagnosis.report(with_agent(folder)), FindingCode.COUNTS_DIFFER)
+    assert "only the agent has 0000:ca:00.0, only the kubelet has 0000:00:00.0" in one.message
+
+
+@pytest.mark.parametrize("text", ["{}", "topologyManagerPolicy: none", "kind: KubeletConfiguration\nx: {y: [1]}"])
+def test_policies_that_place_nothing(folder: Path, text: str) -> None:
+    (folder / "config.yaml").write_text(text)
+    one = found(examine(host(), folder), FindingCode.NUMA_NOT_ALIGNED)
+    assert one.level is Level.WARNING
+    assert "nodes 0, 1" in one.message
+    assert "topologyManagerPolicy: best-effort" in one.fix
+
+
+def test_policies_do_not_matter_on_one_node(folder: Path) -> None:
+    (folder / "config.yaml").write_text("{}")
+    assert FindingCode.NUMA_NOT_ALIGNED not in codes(examine(host(machine="2xRTX4090-one-group"), folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", b"\xff"),
+        ("config.yaml", b"cpuManagerPolicy: [1]"),
+        ("config.yaml", b"x" * (2 << 20)),
+        ("device-plugins/kubelet_internal_checkpoint", b"torn"),
+        ("device-plugins/kubelet_internal_checkpoint", b"\xff"),
+    ],
+)
+def test_what_cannot_be_understood_is_unknown(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    report = diagnosis.report(with_agent(folder))
+    one = found(report, FindingCode.NOT_READ)
+    assert (one.level, one.seen[0].path) == (Level.UNKNOWN, str(folder / name))
+    assert report.level is Level.UNKNOWN
+
+
+def test_a_configuration_elsewhere_is_unknown(folder: Path) -> None:
+    (folder / "config.yaml").unlink()
+    assert found(examine(host(), folder), FindingCode.NOT_READ).seen[0].value == "not there"

@@ -1,0 +1,136 @@
+"""KubeVirt's part of the way: what it permits, who offers it, who makes mediated devices."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.errors import ConfigError
+from gpuvirt.model import diagnosis
+from gpuvirt.model.findings import Finding, FindingCode, Level, Report
+from gpuvirt.model.kubevirt import parse
+from sickhost import NOWHERE, codes, evidence, findings, found, host
+
+EXAMPLE = (Path(__file__).parent.parent.parent / "examples/kubevirt.yaml").read_text()
+
+TEMPLATE = """
+apiVersion: v1
+kind: List
+items:
+- apiVersion: kubevirt.io/v1
+  kind: KubeVirt
+  metadata: {{name: kubevirt, namespace: kubevirt, managedFields: [{{"f:spec": {{".": {{}}}}}}]}}
+  spec:
+    imagePullPolicy: IfNotPresent
+    configuration: {configuration}
+  status: {{observedKubeVirtVersion: v1.8.0, conditions: []}}
+"""
+
+PERMITTED = "{{permittedHostDevices: {{pciHostDevices: [{{pciVendorSelector: '{0}', resourceName: {1}, {2}}}]}}}}"
+OURS = "externalResourceProvider: true"
+A10 = "nvidia.com/GA102GL_A10"
+
+
+def report(configuration: str, machine: str = "2xA10") -> Report:
+    kubevirts = parse(TEMPLATE.format(configuration=configuration), where="test")
+    return diagnosis.report(evidence(host(machine=machine), NOWHERE, kubevirts))
+
+
+def of_kubevirt(told: Report) -> Sequence[Finding]:
+    return [one for result in told.results if result.area == "kubevirt" for one in result.findings]
+
+
+def test_the_example_permits_what_we_offer() -> None:
+    told = diagnosis.report(evidence(host(), NOWHERE, parse(EXAMPLE, where="example")))
+    assert told.level is Level.OK
+    assert [one.subject for one in of_kubevirt(told)] == [A10]
+
+
+def test_without_a_list_all_is_permitted() -> None:
+    (one,) = of_kubevirt(report("{}"))
+    assert (one.level, one.message) == (Level.OK, "permits all devices")
+
+
+def test_nobody_has_shown_us_any() -> None:
+    assert of_kubevirt(diagnosis.report(evidence(host()))) == []
+
+
+def test_not_permitted_and_nearly_so() -> None:
+    told = report(PERMITTED.format("10de:2236", "nvidia.com/GA102_A10", OURS))
+    one = found(told, FindingCode.NOT_PERMITTED)
+    assert (one.level, one.subject) == (Level.ERROR, A10)
+    assert "nvidia.com/GA102_A10 is permitted, which is nearly it" in one.message
+    assert one.fix[1:] == ('- pciVendorSelector: "10DE:2236"', f"  resourceName: {A10}", f"  {OURS}")
+    assert len(of_kubevirt(told)) == 1, "told once"
+
+
+def test_a_name_that_is_nearly_one_of_ours() -> None:
+    lists = f"""{{permittedHostDevices: {{pciHostDevices: [
+      {{pciVendorSelector: '10de:2236', resourceName: {A10}, {OURS}}},
+      {{pciVendorSelector: '10de:2236', resourceName: nvidia.com/A10, {OURS}}},
+      {{pciVendorSelector: '10de:1eb8', resourceName: nvidia.com/TU104GL_TESLA_T4, {OURS}}}]}}}}"""
+    one = found(report(lists), FindingCode.PERMITTED_NAME_UNKNOWN)
+    assert (one.level, one.subject) == (Level.WARNING, "nvidia.com/A10")
+    assert f"did you mean {A10}?" in one.message
+    assert "pciHostDevices[1]" in one.seen[0].path
+
+
+@pytest.mark.parametrize("provider", ["externalResourceProvider: false", "x: 1"])
+def test_kubevirt_offers_it_too(provider: str) -> None:
+    one = found(report(PERMITTED.format("10de:2236", A10, provider)), FindingCode.NOT_EXTERNAL)
+    assert (one.level, one.fix[-1]) == (Level.ERROR, OURS)
+
+
+@pytest.mark.parametrize(("selector", "fits"), [("10DE:2236", True), ("10de:2236", True), ("10de:2237", False)])
+def test_selectors(selector: str, fits: bool) -> None:
+    told = report(PERMITTED.format(selector, A10, OURS))
+    assert (FindingCode.SELECTOR_MISMATCH in codes(told)) is not fits
+
+
+MDEVS = """{permittedHostDevices: {mediatedDevices: [
+  {mdevNameSelector: GRID T4-8Q, resourceName: nvidia.com/GRID_T4-8Q, externalResourceProvider: true},
+  {mdevNameSelector: GRID_T4-1Q, resourceName: nvidia.com/GRID_T4-1Q, externalResourceProvider: %s}]}%s}"""
+
+
+@pytest.mark.parametrize(
+    ("external", "more", "code"),
+    [
+        ("true", "", None),
+        ("false", "", FindingCode.MDEVS_NOT_OURS),
+        ("false", ", mediatedDevicesConfiguration: {enabled: true}", FindingCode.MDEVS_NOT_OURS),
+        ("false", ", mediatedDevicesConfiguration: {enabled: false}", None),
+        ("false", ", developerConfiguration: {featureGates: [DisableMDEVConfiguration]}", None),
+    ],
+)
+def test_mediated_devices_that_kubevirt_would_delete(external: str, more: str, code: FindingCode | None) -> None:
+    told = report(MDEVS % (external, more), "4xT4")
+    assert (FindingCode.MDEVS_NOT_OURS in codes(told)) is (code is not None)
+    assert FindingCode.SELECTOR_MISMATCH not in codes(told), "a space and _ are the same"
+    if code is not None:
+        assert '{"mediatedDevicesConfiguration":{"enabled":false}}' in found(told, code).fix[1]
+
+
+def test_gates_of_grace() -> None:
+    one = found(
+        report("{developerConfiguration: {featureGates: [IOMMUFD]}}", "2xGH200"), FindingCode.FEATURE_GATE_MISSING
+    )
+    assert one.message.endswith("GraceIOVirtualization, PCINUMAAwareTopology")
+    gates = "GraceIOVirtualization, PCINUMAAwareTopology, IOMMUFD"
+    told = report(f"{{developerConfiguration: {{featureGates: [{gates}]}}}}", "2xGH200")
+    assert FindingCode.FEATURE_GATE_MISSING not in codes(told)
+    assert any("v1.8.0 has the gates" in one.message for one in findings(told))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"missing required field `kind`"),
+        ("kind: VirtualMachine\n", r"f: \$\.kind: is a VirtualMachine; expected KubeVirt"),
+        ("kind: List\nitems: [{kind: Pod}]", r"is a Pod; expected KubeVirt"),
+        ("kind: KubeVirt\nspec: {configuration: {permittedHostDevices: [1]}}", r"\$\.spec\.configuration"),
+        ("[", r"not YAML"),
+    ],
+)
+def test_a_file_that_is_no_kubevirt(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(text, where="f")

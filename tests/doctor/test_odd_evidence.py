@@ -1,0 +1,185 @@
+"""What can't be read, or reads as nothing it could be: told as such, not taken for absent, not the end of doctor."""
+
+import errno
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cli import diagnosis as shown
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.platform import MOST_SHOWN, legible
+from gpuvirt.model import kubevirt
+from gpuvirt.model.checks.drivers import parse_ids
+from gpuvirt.model.checks.firmware import cpu_flags, parse_bars
+from gpuvirt.model.checks.iommu import can_remap
+from gpuvirt.model.checks.kubelet import parse_cpulist
+from gpuvirt.model.checks.runtime import cdi_settings
+from gpuvirt.model.findings import FindingCode, Level
+from gpuvirt.model.nearness import distance, nearest
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.blocking import WouldBlock
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.platform import PlatformSpec
+from sickhost import examine, findings, host
+
+FILES = PlatformSpec(
+    files={
+        "/etc/modprobe.d/vfio.conf": "options vfio-pci ids=10de:2236\n",
+        "/etc/containerd/config.toml": "version = 3\n",
+    },
+    console="0000:65:00.0",
+)
+
+
+def sick() -> SimKernel:
+    """Return a machine that has all that doctor reads, and a virtual machine."""
+    kernel = host(FILES)
+    kernel.start_machine(IommuGroup(12))
+    return kernel
+
+
+def read_paths() -> list[HostPath]:
+    kernel = sick()
+    examine(kernel)
+    return sorted(path for path in kernel.reads if "/sys/kernel/irq/" not in path)
+
+
+PATHS = read_paths()
+FOLDERS = [
+    "/sys/kernel/iommu_groups", "/sys/class/iommu", "/sys/firmware/acpi/tables", "/sys/module", "/etc/modprobe.d",
+    "/sys/class/graphics", "/sys/kernel/irq", "/dev/kvm",
+]  # fmt: skip
+
+
+def test_what_may_sleep_is_never_read() -> None:
+    assert not [path for path in PATHS if path.endswith(("/uevent", "/driver_override", "/sriov_numvfs"))]
+    kernel = sick()
+    gpu = PciAddress("0000:65:00.0")
+    with pytest.raises(WouldBlock):
+        kernel.rebind(gpu, "nvidia")
+    kernel.reads.clear()
+    examine(kernel)
+    assert HostPath("/sys/bus/pci/devices/0000:65:00.0/reset_method") not in kernel.reads
+    assert HostPath("/sys/bus/pci/devices/0000:ca:00.0/reset_method") in kernel.reads
+
+
+@pytest.mark.parametrize("path", [*PATHS, *FOLDERS])
+def test_what_cannot_be_read_is_no_error(path: str) -> None:
+    kernel = sick()
+    before = examine(kernel)
+    kernel.faults.fail(HostPath(path), errno.EIO)
+    report = examine(kernel)
+    errors = {one.code for one in findings(report) if one.level is Level.ERROR}
+    assert errors <= {one.code for one in findings(before) if one.level is Level.ERROR}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/cpuinfo", "/proc/cmdline", "/dev/kvm", "/sys/kernel/iommu_groups", "/etc/modprobe.d", "/sys/kernel/irq",
+        "/etc/modprobe.d/vfio.conf", "/etc/containerd/config.toml",
+        "/sys/bus/pci/devices/0000:65:00.0/resource", "/sys/bus/pci/devices/0000:65:00.0/reset_method",
+        "/sys/bus/pci/devices/0000:65:00.0/boot_vga", "/sys/devices/system/node/node0/cpulist",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_told_with_its_errno(path: str) -> None:
+    kernel = sick()
+    kernel.faults.fail(HostPath(path), errno.EACCES)
+    told = [one for one in findings(examine(kernel)) if one.code is FindingCode.NOT_READ]
+    assert any(thing.path == path and thing.value == "EACCES" for one in told for thing in one.seen)
+
+
+CONTENTS = [b"", b"\xff\xfe", b"\0", b"9" * 5000, b"[[[[", b"\n\n:=-,", b"A" * 200_000, b"\x1b[2J[/x]:smile:"]
+
+
+def survives(kernel: SimKernel, capsys: pytest.CaptureFixture[str]) -> None:
+    report = examine(kernel)
+    assert msgspec.json.decode(msgspec.json.encode(report))["version"] == 1
+    shown.report(report, every=True)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_odd_content_everywhere(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = sick()
+    for path in PATHS:
+        kernel.faults.answer(path, content)
+    survives(kernel, capsys)
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_odd_content_of_the_host_alone(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = sick()
+    for path in PATHS:
+        if not path.endswith(("/vendor", "/device", "/class", "/config")):
+            kernel.faults.answer(path, content)
+    survives(kernel, capsys)
+
+
+PARSERS: list[Callable[[str], object]] = [
+    cpu_flags, parse_bars, can_remap, parse_ids, parse_cpulist, cdi_settings, legible,
+]  # fmt: skip
+
+
+@given(st.text() | st.text(alphabet="0123456789abcdefx-,:= []\n\"'.{}"))
+def test_any_text_is_parsed_or_refused(text: str) -> None:
+    for parse in PARSERS:
+        parse(text)
+    assert len(legible(text)) <= MOST_SHOWN + 3
+    try:
+        kubevirt.parse(f"kind: KubeVirt\nspec: {text}", where="f")
+    except ConfigError:
+        return
+
+
+def test_brackets_without_end() -> None:
+    assert cdi_settings("x = " + "[" * 100_000) is None
+
+
+@given(st.frozensets(st.integers(0, 8191), max_size=40))
+def test_processors_are_those_that_were_written(cpus: frozenset[int]) -> None:
+    assert parse_cpulist(",".join(map(str, sorted(cpus)))) == cpus
+
+
+@pytest.mark.parametrize(("text", "count"), [("0-3,8", 5), ("", 0), ("0-8191", 8192)])
+def test_lists_of_processors(text: str, count: int) -> None:
+    assert len(parse_cpulist(text) or ()) == count
+
+
+@pytest.mark.parametrize("text", ["0-", "-1", "a", "0-99999", "1,,2", "0-8192"])
+def test_no_lists_of_processors(text: str) -> None:
+    assert parse_cpulist(text) is None
+
+
+def test_bars() -> None:
+    small, large = "0x0000000000001000 0x0000000000001fff 0x0000000000040200", "0x0 0x7ffffffff 0x14220c"
+    assert parse_bars(f"{small}\n{large}\n0x0 0x0 0x0\n") == {0: 4096, 1: None}
+    assert parse_bars("0x0 0x0") is None
+    assert parse_bars(f"{small}\n0x0 0x7f 0x20040101\n") == {0: 4096}, "ports of I/O are not needed"
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_distances(one: str, other: str) -> None:
+    assert distance(one, other) == distance(other, one)
+    assert distance(one, one) == 0
+    assert abs(len(one) - len(other)) <= distance(one, other) <= max(len(one), len(other))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("nvidia.com/TU104GL_T4", "nvidia.com/TU104GL_TESLA_T4"),
+        ("nvidia.com/GA102GL_A1O", "nvidia.com/GA102GL_A10"),
+        ("nvidia.com/ga102gl-a10", "nvidia.com/GA102GL_A10"),
+        ("GA102GL_A10", "nvidia.com/GA102GL_A10"),
+        ("nvidia.com/A10", "nvidia.com/GA102GL_A10"),
+        ("nvidia.com/AD102GL_L40S", None),
+        ("amd.com/MI300X", None),
+    ],
+)
+def test_names_that_were_meant(name: str, meant: str | None) -> None:
+    assert nearest(name, ["nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GA102GL_A10"]) == meant

@@ -1,0 +1,196 @@
+"""One device's way to a virtual machine, and the one thing that blocks it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.apps.doctor import gather
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.model.findings import FindingCode
+from gpuvirt.model.kubevirt import parse
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.target import is_target
+from gpuvirt.model.view import NodeView
+from gpuvirt.model.walk import walk
+from gpuvirt.model.way import Standing, Step, Way
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.kubelet.kubelet import Container
+from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.platform import PlatformSpec
+from kubeletnode import CLOCK, Cluster, cluster_on, until
+from sickhost import around, evidence, host, machine
+
+A10 = "nvidia.com/GA102GL_A10"
+GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
+
+
+def blocked_at(way: Way) -> Step | None:
+    return next((one.step for one in way.stages if one.standing is Standing.BLOCKED), None)
+
+
+def rebound(kernel: SimKernel, address: str, driver: str | None) -> SimKernel:
+    kernel.rebind(PciAddress(address), driver)
+    return kernel
+
+
+def gpu_lost(kernel: SimKernel) -> SimKernel:
+    return after(kernel, lambda one: one.unplug(PciAddress(GPU)))
+
+
+def gpu_fallen(kernel: SimKernel) -> SimKernel:
+    return after(kernel, lambda one: one.fall_off_bus(PciAddress(GPU)))
+
+
+def node_lost(kernel: SimKernel) -> SimKernel:
+    return after(kernel, lambda one: one.delete_node(IommuGroup(12)))
+
+
+def after(kernel: SimKernel, act: Callable[[SimKernel], object]) -> SimKernel:
+    act(kernel)
+    return kernel
+
+
+NOTHING_PERMITTED = "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
+NEIGHBOUR = (
+    "about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: DRIVER, group: 7},"
+    " {at: '0000:06:00.0', board: nvme, group: 7}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "step", "code", "fix"),
+    [
+        (lambda: gpu_lost(host()), Step.BUS, FindingCode.NO_SUCH_DEVICE, "rescan"),
+        (lambda: gpu_fallen(host()), Step.BUS, ReasonCode.FELL_OFF_BUS, "reset"),
+        (lambda: host(machine="2xA10-no-iommu"), Step.IOMMU_GROUP, FindingCode.IOMMU_OFF, "VT-d"),
+        (
+            lambda: host(PlatformSpec(acpi=("DMAR",)), "2xA10-no-iommu", "native"),
+            Step.IOMMU_GROUP, FindingCode.IOMMU_OFF, "intel_iommu=on",
+        ),
+        (
+            lambda: machine(NEIGHBOUR.replace("DRIVER", "vfio-pci")),
+            Step.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
+        ),
+        (
+            lambda: machine(NEIGHBOUR.replace("DRIVER", "none")),
+            Step.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
+        ),
+        (lambda: rebound(host(), GPU, None), Step.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
+        (lambda: host(driver="nouveau"), Step.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
+        (lambda: host(driver="native"), Step.DRIVER, ReasonCode.NO_VGPUS, "uuidgen"),
+        (lambda: node_lost(host()), Step.NODE, ReasonCode.NODE_MISSING, "udev"),
+        (host, Step.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
+    ],
+)  # fmt: skip
+def test_what_blocks_a_gpu(build: Callable[[], SimKernel], step: Step, code: object, fix: str) -> None:
+    way = walk(evidence(build()), GPU)
+    assert way.blocker is not None
+    assert (blocked_at(way), way.blocker.code) == (step, code)
+    assert fix in "\n".join(way.blocker.fix)
+    assert [one.step for one in way.stages] == list(Step)
+    assert {one.standing for one in way.stages[: list(Step).index(step)]} <= {Standing.OK}
+
+
+def test_a_move_that_is_refused_is_what_blocks() -> None:
+    seen = evidence(host(driver="nouveau"))
+    refused = Reason(ReasonCode.IN_USE, GPU, "is in use by Xorg (pid 7)", "/proc/7/fd", "end that process")
+    way = walk(replace(seen, view=replace(seen.view, notes=(refused,))), GPU)
+    assert way.blocker is not None
+    assert (blocked_at(way), way.blocker.code, way.blocker.fix) == (Step.DRIVER, refused.code, (refused.fix,))
+
+
+def test_what_is_no_gpu() -> None:
+    way = walk(evidence(host()), "17:00.0")
+    assert way.blocker is not None
+    assert (way.blocker.code, way.blocker.subject) == (FindingCode.NOT_A_GPU, "0000:17:00.0")
+
+
+@pytest.mark.parametrize("target", ["nvidia.com/GA102_A10", "GA102GL_A1O", "nvidia.com/a10"])
+def test_a_name_that_is_nearly_one(target: str) -> None:
+    way = walk(evidence(host()), target)
+    assert way.blocker is not None
+    assert way.blocker.code is FindingCode.NO_SUCH_RESOURCE
+    assert way.blocker.message.endswith(f"did you mean {A10}?")
+
+
+@pytest.mark.parametrize("target", ["GA102GL_A10", A10])
+def test_a_resource_goes_the_way_of_its_best_device(target: str) -> None:
+    kernel = host()
+    kernel.delete_node(IommuGroup(12))
+    way = walk(evidence(kernel), target)
+    assert (way.resource, way.device) == (A10, OTHER)
+
+
+def test_a_companion_is_not_asked_for() -> None:
+    way = walk(evidence(host(machine="4xRTX2060")), "0000:04:00.1")
+    assert way.blocker is not None
+    assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.NOT_ASKED_FOR)
+
+
+def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:
+    seen = evidence(host(machine="4xT4"))
+    way = walk(seen, "0000:3b:00.0")
+    assert way.resource == "nvidia.com/GRID_T4-8Q"
+    assert way.device is not None
+    assert walk(seen, way.device) == replace(way, target=way.device)
+    assert walk(evidence(host(machine="4xL40S")), "0000:25:00.4").resource == "nvidia.com/NVIDIA_L40S-12Q"
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_gpu_and_resource_of_every_machine_has_one_blocker(name: str) -> None:
+    seen = evidence(host(machine=name))
+    view: NodeView = seen.view
+    for target in (*(gpu.address for gpu in view.gpus), *(one.name for one in view.resources)):
+        way = walk(seen, target)
+        assert way.blocker is not None, "no kubelet is there"
+        assert [one.standing for one in way.stages].count(Standing.BLOCKED) == 1
+
+
+@pytest.mark.parametrize("text", ["", "a b", "nvidia.com/", "x/y/z", "\x1b", "-", "é"])
+def test_what_is_no_target(text: str) -> None:
+    assert not is_target(text)
+
+
+class TestWithAgent:
+    """Where agent and kubelet run."""
+
+    @staticmethod
+    def walk(node: Cluster, folder: Path, target: str, kubevirt: str | None = None) -> Way:
+        (folder / "proc" / str(os.getpid())).mkdir(parents=True, exist_ok=True)
+        kubevirts = parse(kubevirt, where="test") if kubevirt is not None else None
+        surroundings = replace(
+            around(folder, None, kubevirts), clock=CLOCK, state_file=folder / "node.json", procs=(folder / "proc",)
+        )
+        return walk(gather(node.kernel, surroundings), target)
+
+    async def test_nothing_is_in_the_way(self, short_path: Path) -> None:
+        async with cluster_on("2xA10", short_path) as node:
+            await until(lambda: self.walk(node, short_path, A10).blocker is None)
+            way = self.walk(node, short_path, GPU)
+            assert way.stages[-1].standing is Standing.SKIPPED
+            refused = self.walk(
+                node, short_path, A10, "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
+            )
+            assert refused.blocker is not None
+            assert (blocked_at(refused), refused.blocker.code) == (Step.PERMITTED, FindingCode.NOT_PERMITTED)
+            assert self.walk(node, short_path, A10, "kind: KubeVirt").stages[-1].standing is Standing.OK
+
+    async def test_held_by_a_pod(self, short_path: Path) -> None:
+        async with cluster_on("2xA10", short_path) as node:
+            await node.kubelet.run_pod("vm-a", Container("compute", {A10: 2}))
+            await until(lambda: "vm-a" in " ".join(one.message for one in self.walk(node, short_path, A10).stages))
+            way = self.walk(node, short_path, A10)
+            assert way.blocker is not None
+            assert (blocked_at(way), way.blocker.code) == (Step.FREE, ReasonCode.HELD_BY_POD)
+
+    async def test_not_counted(self, short_path: Path) -> None:
+        async with cluster_on("2xA10", short_path) as node:
+            await until(lambda: self.walk(node, short_path, A10).blocker is None)
+            checkpoint = short_path / "device-plugins/kubelet_internal_checkpoint"
+            checkpoint.write_text('{"Data": {"RegisteredDevices": {}}, "Checksum": 0}')
+            way = self.walk(node, short_path, A10)
+            assert way.blocker is not None
+            assert (blocked_at(way), way.blocker.code) == (Step.COUNTED, FindingCode.NOT_COUNTED)

@@ -1,0 +1,74 @@
+"""Hosts with something wrong, and a doctor who looks at them."""
+
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt import documents
+from gpuvirt.apps.doctor import Surroundings, diagnose, gather
+from gpuvirt.model.evidence import Evidence
+from gpuvirt.model.findings import Finding, FindingCode, Report
+from gpuvirt.model.kubevirt import KubeVirt
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.clock import SimClock
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import MachineSpec, load_machine
+from gpuvirt.sim.platform import PlatformSpec
+from simnode import IDS
+
+NOWHERE = Path("/nonexistent")
+
+
+def host(platform: PlatformSpec | None = None, machine: str = "2xA10", driver: str | None = None) -> SimKernel:
+    """Return a machine on another platform; `driver` has the GPUs in place of their own."""
+    spec = load_machine(machine)
+    if driver is not None:
+        gpus = [slot if slot.board in NO_GPUS else msgspec.structs.replace(slot, driver=driver) for slot in spec.slots]
+        spec = msgspec.structs.replace(spec, slots=tuple(gpus))
+    if platform is not None:
+        spec = msgspec.structs.replace(spec, platform=platform)
+    return build_machine(spec)
+
+
+NO_GPUS = {"root-port", "pcie-pci-bridge", "bmc-display", "network", "nvme"}
+
+
+def machine(text: str) -> SimKernel:
+    """Return the machine of a YAML text."""
+    return build_machine(documents.parse(text, MachineSpec, where="test"))
+
+
+def around(
+    kubelet: Path = NOWHERE, settings: Settings | None = None, kubevirts: tuple[KubeVirt, ...] | None = None
+) -> Surroundings:
+    return Surroundings(
+        kubelet=KubeletPaths(kubelet),
+        settings=settings or Settings(),
+        ids=IDS,
+        clock=SimClock(),
+        kubevirts=kubevirts,
+    )
+
+
+def examine(kernel: SimKernel, kubelet: Path = NOWHERE, settings: Settings | None = None) -> Report:
+    return diagnose(kernel, around(kubelet, settings))
+
+
+def evidence(kernel: SimKernel, kubelet: Path = NOWHERE, kubevirts: tuple[KubeVirt, ...] | None = None) -> Evidence:
+    return gather(kernel, around(kubelet, None, kubevirts))
+
+
+def findings(report: Report) -> list[Finding]:
+    return [one for result in report.results for one in result.findings]
+
+
+def codes(report: Report) -> set[FindingCode | ReasonCode]:
+    return {one.code for one in findings(report) if one.code is not None}
+
+
+def found(report: Report, code: FindingCode | ReasonCode) -> Finding:
+    """Return the first finding with a code."""
+    return next(one for one in findings(report) if one.code is code)
