@@ -234,14 +234,11 @@ def _ask(plans: "Sequence[Plan]") -> None:
     """Have a person say yes to what may end the work of processes."""
     from gpuvirt.model.plan import Unbind
 
-    gpus = ", ".join(step.address for plan in plans for step in plan.steps if isinstance(step, Unbind))
-    if not gpus:
-        return
     if not sys.stdin.isatty():
-        raise typer.BadParameter(
-            "--force asks a question, and nobody is here to answer it: standard input is no terminal"
-        )
-    typer.confirm(f"Take {gpus} from the host's drivers, whoever uses it?", abort=True)
+        raise typer.BadParameter("--force asks a question, and standard input is no terminal to answer it")
+    gpus = ", ".join(step.address for plan in plans for step in plan.steps if isinstance(step, Unbind))
+    if gpus:
+        typer.confirm(f"Take {gpus} from the host's drivers, whoever uses it?", abort=True)
 
 
 def _moved(host: Host, plan: "Plan", wishes: "Mapping[PciAddress, Wish]", would: "Result", *, quiet: bool) -> "Result":
