@@ -6,17 +6,25 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from guesthost import GuestHost, Guests
 from hosts import LONG_S, Answer, MemoryHost, bind, exists, group_of, write
 
+from gpuvirt.apps.doctor import Surroundings, diagnose
+from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model import pciids
+from gpuvirt.model.findings import FindingCode, Level
 from gpuvirt.model.inventory import build_inventory
-from gpuvirt.paths import HostPath
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.paths import HostPath, KubeletPaths
 
 pytestmark = [pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]
 
@@ -175,3 +183,22 @@ def test_a_parent_that_is_no_gpu_is_odd_and_counts_otherwise(guest: GuestHost) -
             assert write(guest, f"/sys/bus/mdev/devices/{MDEV[:-1]}{number}/remove", "1") == 0
     finally:
         guest.guest.run("rmmod", "mdpy")
+
+
+def test_the_doctor_sees_what_is_so(guest: GuestHost, tmp_path: Path) -> None:
+    """The guest has an IOMMU that remaps interrupts, no KVM, and a GPU whose audio function was left with the host."""
+    bind(guest, GPU, "vfio-pci")
+    around = Surroundings(
+        kubelet=KubeletPaths(tmp_path), settings=Settings(), ids=PciIds((pciids.shipped(),)), clock=RealClock()
+    )
+    results = diagnose(guest.kernel, around).results
+    found = {(result.check, finding.level, finding.code) for result in results for finding in result.findings}
+    assert {one for one in found if one[1] is Level.ERROR} == {
+        ("kvm", Level.ERROR, FindingCode.KVM_MISSING),
+        ("group_viability", Level.ERROR, ReasonCode.GROUP_NOT_VIABLE),
+    }
+    for check in ("virtualization", "bars", "iommu", "interrupt_remapping", "vfio_modules", "reset_methods"):
+        assert (check, Level.OK, None) in found, [one for one in found if one[0] == check]
+    shared = [one.subject for result in results for one in result.findings if one.code is FindingCode.SHARED_GROUP]
+    assert shared == [T4]
+    assert not [one for one in found if one[1] is Level.UNKNOWN]
