@@ -1,12 +1,12 @@
 """What could be given to a virtual machine, and why the rest could not."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
-from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model import refusals
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.naming import NAMESPACES, Named, Naming
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -72,7 +72,7 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
         carrier = inventory.facts.functions.get(live.slot)
         if isinstance(live.type, Unread) or isinstance(live.group, Unread):
             unread = live.type if isinstance(live.type, Unread) else live.group
-            yield _unread(live.id, unread) if isinstance(unread, Unread) else _no_group(live.id)
+            yield refusals.unread(live.id, unread) if isinstance(unread, Unread) else refusals.no_group(live.id)
         elif live.group is None:
             yield _no_group_of_vgpu(live.id)
         elif vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
@@ -103,7 +103,7 @@ def shares_group(inventory: Inventory, settings: Settings, candidate: Candidate)
 def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settings) -> Reason | None:
     address, driver = function.address, function.driver
     if isinstance(driver, Unread):
-        return _unread(address, driver)
+        return refusals.unread(address, driver)
     if not function.on_vfio:
         return _not_on_vfio(inventory, function)
     if not settings.offers(function.kind):
@@ -145,8 +145,8 @@ def _why_not_on_vfio(function: PciFunction) -> Reason | None:
             fix=f"echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs",
         )
     if isinstance(function.iommu_group, Unread):
-        return _unread(address, function.iommu_group)
-    return _no_group(address) if function.iommu_group is None else None
+        return refusals.unread(address, function.iommu_group)
+    return refusals.no_group(address) if function.iommu_group is None else None
 
 
 def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
@@ -188,12 +188,12 @@ def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
         return Reason(
             ReasonCode.UNBIND_PENDING,
             address,
-            f"may be the device that is being unbound while {_named(leaving)} uses it; nothing tells which one that is",
+            f"may be what is being unbound while {refusals.named(leaving)} uses it; nothing tells which device that is",
             seen=f"no {driver_link}, and an open {leaving[0].node}",
             fix=until_then,
         )
     if function.iommu_group is None:
-        return _no_group(address)
+        return refusals.no_group(address)
     return Reason(
         ReasonCode.NO_DRIVER,
         address,
@@ -208,21 +208,7 @@ def _users(inventory: Inventory, function: PciFunction) -> str | None:
     users = inventory.facts.users
     if users is None or not isinstance(function.iommu_group, int) or function.iommu_group not in users:
         return None
-    return _named(users[function.iommu_group])
-
-
-def _named(users: Iterable[User]) -> str:
-    return ", ".join(f"{user.command} (pid {user.pid})" for user in users)
-
-
-def _unread(subject: str, unread: Unread) -> Reason:
-    return Reason(
-        ReasonCode.UNREAD,
-        subject,
-        "could not be read",
-        seen=f"{unread.path}: {unread.said}",
-        fix="see the kernel's log",
-    )
+    return refusals.named(users[function.iommu_group])
 
 
 def _no_group_of_vgpu(subject: str) -> Reason:
@@ -232,14 +218,4 @@ def _no_group_of_vgpu(subject: str) -> Reason:
         "is in no IOMMU group, so no virtual machine can open it",
         seen=f"no iommu_group link in /sys for {subject}",
         fix="boot a kernel with VFIO_GROUP: without it mediated devices are in no group",
-    )
-
-
-def _no_group(subject: str) -> Reason:
-    return Reason(
-        ReasonCode.NO_IOMMU_GROUP,
-        subject,
-        "is in no IOMMU group, so it can't be isolated",
-        seen=f"no iommu_group link in /sys for {subject}",
-        fix="switch on VT-d or AMD-Vi in the firmware, and boot Intel hosts with intel_iommu=on",
     )

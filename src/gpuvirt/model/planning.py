@@ -112,8 +112,9 @@ def _refusals(seen: Seen, wanted: Wishes, to_vfio: list[PciAddress], to_native: 
 
 def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
     function = _function(seen, address)
-    if isinstance(function.driver, Unread) or isinstance(function.iommu_group, Unread):
-        yield refusals.unread(function)
+    for attribute in (function.driver, function.iommu_group):
+        if isinstance(attribute, Unread):
+            yield refusals.unread(address, attribute)
     if function.iommu_group is None:
         yield refusals.no_group(address)
     if function.fell_off_bus:

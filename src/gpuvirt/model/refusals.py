@@ -1,4 +1,4 @@
-"""Why a plan is refused, in words: what is in the way of moving a function from one driver to another."""
+"""Reasons in words: why a function is not offered, and what is in the way of moving it to another driver."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,20 +21,24 @@ def named(users: Iterable[User]) -> str:
     return ", ".join(f"{user.command} (pid {user.pid})" for user in users)
 
 
-def unread(function: PciFunction) -> Reason:
-    """What a function is could not be read."""
-    odd = function.driver if isinstance(function.driver, Unread) else function.iommu_group
-    seen = f"{odd.path}: {odd.said}" if isinstance(odd, Unread) else None
-    return Reason(ReasonCode.UNREAD, function.address, "could not be read", seen=seen, fix="see the kernel's log")
+def unread(subject: str, odd: Unread) -> Reason:
+    """What it is could not be read."""
+    return Reason(
+        ReasonCode.UNREAD,
+        subject,
+        "could not be read",
+        seen=f"{odd.path}: {odd.said}",
+        fix="see the kernel's log",
+    )
 
 
-def no_group(address: PciAddress) -> Reason:
+def no_group(subject: str) -> Reason:
     """There is no IOMMU."""
     return Reason(
         ReasonCode.NO_IOMMU_GROUP,
-        address,
-        "is in no IOMMU group, so no virtual machine can have it",
-        seen=f"no /sys/bus/pci/devices/{address}/iommu_group",
+        subject,
+        "is in no IOMMU group, so it can't be isolated, and no virtual machine can have it",
+        seen=f"no iommu_group link in /sys for {subject}",
         fix="switch on VT-d or AMD-Vi in the firmware, and boot Intel hosts with intel_iommu=on",
     )
 
