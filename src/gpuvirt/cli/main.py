@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import demo, devices, node, sim, vfio, vfiomanage
+from gpuvirt.cli import demo, devices, node, sim, support, vfio, vfiomanage
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -28,6 +28,7 @@ app.command("devices")(devices.devices)
 app.command("node")(node.node)
 app.command("demo")(demo.demo)
 app.add_typer(vfio.app, name="vfio")
+app.command("support")(support.support)
 app.add_typer(sim.app, name="sim")
 
 

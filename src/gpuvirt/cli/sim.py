@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.cli import options
 from gpuvirt.errors import MountError
 from gpuvirt.sim.mounted.nodes import Nodes
 
@@ -107,6 +108,8 @@ def import_(
     from gpuvirt.node.files import replace_file
     from gpuvirt.sim.importing import import_archive
 
+    if output is not None:
+        options.check_folder(output)
     imported = import_archive(archive)
     for loss in imported.losses:
         typer.echo(loss.text, err=True)

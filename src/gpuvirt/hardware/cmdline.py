@@ -5,7 +5,7 @@ import re
 LEFT_OUT = "(left-out)"
 
 _OF_DEVICES = re.compile(
-    r"(?:intel_iommu|amd_iommu|iommu|amd_iommu_intr|intremap|vfio|nvidia|nouveau|amdgpu|i915|xe|radeon|pci|pcie_[a-z]+|kvm"
+    r"(?:intel_iommu|amd_iommu|iommu|amd_iommu_intr|intremap|vfio|nvidia|nouveau|amdgpu|i915|xe|radeon|pci|pcie_[a-z_]+|kvm"
     r"|vfio_[a-z0-9_]+|nvidia_[a-z_]+|kvm_[a-z]+|pci_[a-z_]+|snd_hda_intel|modprobe|module_blacklist|rd\.driver"
     r"|initcall_blacklist|video|vga|efifb|simpledrm|console|fbcon|default_hugepagesz|hugepagesz|hugepages|hugetlb"
     r"|isolcpus|nohz_full|rcu_nocbs|irqaffinity|numa|numa_balancing|mem|memmap|mitigations|lockdown|preempt"

@@ -6,10 +6,10 @@ VFs is that of the links. `vpd` and `rom` act on the device, and `vpd` holds ser
 """
 
 import errno
-import os.path
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from posixpath import basename, dirname
 
 from gpuvirt.archive import Entry, Folder, Symlink
 from gpuvirt.errors import InvalidIdError
@@ -118,7 +118,8 @@ class _Copying:
         if driver := targets.get("driver"):
             self.members.setdefault(_joined(folder, driver), Folder())
         self.cdevs(here, folder, entries)
-        return targets.get("iommu_group")
+        group = targets.get("iommu_group")
+        return basename(group) if group is not None else None
 
     def whole(self, address: PciAddress, folder: HostPath, *, is_gpu: bool) -> None:
         """Copy all that tells what a GPU is, or a function that has to do with one."""
@@ -217,11 +218,11 @@ class _Copying:
 
     def files(self, here: HostPath, place: HostPath, names: Iterable[str]) -> None:
         for name in names:
-            self.file(HostPath(f"{here}/{name}"), HostPath(os.path.dirname(f"{place}/{name}")))  # noqa: PTH120
+            self.file(HostPath(f"{here}/{name}"), HostPath(dirname(f"{place}/{name}")))
 
     def file(self, path: HostPath, place: HostPath, limit: int = ATTRIBUTE_BYTES) -> None:
         try:
-            self.members[HostPath(f"{place}/{_last(path)}")] = self.kernel.read(path, limit=limit)
+            self.members[HostPath(f"{place}/{basename(path)}")] = self.kernel.read(path, limit=limit)
         except OSError as error:
             self.unread.append(Unread(path, errno=error.errno))
 
@@ -240,8 +241,8 @@ class _Copying:
         except OSError as error:
             self.unread.append(Unread(path, errno=error.errno))
             return None
-        inside = HostPath(f"{place}/{_last(path)}") if place is not None else path
-        if target.startswith("/") or not target.isprintable() or not _joined(HostPath(_above(inside)), target):
+        inside = HostPath(f"{place}/{basename(path)}") if place is not None else path
+        if target.startswith("/") or not target.isprintable() or not _joined(HostPath(dirname(inside)), target):
             self.unread.append(Unread(path, seen=f"a link to {target[:60]}, out of /sys"))
             return None
         self.members[inside] = Symlink(target)
@@ -255,7 +256,7 @@ class _Copying:
             if error.errno == errno.EINVAL:  # no link but the folder itself
                 return path
         target = self.link(path)
-        return _joined(HostPath(_above(path)), target) if target else path
+        return _joined(HostPath(dirname(path)), target) if target else path
 
 
 def _of_interest(
@@ -296,11 +297,3 @@ def _joined(folder: HostPath, target: str) -> HostPath:
         elif part not in {"", "."}:
             parts.append(part)
     return HostPath("/" + "/".join(parts))
-
-
-def _above(path: HostPath) -> str:
-    return path.rpartition("/")[0]
-
-
-def _last(path: HostPath) -> str:
-    return path.rpartition("/")[2]
