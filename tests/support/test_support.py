@@ -142,7 +142,8 @@ def test_secrets_are_not_in_it(host: Path, tmp_path: Path) -> None:
 
 
 def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -> None:
-    done = run("support", "--host-root", str(host), "--log", str(log), "--hide-names", "-o", "out.tar.gz", cwd=tmp_path)
+    arguments = ("--log", str(log), "--log", "virt-launcher-ceo-x7k2p.log", "--hide-names", "-o", "out.tar.gz")
+    done = run("support", "--host-root", str(host), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     files = opened((tmp_path / "out.tar.gz").read_bytes())
     for path, content in files.items():
@@ -155,7 +156,7 @@ def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -
     assert json.loads(files["host/run/gpuvirt/node.json"])["gpus"][0]["users"] == ["pod namespace-1/pod-1"]
     held = json.loads(files["host/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"])["Data"]
     assert [entry["PodUID"] for entry in held["PodDeviceEntries"]] == ["uid-1", "uid-2"]
-    assert files["logs/1-agent.log"].decode().splitlines() == [
+    assert files["logs/1.log"].decode().splitlines() == [
         f"2026-01-01 allocated {A10} to pod namespace-1/pod-1",
         "2026-01-01 heard of pod namespace-1/pod-3 on node-1, namespace namespace-1",
         "2026-01-01 pod uid-2 is gone, uid-1 too",

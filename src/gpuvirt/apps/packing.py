@@ -92,6 +92,10 @@ class Packing:
             return content
         return self.names.text(content.decode(errors="surrogateescape"), is_log=is_log).encode(errors="surrogateescape")
 
+    def nameless(self, text: str) -> str:
+        """Return a word of our own, without names where they are hidden."""
+        return text if self.names is None else self.names.text(text, is_log=True)
+
     def picture(self, view: NodeView) -> bytes:
         """Return a node's picture as `gpuvirt devices -o json` prints it."""
         value: Plain = msgspec.json.decode(msgspec.json.encode(view))

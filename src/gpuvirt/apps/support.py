@@ -72,8 +72,8 @@ def pack(asked: Asked) -> Packed:
         names_hidden=asked.hide_names,
         privileged=os.geteuid() == 0,
         collected=tuple(sections),
-        unread=tuple(packing.unread),
-        left_out=tuple(packing.left_out),
+        unread=tuple(NotRead(packing.nameless(one.path), one.errno, one.why) for one in packing.unread),
+        left_out=tuple(LeftOut(packing.nameless(one.what), packing.nameless(one.why)) for one in packing.left_out),
     )
     name = f"gpuvirt-support-{_fit_for_files(node)}-{packing.at:%Y%m%dT%H%M%SZ}"
     return Packed(name, archive.pack(name, manifest, members), manifest)
@@ -173,7 +173,9 @@ def _logs(packing: Packing) -> Collected:
             continue
         if size > LOG_BYTES:
             packing.left_out.append(LeftOut(str(path), f"all but its last {LOG_BYTES >> 20} MiB"))
-        found[f"logs/{number}-{_fit_for_files(path.name)}"] = packing.text(content, is_log=True)
+        # Who keeps logs of pods calls them by their names.
+        name = f"{number}-{_fit_for_files(path.name)}" if packing.names is None else f"{number}.log"
+        found[f"logs/{name}"] = packing.text(content, is_log=True)
     return found
 
 
