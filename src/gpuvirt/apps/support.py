@@ -19,7 +19,7 @@ from gpuvirt.hardware.hostcopy import LEFT_OUT, copy_host
 from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.pseudonyms import Pseudonyms
 from gpuvirt.model.view import NodeView
-from gpuvirt.node import journal, onelook, statefile
+from gpuvirt.node import journal, onelook, originals, statefile
 
 LOG_BYTES = 4 << 20
 """Of each log the end is packed."""
@@ -143,6 +143,9 @@ def _agent(packing: Packing) -> Collected:
     if (content := packing.content(ledger)) is not None:
         place = f"{archive.HOST}/var/lib/gpuvirt/ledger.json"
         found |= packing.understood(ledger, place, content, lambda it: _fit_ledger(packing, it))
+    drivers = asked.roots.local(originals.FILE)
+    if not is_absent(drivers) and (content := packing.content(drivers)) is not None:
+        found[f"{archive.HOST}{originals.FILE}"] = content
     if asked.config is not None and (content := packing.content(asked.config)) is not None:
         found["config/node.yaml"] = packing.text(content)
     return found
@@ -182,7 +185,7 @@ def _logs(packing: Packing) -> Collected:
 SECTIONS: tuple[Section, ...] = (
     Section("host", "what the host's devices are: files of /sys, /proc and /dev in their places", _host),
     Section("kubelet", "how it places devices, who has which, the sockets of plugins", _kubelet),
-    Section("agent", "its state, ledger and settings", _agent),
+    Section("agent", "its state, ledger, settings, and the drivers that functions came from", _agent),
     Section("devices", "what a look at the host finds now, as `gpuvirt devices -o json` prints it", _devices),
     Section("logs", "logs that were given with --log", _logs),
 )

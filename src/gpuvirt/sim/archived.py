@@ -24,6 +24,11 @@ class ArchivedKernel:
             folder, _, name = path.rpartition("/")
             self._unread_in[folder].add(name)
 
+    @property
+    def pid(self) -> int:
+        """No process: nothing is done here, and no process of the host is archived."""
+        return 0
+
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first bytes of a file."""
         node = self._find(path)
