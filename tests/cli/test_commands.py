@@ -44,7 +44,7 @@ def host(tmp_path: Path) -> Path:
 
 def test_version_and_help() -> None:
     assert gpuvirt("--version").stdout == f"gpuvirt {__version__}\n"
-    for command in ("devices", "node", "demo", "sim"):
+    for command in ("devices", "node", "demo", "sim", "support"):
         assert command in gpuvirt("--help").stdout
         assert gpuvirt(command, "--help").returncode == 0
 

@@ -1,8 +1,8 @@
 """A copy of the files of a host that tell what its devices are: each is named here, and no folder is walked blindly.
 
 Left alone is whatever may keep a reader asleep or acts when it is read. `driver_override`, `uevent`, `sriov_numvfs` and
-`sriov_vf_total_msix` take the device's lock, which whoever unbinds it holds as long as a machine uses it; the number of
-VFs is that of the links. `vpd` and `rom` act on the device, and `vpd` holds serial numbers.
+`sriov_vf_total_msix` take the device's lock (as of 6.12), which whoever unbinds it holds as long as a machine uses it;
+the number of VFs is that of the links. `vpd` and `rom` act on the device, and `vpd` holds serial numbers.
 """
 
 import errno
@@ -50,6 +50,7 @@ TEXT_BYTES = 1 << 20
 
 LEFT_OUT: Mapping[str, str] = {
     "driver_override, uevent, sriov_numvfs, sriov_vf_total_msix": "reading them can hang while a device is unbound",
+    "type, reserved_regions (of IOMMU groups)": "reading them waits for whoever changes the group",
     "vpd, rom": "reading them acts on the device; vpd holds serial numbers",
     "configuration space": f"{CONFIG_BYTES} bytes are copied of GPUs and NVSwitches, {HEADER_BYTES} of others",
     "other PCI functions": "what has nothing to do with GPUs is copied by its ids, class, driver and IOMMU group alone",
