@@ -142,6 +142,7 @@ def test_an_archive_has_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None
         (tar_of(manifest=b"\xff"), "of another program"),
         (tar_of(manifest=b'{"format": 2}'), "is of format 2, and this gpuvirt reads 1; use the gpuvirt that made it"),
     ],
+    ids=["nothing", "text", "gzip of nothing", "gzip of text", "json", "no json", "newer"],
 )
 def test_a_foreign_file_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(DamagedError, match=message):
@@ -203,7 +204,9 @@ def sim_import(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("content", [b"hello", WHOLE[:900], tar_of(member("/etc/passwd"))])
+@pytest.mark.parametrize(
+    "content", [b"hello", WHOLE[:900], tar_of(member("/etc/passwd"))], ids=["text", "truncated", "malicious"]
+)
 def test_a_bad_archive_ends_with_1_and_writes_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.tar.gz").write_bytes(content)
     done = sim_import(str(tmp_path / "bad.tar.gz"), "-o", str(tmp_path / "machine.yaml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from archives import opened
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
@@ -205,6 +205,23 @@ def test_a_vgpu_that_is_being_removed_is_said(machine: Machine) -> None:
     assert any("what carries them is not listed" in loss.text for loss in imported(kernel).losses)
 
 
+def test_vfs_whose_groups_could_not_be_read_carry_nothing(machine: Machine) -> None:
+    kernel = machine("4xL40S")
+    kernel.faults.fail(HostPath("/sys/bus/pci/devices/0000:25:00.4/iommu_group"), errno.EIO)
+    made = imported(kernel)
+    assert "0000:25:00.4: vGPUs: it has no IOMMU group to carry them: left out" in [one.text for one in made.losses]
+    assert len(shown_by(made).vgpu_hosts[PciAddress("0000:25:00.0")].live) == 3
+
+
+def test_a_vgpu_on_a_vf_that_is_not_listed_is_left_out(machine: Machine) -> None:
+    kernel = machine("8xA100")
+    live = scan(kernel).vgpu_hosts[PciAddress("0000:07:00.0")].live[0]
+    kernel.tree.remove(HostPath(f"/sys/class/mdev_bus/{live.slot}"))
+    made = imported(kernel)
+    assert any(one.where == live.id and "is not listed: left out" in one.why for one in made.losses)
+    assert len(shown_by(made).vgpu_hosts[PciAddress("0000:07:00.0")].live) == 3
+
+
 # Whatever a host is like.
 
 CARDS = st.sampled_from(["A10", "T4", "RTX2060", "RTX4090", "A100-NVSwitch", "MI300X", "nvme", "root-port", "L40S"])
@@ -278,7 +295,7 @@ def test_any_machine_comes_back_as_it_was(spec: MachineSpec, seed: int) -> None:
 
 
 @given(machines(), st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: MachineSpec, seed: int) -> None:
     kernel, chance = build_machine(spec), random.Random(seed)  # noqa: S311
     carve(kernel, chance)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -115,9 +115,19 @@ class _Reading:
 
 def carries_of(kernel: Kernel, host: VgpuHost, facts: Facts) -> tuple[CarriesSpec | None, tuple[Loss, ...]]:
     """Return what a GPU carries and could carry, and what of that a machine can't have."""
+    fit = {slot: counts for slot, counts in host.slots.items() if _can_carry(facts, host, slot)}
+    left_out = [
+        Loss(slot, "vGPUs", "it has no IOMMU group to carry them: left out") for slot in host.slots.keys() - fit
+    ]
+    if not fit or host.gpu not in facts.functions:
+        return None, (*left_out, Loss(host.gpu, "vGPUs", "what carries them is not listed: left out"))
+    left_out += [
+        Loss(one.id, "vGPU", f"{one.slot}, which carries it, is not listed: left out")
+        for one in host.live
+        if one.slot not in host.slots
+    ]
+    host = replace(host, slots=fit, live=tuple(one for one in host.live if one.slot in fit))
     reading = _Reading(kernel, host, facts)
-    if not host.slots or host.gpu not in facts.functions:
-        return None, (Loss(host.gpu, "vGPUs", "what carries them is not listed: left out"),)
     types = reading.types()
     lives = [reading.live(one, types) for one in host.live]
     spec = CarriesSpec(
@@ -127,7 +137,13 @@ def carries_of(kernel: Kernel, host: VgpuHost, facts: Facts) -> tuple[CarriesSpe
         live=tuple(one for one in lives if isinstance(one, LiveSpec)),
     )
     spec = msgspec.structs.replace(spec, left=_left(host, spec))
-    return spec, tuple(one for one in lives if isinstance(one, Loss))
+    return spec, (*sorted(left_out, key=lambda one: one.where), *(one for one in lives if isinstance(one, Loss)))
+
+
+def _can_carry(facts: Facts, host: VgpuHost, slot: PciAddress) -> bool:
+    if slot not in facts.functions:
+        return False
+    return host.framework is Framework.MDEV or isinstance(facts.functions[slot].iommu_group, int)
 
 
 def _left(host: VgpuHost, spec: CarriesSpec) -> dict[str, dict[VgpuType, int]]:
