@@ -1,4 +1,4 @@
-"""YAML read into plain values: texts, numbers, lists, mappings; refused where a document of ours may not have it.
+"""YAML read into plain values, and written: texts, numbers, lists, mappings; refused where ours may not have it.
 
 In YAML, scalars follow the core schema of YAML 1.2. Under the older rules a PCI address (`0000:04:00.0`) is a number
 of seconds, a class (`030200`) is octal, and a name like `on` is true. Keys are texts, and tags beyond the core schema's
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import yaml
+from typing_extensions import override
 
 from gpuvirt.errors import ConfigError
 
@@ -73,6 +74,23 @@ class _Loader(yaml.CSafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _scalar in _SCALARS.items():
     _Loader.add_implicit_resolver(_tag, _scalar.pattern, [*_scalar.begins, *([""] if _tag == _NULL else [])])
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Safe YAML with a text in quotes where it would be something else under YAML 1.1 or 1.2, and without aliases."""
+
+    @override
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+for _tag, _scalar in _SCALARS.items():
+    _Dumper.add_implicit_resolver(_tag, _scalar.pattern, [*_scalar.begins, *([""] if _tag == _NULL else [])])
+
+
+def write(content: Plain) -> str:
+    """Return `content` as YAML, the innermost lists and mappings on one line each where they fit."""
+    return yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=118, allow_unicode=True)
 
 
 @dataclass(frozen=True, slots=True)

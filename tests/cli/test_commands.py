@@ -30,7 +30,7 @@ def host(tmp_path: Path) -> Path:
 
 def test_version_and_help() -> None:
     assert gpuvirt("--version").stdout == f"gpuvirt {__version__}\n"
-    for command in ("devices", "doctor", "why", "node", "demo", "sim"):
+    for command in ("devices", "doctor", "why", "node", "demo", "sim", "support", "vfio"):
         assert command in gpuvirt("--help").stdout
         assert gpuvirt(command, "--help").returncode == 0
 

@@ -94,6 +94,12 @@ def plugin_only_ledger(kubelet: KubeletPaths) -> Path:
     return kubelet.device_plugins / "gpuvirt" / "ledger.json"
 
 
+def check_folder(path: Path) -> None:
+    """Raise ConfigError for a file to be written into a folder that is not there: a mistyped one is made by nobody."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} to write into; make it, or name another", where="--output")
+
+
 def read_settings(config: Path | None) -> Settings:
     """Return the settings in a file, the defaults without one; raise ConfigError."""
     if config is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.cli import options
 from gpuvirt.errors import MountError
 from gpuvirt.sim.mounted.nodes import Nodes
 
@@ -87,6 +88,38 @@ def mount(
         print(f"try: gpuvirt devices --host-root {folder}", flush=True)
 
     serve(build_machine(load_machine(machine), where=machine, wait=True), folder, nodes, ready)
+
+
+@app.command("import")
+def import_(
+    archive: Annotated[
+        Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="A file of `gpuvirt support`.")
+    ],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; standard output without it.")
+    ] = None,
+) -> None:
+    """Make a machine of a support archive: the host it was packed on, for `sim run`, `sim mount`, `demo` and tests.
+
+    What a machine can't show as that host did is said on standard error, a line each. Nothing of the archive is
+    unpacked, and nothing is written where it is damaged.
+    """
+    from gpuvirt.node.files import replace_file
+    from gpuvirt.sim.importing import import_archive
+
+    if output is not None:
+        options.check_folder(output)
+    imported = import_archive(archive)
+    for loss in imported.losses:
+        typer.echo(loss.text, err=True)
+    if output is None:
+        print(imported.text, end="")
+        return
+    replace_file(output, imported.text.encode(), durable=False, mode=0o644)
+    slots, losses = len(imported.spec.slots), len(imported.losses)
+    typer.echo(f"{output}: {slots} functions; {losses or 'no'} differences from the host", err=True)
+    typer.echo(f"try: gpuvirt sim run -m {output} -- gpuvirt devices", err=True)
 
 
 async def _run(command: list[str], root: Path, kubelet_dir: Path, *, with_kubelet: bool) -> int:

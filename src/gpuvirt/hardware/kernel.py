@@ -120,7 +120,12 @@ class RealKernel:
         """Return the first `limit` bytes of a file."""
         fd = os.open(self._local(path), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(fd, limit)
+            content = part = os.read(fd, limit)
+            # An attribute comes in one piece; /proc/modules and the like come page by page.
+            while limit > ATTRIBUTE_BYTES and part and len(content) < limit:
+                part = os.read(fd, limit - len(content))
+                content += part
+            return content
         finally:
             os.close(fd)
 

@@ -10,12 +10,14 @@ from gpuvirt.facts.ids import (
     PciAddress,
     PciId,
     VgpuType,
+    parse_mdev_uuid,
     parse_pci_address,
     parse_pci_id,
     slot_of,
 )
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.carrying import carry
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import BoardSpec, EgmSpec, MachineSpec, SlotSpec, shared_boards
 from gpuvirt.sim.pci import SimFunction
@@ -36,7 +38,11 @@ def build_machine(spec: MachineSpec, *, where: str = "machine", wait: bool = Fal
 
     `wait` makes callers sleep where the kernel would, for simulators that have a thread for each caller.
     """
-    return _Builder(spec, where, SimKernel(iommufd=spec.iommufd, group_nodes=spec.group_nodes, wait=wait)).build()
+    kernel = SimKernel(iommufd=spec.iommufd, group_nodes=spec.group_nodes, wait=wait)
+    kernel.vfio.vfio_dev = spec.vfio_dev
+    if spec.cdev_nodes is not None:
+        kernel.vfio.cdev_nodes = spec.cdev_nodes
+    return _Builder(spec, where, kernel).build()
 
 
 class _Builder:
@@ -50,15 +56,27 @@ class _Builder:
         self.next_vf_group = 1 + max((slot.group for slot in spec.slots if slot.group is not None), default=0)
 
     def build(self) -> SimKernel:
-        self.kernel.vfio.load()
+        if self.spec.vfio_loaded:
+            self.kernel.vfio.load()
         for driver in ("vfio-pci", "nvidia", "pcieport"):
             self.kernel.pci.add_driver(driver)
         for index, slot in enumerate(self.spec.slots):
             with self._telling("slot", f"$.slots[{index}]"):
+                self._call(slot)
+        for index, slot in enumerate(self.spec.slots):
+            with self._telling("slot", f"$.slots[{index}]"):
                 self._add(slot)
+        for index, slot in enumerate(self.spec.slots):
+            if slot.carries is not None:
+                with self._telling("slot", f"$.slots[{index}].carries"):
+                    carry(self.kernel, parse_pci_address(slot.at), slot.carries)
         for number, region in enumerate(self.spec.egm):
             with self._telling("region", f"$.egm[{number}]"):
                 self._add_region(region, number)
+        for group in self.spec.missing_nodes:
+            self.kernel.delete_node(IommuGroup(group))
+        for group in self.spec.stray_nodes:
+            self.kernel.vfio.show_node(IommuGroup(group))
         with self._telling("platform", "$.platform"):
             furnish(self.kernel.tree, self.kernel.pci, self.spec.platform, iommu=self.spec.iommu)
         return self.kernel
@@ -69,7 +87,7 @@ class _Builder:
         try:
             yield
         except (ValueError, KeyError, OSError) as error:
-            message = f"no {error} among the boards or bridges" if isinstance(error, KeyError) else error
+            message = f"no {error} among the boards or the slots above" if isinstance(error, KeyError) else error
             raise ConfigError(f"this {what} can't be built: {message}", where=self.where, path=path) from error
 
     def _add_region(self, region: EgmSpec, number: int) -> None:
@@ -80,6 +98,14 @@ class _Builder:
         self.kernel.tree.place(HostPath(f"{folder}/gpu_devices"), constant(gpus))
         self.kernel.tree.place(HostPath(f"/dev/{region.name}"), DeviceNode(EGM_MAJOR << 8 | number))
 
+    def _call(self, slot: SlotSpec) -> None:
+        """Keep the numbers of VFIO devices that the file gives, before others take them."""
+        if slot.cdev is not None:
+            self.kernel.vfio.call(parse_pci_address(slot.at), slot.cdev)
+        for live in slot.carries.live if slot.carries is not None else ():
+            if live.cdev is not None:
+                self.kernel.vfio.call(parse_mdev_uuid(live.uuid or ""), live.cdev)
+
     def _add(self, slot: SlotSpec) -> None:
         board, first = self.boards[slot.board], parse_pci_address(slot.at)
         if slot.vfs > (board.total_vfs or 0):
@@ -87,9 +113,13 @@ class _Builder:
         for number in range(len(board.functions)):
             self._add_function(slot, board, self._free(f"{slot_of(first)}.{int(first[-1]) + number}"), number)
         vfs = [self._add_vf(slot, board, first, number) for number in range(slot.vfs)]
+        if slot.carries is not None:
+            if slot.vgpus or slot.vgpu_types:
+                raise ValueError("carries stands in place of vgpus and vgpu_types; expected one or the other")
+            return
         types = slot.vgpu_types or board.vgpu_types
         # Where a GPU is on another driver from the start, the host's `nvidia` is not the one that makes vGPUs.
-        if types and self.kernel.pci.functions[first].driver == "nvidia":
+        if types and slot.vf_of is None and self.kernel.pci.functions[first].driver == "nvidia":
             carving = Carving(first, types, vfs or [first])
             self._offer(carving, board)
             for name, count in slot.vgpus.items():
@@ -104,6 +134,13 @@ class _Builder:
             raise ValueError(f"there is a function at {address} already")
         return address
 
+    def _there(self, text: str) -> PciAddress:
+        """Return an address at which there is a function."""
+        address = parse_pci_address(text)
+        if address not in self.kernel.pci.functions:
+            raise KeyError(text)
+        return address
+
     def _add_function(self, slot: SlotSpec, board: BoardSpec, address: PciAddress, number: int) -> None:
         part = board.functions[number]
         function = SimFunction(
@@ -112,11 +149,13 @@ class _Builder:
             class_code=int(part.class_code, 16),
             folder=self._folder(address, slot.behind),
             subsystem=parse_pci_id(part.subsystem) if part.subsystem else None,
-            revision=int(part.revision, 16),
+            revision=int(part.revision, 16) if part.revision is not None else None,
             group=self._group(slot),
             numa_node=slot.numa,
             native_driver=part.native_driver,
             total_vfs=board.total_vfs if number == 0 else None,
+            fell_off_bus=slot.fell_off_bus,
+            physfn=self._there(slot.vf_of) if slot.vf_of is not None else None,
         )
         self.kernel.pci.add(function)
         driver = {"native": part.native_driver, "none": None}.get(slot.driver or "none", slot.driver)

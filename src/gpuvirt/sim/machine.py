@@ -27,10 +27,41 @@ Revision = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{2}\Z")]
 Vfs = Annotated[int, Meta(ge=0, le=MOST_VFS)]
 Group = Annotated[int, Meta(ge=0, le=MOST_GROUP)]
 NumaNode = Annotated[int, Meta(ge=-1, le=MOST_NUMA_NODE)]
+Cdev = Annotated[int, Meta(ge=0, le=MOST_GROUP)]
+Left = Annotated[int, Meta(ge=0, le=MOST_GROUP)]
 Count = Annotated[int, Meta(ge=1, le=MOST_VFS)]
 
 
-class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LiveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A vGPU that exists."""
+
+    slot: str
+    """The function that carries it: the GPU itself, or a VF."""
+    type: VgpuType
+    uuid: str | None = None
+    """Of a mediated device."""
+    group: Group | None = None
+    """The IOMMU group of a mediated device."""
+    cdev: Cdev | None = None
+    """The number of a mediated device as a VFIO device: 3 for `vfio3`."""
+
+
+class CarriesSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The vGPUs of a GPU as a real host was found to have them."""
+
+    framework: Framework
+    types: tuple[VgpuTypeSpec, ...]
+    slots: tuple[str, ...] = ()
+    """The functions that can carry them; left out, the GPU itself."""
+    live: tuple[LiveSpec, ...] = ()
+    left: dict[str, dict[VgpuType, Left]] = {}
+    """How many more of a type a function can take by the host's own word, where `size` and `most` would say otherwise.
+
+    It holds as long as the vGPUs are those in `live`.
+    """
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One function of a board."""
 
     id: str
@@ -38,12 +69,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     class_code: ClassCode = msgspec.field(name="class")
     """Six hexadecimal digits: `030200`"""
     subsystem: str | None = None
-    revision: Revision = "a1"
+    revision: Revision | None = "a1"
+    """None: it shows none, as before kernel 4.10, or nobody asked it."""
     native_driver: Name | None = None
     """The driver that the kernel would give it."""
 
 
-class BoardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BoardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A kind of card."""
 
     functions: Annotated[tuple[FunctionSpec, ...], Meta(min_length=1, max_length=8)]
@@ -53,7 +85,7 @@ class BoardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
 
 
-class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A card in a slot."""
 
     at: str
@@ -72,16 +104,24 @@ class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """vGPUs that exist from the start."""
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
     """In place of the board's: the types that a GPU in MIG mode offers."""
+    vf_of: str | None = None
+    """It is a VF of the function at this address, which stands earlier in the file: in place of that one's `vfs`."""
+    cdev: Cdev | None = None
+    """The number of its first function as a VFIO device: 3 for `vfio3`; left out, they are numbered as they come."""
+    fell_off_bus: bool = False
+    """Its configuration space answers 0xffff."""
+    carries: CarriesSpec | None = None
+    """Its vGPUs as a real host was found to have them: in place of `vgpus`, and of what its board says of them."""
 
 
-class EgmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EgmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A region of extended GPU memory."""
 
     name: EgmName
     gpus: tuple[str, ...]
 
 
-class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A machine file."""
 
     about: str
@@ -92,12 +132,22 @@ class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     iommufd: bool = False
     group_nodes: bool = True
     """False: a kernel without VFIO_GROUP, where devices are opened by their own nodes alone."""
+    cdev_nodes: bool | None = None
+    """Whether VFIO devices have nodes of their own; left out, they do where there is iommufd."""
+    vfio_dev: bool = True
+    """False: a kernel before 6.1, whose VFIO devices have no folder `vfio-dev`."""
+    vfio_loaded: bool = True
+    """False: the modules are not loaded, so there is no `/dev/vfio/vfio`."""
+    missing_nodes: tuple[Group, ...] = ()
+    """Groups whose nodes somebody has deleted."""
+    stray_nodes: tuple[Group, ...] = ()
+    """Groups that have a node though no VFIO driver that we know has a device of theirs."""
     egm: tuple[EgmSpec, ...] = ()
     platform: PlatformSpec = PlatformSpec()
     """The host besides its devices."""
 
 
-class BoardsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BoardsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The boards that all machines know."""
 
     boards: dict[str, BoardSpec]

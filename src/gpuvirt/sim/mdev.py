@@ -104,13 +104,24 @@ class MdevBus:
             raise fails(errno.EEXIST, uuid)
         if carving.left(spec, slot) < 1:
             raise fails(errno.ENOSPC, uuid)
+        self.adopt(carving, slot, spec, uuid)
+
+    def adopt(
+        self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, uuid: str, group: IommuGroup | None = None
+    ) -> None:
+        """Have a mediated device, whether or not it would fit."""
         parent = self._tree.real_path(HostPath(f"{PARENTS}/{slot}"))
-        device = SimMdev(uuid, spec, carving, slot, HostPath(f"{parent}/{uuid}"), IommuGroup(self._next_group))
-        self._next_group += 1
+        device = SimMdev(uuid, spec, carving, slot, HostPath(f"{parent}/{uuid}"), group or self._new_group())
         carving.live[uuid] = spec, slot
         self.devices[uuid] = device
         self._place_device(device, parent)
         self._changed()
+
+    def _new_group(self) -> IommuGroup:
+        while self._next_group in self._vfio.groups:
+            self._next_group += 1
+        self._next_group += 1
+        return IommuGroup(self._next_group - 1)
 
     def remove(self, uuid: str) -> None:
         """Remove a mediated device: it vanishes at once, and is gone when its user lets go."""
@@ -137,7 +148,7 @@ class MdevBus:
             self.remove(uuid)
 
     def _place_type(self, carving: Carving, slot: PciAddress, parent: HostPath, spec: VgpuTypeSpec) -> None:
-        folder = f"{parent}/mdev_supported_types/nvidia-{spec.id}"
+        folder = f"{parent}/mdev_supported_types/{spec.folder}"
         files = {
             "name": constant(spec.name),
             "device_api": constant("vfio-pci"),
@@ -152,7 +163,7 @@ class MdevBus:
     def _place_device(self, device: SimMdev, parent: HostPath) -> None:
         place, link = self._tree.place, self._tree.link
         place(HostPath(f"{device.folder}/remove"), File(write=lambda text: self._write_remove(device.uuid, text)))
-        link(HostPath(f"{device.folder}/mdev_type"), HostPath(f"{parent}/mdev_supported_types/nvidia-{device.spec.id}"))
+        link(HostPath(f"{device.folder}/mdev_type"), HostPath(f"{parent}/mdev_supported_types/{device.spec.folder}"))
         self._tree.make(HostPath(DRIVER))
         link(HostPath(f"{device.folder}/driver"), HostPath(DRIVER))
         if self._vfio.group_nodes:
@@ -165,4 +176,4 @@ class MdevBus:
 
 def _type_folder(device: SimMdev) -> str:
     parent = device.folder.rpartition("/")[0]
-    return f"{parent}/mdev_supported_types/nvidia-{device.spec.id}"
+    return f"{parent}/mdev_supported_types/{device.spec.folder}"

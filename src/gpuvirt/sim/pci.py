@@ -36,7 +36,7 @@ class SimFunction:
     folder: HostPath
     """Where it really lies, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
     subsystem: PciId | None = None
-    revision: int = 0xA1
+    revision: int | None = 0xA1
     group: IommuGroup | None = None
     numa_node: int = -1
     native_driver: str | None = None
@@ -265,14 +265,16 @@ class PciBus:
     def _config(self, function: SimFunction) -> bytes:
         if function.fell_off_bus:
             return b"\xff" * 256
-        head = struct.pack("<HHHHB", function.id.vendor, function.id.device, 0x0406, 0x0010, function.revision)
+        head = struct.pack("<HHHHB", function.id.vendor, function.id.device, 0x0406, 0x0010, function.revision or 0)
         head += struct.pack("<I", function.class_code)[:3]
         board = function.subsystem or PciId(0, 0)
         return head.ljust(0x2C, b"\0") + struct.pack("<HH", board.vendor, board.device).ljust(212, b"\0")
 
     def _place_files(self, function: SimFunction) -> None:
         ids = {"vendor": f"0x{function.id.vendor:04x}", "device": f"0x{function.id.device:04x}"}
-        ids |= {"class": f"0x{function.class_code:06x}", "revision": f"0x{function.revision:02x}"}
+        ids["class"] = f"0x{function.class_code:06x}"
+        if function.revision is not None:
+            ids["revision"] = f"0x{function.revision:02x}"
         if function.subsystem is not None:
             ids["subsystem_vendor"] = f"0x{function.subsystem.vendor:04x}"
             ids["subsystem_device"] = f"0x{function.subsystem.device:04x}"

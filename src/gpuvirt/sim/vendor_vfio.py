@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.tree import File, Tree, fails
 from gpuvirt.sim.vfio import Vfio
-from gpuvirt.sim.vgpu import Carving
+from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
 
 NO_TYPE = 0
 
@@ -29,6 +29,13 @@ class VendorVfioBus:
         """Let the VFs of a GPU carry types; `folders` and `groups` say where each lies and which group it is in."""
         for slot in carving.slots:
             self._offer_slot(carving, slot, folders[slot], groups[slot])
+
+    def adopt(
+        self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, folder: HostPath, group: IommuGroup
+    ) -> None:
+        """Have a VF carry a type, whether or not it would fit."""
+        carving.live[slot] = spec, slot
+        self._vfio.enlist(group, slot, folder)
 
     def _offer_slot(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
         self._tree.place(
@@ -56,8 +63,7 @@ class VendorVfioBus:
                 raise fails(errno.EINVAL, slot)
             if carving.left(spec, slot) < 1:
                 raise fails(errno.EPERM, slot)
-            carving.live[slot] = spec, slot
-            self._vfio.enlist(group, slot, folder)
+            self.adopt(carving, slot, spec, folder, group)
         self._changed()
 
 

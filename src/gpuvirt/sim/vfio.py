@@ -42,6 +42,10 @@ class Vfio:
     """All groups of a machine."""
 
     def __init__(self, tree: Tree, *, iommufd: bool, group_nodes: bool, changed: Callable[[], None]) -> None:
+        self.cdev_nodes = iommufd
+        """Whether devices have nodes of their own (VFIO_DEVICE_CDEV)."""
+        self.vfio_dev = True
+        """Whether devices have a folder `vfio-dev`; kernels before 6.1 have none."""
         self.groups: dict[IommuGroup, Group] = {}
         self.requests: list[str] = []
         """Devices whose user was asked to give them back: each is a virtual machine that loses its GPU."""
@@ -91,10 +95,17 @@ class Vfio:
         self.groups[number].vfio_devices[device] = folder
         if number not in self.hidden_nodes:
             self.show_node(number)
-        index = self._indices.setdefault(device, len(self._indices))
-        self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
-        if self._iommufd:
+        index = self._indices.setdefault(device, max(self._indices.values(), default=-1) + 1)
+        if self.vfio_dev:
+            self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
+        if self.cdev_nodes:
             self._tree.place(HostPath(f"{CDEVS}/vfio{index}"), DeviceNode((VFIO_MAJOR - 1) << 8 | index))
+
+    def call(self, device: str, number: int) -> None:
+        """Let a device be `vfio<number>` when a VFIO driver has it; raise ValueError where another is."""
+        if number in self._indices.values():
+            raise ValueError(f"another device is vfio{number}")
+        self._indices[device] = number
 
     def discharge(self, number: IommuGroup, device: str, folder: HostPath) -> None:
         """A VFIO driver has let a device go."""
@@ -107,7 +118,7 @@ class Vfio:
 
     def _hide(self, device: str, of: HostPath) -> None:
         self._tree.remove(HostPath(f"{of}/vfio-dev"))
-        if self._iommufd:
+        if self.cdev_nodes:
             self._tree.remove(HostPath(f"{CDEVS}/vfio{self._indices[device]}"))
             for folder in (HostPath(CDEVS), HostPath("/dev/vfio")):  # devtmpfs made them with the first node
                 if self._tree.exists(folder) and not self._tree.folder(folder).entries:

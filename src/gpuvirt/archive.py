@@ -1,0 +1,241 @@
+"""The support archive: a host's small files, links and folders in one tar.gz, and the MANIFEST that says what they are.
+
+It is written for a person who looks inside before sending it, and read as a stranger's file: nothing of it is put on a
+disk, and its sizes have bounds before they are believed.
+"""
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from gpuvirt.documents import from_json
+from gpuvirt.errors import DamagedError
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+HOST = "host"
+"""The folder that is the host's `/`: `gpuvirt devices --host-root` reads it."""
+
+MOST_UNPACKED_BYTES = 192 << 20
+MOST_MEMBERS = 200_000
+MOST_FILE_BYTES = 1 << 20
+"""Of a file of the host's; what is beside the host, such as logs, is not read."""
+MOST_PATH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Symlink:
+    """A symbolic link, by what it says."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that has to be there though nothing may be in it."""
+
+
+Entry = bytes | Symlink | Folder
+Members = Mapping[str, Entry]
+"""By path, from the archive's own folder on: `host/sys/bus/pci/devices/0000:65:00.0`."""
+
+
+class NotRead(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that is there and could not be read."""
+
+    path: str
+    errno: int | None = None
+    why: str = ""
+    """The errno's name and meaning, or what was met."""
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """Something that was left out on purpose."""
+
+    what: str
+    why: str
+
+
+class Section(msgspec.Struct, frozen=True):
+    """A part of the archive."""
+
+    name: str
+    about: str
+    files: int
+    bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an archive is."""
+
+    format: int
+    gpuvirt: str
+    """The version that wrote it."""
+    at: datetime
+    node: str
+    names_hidden: bool
+    privileged: bool
+    """Whether root collected it: others see less."""
+    collected: tuple[Section, ...] = ()
+    unread: tuple[NotRead, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An archive that was read: its manifest and the host in it."""
+
+    manifest: Manifest
+    host: Members
+    """By path from the host's `/` on, without it: `sys/bus/pci`."""
+
+
+def pack(top: str, manifest: Manifest, members: Members) -> bytes:
+    """Return an archive, all of it in the folder `top`, with the manifest first."""
+    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    packed = io.BytesIO()
+    moment = int(manifest.at.timestamp())
+    with (
+        gzip.GzipFile("", "wb", fileobj=packed, mtime=moment) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path, entry in [(MANIFEST, content), *sorted(members.items())]:
+            member, body = _member(f"{top}/{path}", entry)
+            member.mtime = moment
+            tar.addfile(member, body)
+    return packed.getvalue()
+
+
+def _member(name: str, entry: Entry) -> tuple[tarfile.TarInfo, io.BytesIO | None]:
+    member = tarfile.TarInfo(name)
+    match entry:
+        case Symlink():
+            member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
+        case Folder():
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+        case bytes():
+            member.size, member.mode = len(entry), 0o644
+            return member, io.BytesIO(entry)
+    return member, None
+
+
+def unpack(packed: io.BufferedIOBase) -> Opened:
+    """Return what an archive holds of a host; raise DamagedError for one that is torn, foreign or malicious."""
+    manifest: Manifest | None = None
+    host: dict[str, Entry] = {}
+    try:
+        with (
+            gzip.GzipFile(fileobj=packed) as stream,
+            _Bounded(stream) as bounded,
+            tarfile.open(fileobj=bounded, mode="r|") as tar,
+        ):
+            for path, member in _checked(tar):
+                if path.parts[1:] == (MANIFEST,) and manifest is None:
+                    manifest = _manifest(_content(tar, member))
+                elif path.parts[1:2] == (HOST,) and len(path.parts) > 2:
+                    host["/".join(path.parts[2:])] = _entry(tar, member)
+            while bounded.read(tarfile.RECORDSIZE):  # to the end, where the checksum is
+                pass
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, OverflowError, RecursionError) as error:
+        raise DamagedError(f"is no whole tar.gz: {str(error) or type(error).__name__}; have it sent again") from error
+    if manifest is None:
+        raise DamagedError(f"is no support archive of gpuvirt: it has no {MANIFEST}")
+    return Opened(manifest, host)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that ends in an error before it becomes too large: a few bytes of gzip can stand for any number."""
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream = stream
+        self._left = MOST_UNPACKED_BYTES
+
+    @override
+    def read(self, size: int = -1, /) -> bytes:
+        content = self._stream.read(self._left + 1 if size < 0 else min(size, self._left + 1))
+        self._left -= len(content)
+        if self._left < 0:
+            raise DamagedError(f"unpacks to more than {MOST_UNPACKED_BYTES >> 20} MiB; no support archive does")
+        return content
+
+
+def _checked(tar: tarfile.TarFile) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo]]:
+    """Yield the members with their paths, which all lie in one folder; raise DamagedError for any other."""
+    top: str | None = None
+    for count, member in enumerate(tar, 1):
+        if count > MOST_MEMBERS:
+            raise DamagedError(f"has more than {MOST_MEMBERS:,} members; no support archive does")
+        path = PurePosixPath(member.name)
+        top = top or path.parts[0] if path.parts else top
+        if path.is_absolute() or ".." in path.parts or not path.parts or len(member.name) > MOST_PATH:
+            raise DamagedError(f"has a member outside its folder: {_told(member.name)}")
+        if path.parts[0] != top:
+            raise DamagedError(f"has a member outside its folder {_told(top or '')}: {_told(member.name)}")
+        if not (member.isreg() or member.issym() or member.isdir()) or member.issparse():
+            raise DamagedError(f"has a member that is no file, link or folder: {_told(member.name)}")
+        if member.issym():
+            _check_link(path, member.linkname)
+        yield path, member
+
+
+def _check_link(path: PurePosixPath, target: str) -> None:
+    """Raise DamagedError for a link that leads out of the host's folder."""
+    inside = path.parts[1:2] == (HOST,)
+    depth = len(path.parts) - 3  # folders of the host above the link
+    for part in target.split("/"):
+        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
+        if depth < 0:
+            break
+    if not inside or depth < 0 or target.startswith("/") or not target or len(target) > MOST_PATH:
+        raise DamagedError(f"has a link that leads out of its folder: {_told(str(path))} -> {_told(target)}")
+
+
+def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+    if member.issym():
+        return Symlink(member.linkname)
+    return Folder() if member.isdir() else _content(tar, member)
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if not 0 <= member.size <= MOST_FILE_BYTES:
+        raise DamagedError(
+            f"{_told(member.name)} has {member.size:,} bytes; expected at most {MOST_FILE_BYTES >> 20} MiB"
+        )
+    file = tar.extractfile(member)
+    content = file.read() if file is not None else b""
+    if len(content) != member.size:
+        raise DamagedError(f"ends within {_told(member.name)}; have it sent again")
+    return content
+
+
+def _manifest(content: bytes) -> Manifest:
+    try:
+        found = from_json(content, _Format).format
+        manifest = from_json(content, Manifest) if found == FORMAT else None
+    except DamagedError as error:
+        raise DamagedError(f"has a {MANIFEST} of another program, or a damaged one: {error}") from error
+    if manifest is None:
+        raise DamagedError(f"is of format {found}, and this gpuvirt reads {FORMAT}; use the gpuvirt that made it")
+    return manifest
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+MOST_TOLD: Final = 120
+
+
+def _told(text: str) -> str:
+    """Return a name of a stranger's choosing, fit for a terminal."""
+    shown = ascii(text[: MOST_TOLD + 1])[1:-1]
+    return shown if len(text) <= MOST_TOLD else f"{shown}..."

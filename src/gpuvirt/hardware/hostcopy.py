@@ -1,0 +1,300 @@
+"""A copy of the files of a host that tell what its devices are: each is named here, and no folder is walked blindly.
+
+Left alone is whatever may keep a reader asleep or acts when it is read. `driver_override`, `uevent`, `sriov_numvfs` and
+`sriov_vf_total_msix` take the device's lock (as of 6.12), which whoever unbinds it holds as long as a machine uses it;
+the number of VFs is that of the links. `vpd` and `rom` act on the device, and `vpd` holds serial numbers.
+"""
+
+import errno
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from posixpath import basename, dirname
+
+from gpuvirt.archive import Entry, Folder, Symlink
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, slot_of
+from gpuvirt.facts.pci import FunctionKind, Unread, kind_of
+from gpuvirt.hardware import attributes, cmdline, iommu, pci
+from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel
+from gpuvirt.hardware.vgpu import mdev
+from gpuvirt.paths import HostPath
+
+IDS = ("vendor", "device", "class")
+LINKS = ("driver", "iommu_group", "physfn")
+WHOLE = (
+    *("subsystem_vendor", "subsystem_device", "revision", "numa_node", "local_cpulist", "resource", "reset_method"),
+    *("boot_vga", "enable", "power_state", "sriov_totalvfs", "sriov_offset", "sriov_stride", "sriov_vf_device"),
+    "sriov_drivers_autoprobe",
+)
+"""What is copied of GPUs and what belongs to them, besides ids, links and `config`."""
+VGPU_FILES = ("nvidia/creatable_vgpu_types", "nvidia/current_vgpu_type")
+TYPE_FILES = ("name", "description", "device_api", "available_instances")
+IOMMU_CLASS = HostPath("/sys/class/iommu")
+IOMMU_FILES = ("intel-iommu/version", "intel-iommu/cap", "intel-iommu/ecap", "amd-iommu/cap", "amd-iommu/features")
+EGM_CLASS = HostPath("/sys/class/egm")
+MODULES = HostPath("/proc/modules")
+CMDLINE = HostPath("/proc/cmdline")
+SINGLE_FILES = (
+    HostPath("/proc/version"),
+    HostPath("/proc/sys/kernel/random/boot_id"),
+    HostPath("/proc/driver/nvidia/version"),
+    HostPath("/sys/module/nvidia/version"),
+)
+"""Files that are copied as they are; one more is one line more."""
+
+HEADER_BYTES = 64
+"""What anybody may read of configuration space; some cards answer badly beyond it (lspci(8), -xxx)."""
+CONFIG_BYTES = 256
+TEXT_BYTES = 1 << 20
+
+LEFT_OUT: Mapping[str, str] = {
+    "driver_override, uevent, sriov_numvfs, sriov_vf_total_msix": "reading them can hang while a device is unbound",
+    "type, reserved_regions (of IOMMU groups)": "reading them waits for whoever changes the group",
+    "vpd, rom": "reading them acts on the device; vpd holds serial numbers",
+    "configuration space": f"{CONFIG_BYTES} bytes are copied of GPUs and NVSwitches, {HEADER_BYTES} of others",
+    "other PCI functions": "what has nothing to do with GPUs is copied by its ids, class, driver and IOMMU group alone",
+    str(MODULES): "the addresses of modules are written as 0",
+    str(CMDLINE): f"only values are kept that speak of devices; others read {cmdline.LEFT_OUT}",
+}
+"""What a copy leaves out on purpose, and why."""
+
+_SAFE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.:@+]{0,127}")
+"""A name of the kernel's that may become one of a file; others are reported."""
+_NODE = re.compile(r"iommu|kvm|egm[0-9]+")
+_VIRTFN = re.compile(r"virtfn[0-9]+")
+_MODULE_ADDRESS = re.compile(rb"0x[0-9a-f]{8,}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """Files of a host, by their paths there, and what could not be read."""
+
+    members: Mapping[HostPath, Entry]
+    unread: tuple[Unread, ...]
+
+
+def copy_host(kernel: Kernel) -> HostCopy:
+    """Return a copy; it writes nothing, and what can't be read is told."""
+    copying = _Copying(kernel)
+    copying.pci()
+    copying.groups()
+    copying.mdevs()
+    copying.nodes()
+    copying.platform()
+    return HostCopy(copying.members, tuple(copying.unread))
+
+
+@dataclass(slots=True)
+class _Copying:
+    """A copy being made. What is read by a link's path is put where the link leads, as it lies on the host."""
+
+    kernel: Kernel
+    members: dict[HostPath, Entry] = field(default_factory=dict)
+    unread: list[Unread] = field(default_factory=list)
+
+    def pci(self) -> None:
+        classes: dict[PciAddress, int | None] = {}
+        folders: dict[PciAddress, HostPath] = {}
+        groups: dict[PciAddress, str | None] = {}
+        for name in self.names(pci.DEVICES, pci.DEVICES):
+            try:
+                address = parse_pci_address(name)
+            except InvalidIdError:
+                self.link(HostPath(f"{pci.DEVICES}/{name}"))
+                continue
+            here = HostPath(f"{pci.DEVICES}/{address}")
+            folders[address] = self.entry(here)
+            found = attributes.parsed(self.kernel, HostPath(f"{here}/class"), attributes.pci_class)
+            classes[address] = found if isinstance(found, int) else None
+            groups[address] = self.identity(here, folders[address])
+        for address in _of_interest(classes, folders, groups):
+            self.whole(address, folders[address], is_gpu=_is_gpu(self.kernel, address, classes[address]))
+
+    def identity(self, here: HostPath, folder: HostPath) -> str | None:
+        """Copy what every function shows, and return its group."""
+        entries = self.names(here, folder)
+        self.files(here, folder, [name for name in IDS if name in entries])
+        targets = {name: self.link(HostPath(f"{here}/{name}"), folder) for name in LINKS if name in entries}
+        if driver := targets.get("driver"):
+            self.members.setdefault(_joined(folder, driver), Folder())
+        self.cdevs(here, folder, entries)
+        group = targets.get("iommu_group")
+        return basename(group) if group is not None else None
+
+    def whole(self, address: PciAddress, folder: HostPath, *, is_gpu: bool) -> None:
+        """Copy all that tells what a GPU is, or a function that has to do with one."""
+        here = HostPath(f"{pci.DEVICES}/{address}")
+        entries = self.names(here, folder)
+        self.files(here, folder, [name for name in WHOLE if name in entries])
+        if "config" in entries:
+            self.file(HostPath(f"{here}/config"), folder, CONFIG_BYTES if is_gpu else HEADER_BYTES)
+        for name in filter(_VIRTFN.fullmatch, entries):
+            self.link(HostPath(f"{here}/{name}"), folder)
+        if "nvidia" in entries and "physfn" in entries:
+            inner = self.names(HostPath(f"{here}/nvidia"), HostPath(f"{folder}/nvidia"))
+            self.files(here, folder, [name for name in VGPU_FILES if name.partition("/")[2] in inner])
+
+    def cdevs(self, here: HostPath, folder: HostPath, entries: Iterable[str]) -> None:
+        if "vfio-dev" in entries:
+            place = HostPath(f"{folder}/vfio-dev")
+            for name in self.names(HostPath(f"{here}/vfio-dev"), place):
+                self.members[HostPath(f"{place}/{name}")] = Folder()
+
+    def groups(self) -> None:
+        for group in self.names(iommu.GROUPS, iommu.GROUPS):
+            devices = HostPath(f"{iommu.GROUPS}/{group}/devices")
+            for device in self.names(devices, devices):
+                self.link(HostPath(f"{devices}/{device}"))
+        for name in self.names(IOMMU_CLASS, IOMMU_CLASS):
+            here = HostPath(f"{IOMMU_CLASS}/{name}")
+            place = self.entry(here)
+            self.members.setdefault(place, Folder())
+            for kind in ("intel-iommu", "amd-iommu"):
+                found = self.names(HostPath(f"{here}/{kind}"))
+                self.files(here, place, [file for file in IOMMU_FILES if file in {f"{kind}/{one}" for one in found}])
+
+    def mdevs(self) -> None:
+        for parent in self.names(mdev.PARENTS, mdev.PARENTS):
+            here = HostPath(f"{mdev.PARENTS}/{parent}")
+            place = self.entry(here)
+            types = "mdev_supported_types"
+            for type_id in self.names(HostPath(f"{here}/{types}"), HostPath(f"{place}/{types}")):
+                inner, folder = HostPath(f"{here}/{types}/{type_id}"), HostPath(f"{place}/{types}/{type_id}")
+                found = self.names(inner, folder)
+                self.files(inner, folder, [name for name in TYPE_FILES if name in found])
+        for device in self.names(mdev.LIVE, mdev.LIVE):
+            here = HostPath(f"{mdev.LIVE}/{device}")
+            place = self.entry(here)
+            if not is_mdev_uuid(device):
+                continue
+            entries = self.names(here, place)
+            for name in ("mdev_type", "iommu_group", "driver"):
+                if name in entries:
+                    self.link(HostPath(f"{here}/{name}"), place)
+            self.cdevs(here, place, entries)
+
+    def nodes(self) -> None:
+        """Copy which nodes there are, as empty files."""
+        for folder in (iommu.VFIO, iommu.CDEVS):
+            for name in self.names(folder, folder):
+                if name != "devices":
+                    self.members[HostPath(f"{folder}/{name}")] = b""
+        nodes = attributes.names(self.kernel, HostPath("/dev"))
+        self.unread += (found for found in (nodes,) if isinstance(found, Unread))
+        for name in filter(_NODE.fullmatch, nodes if isinstance(nodes, list) else ()):
+            self.members[HostPath(f"/dev/{name}")] = b""
+        if iommu.exists(self.kernel, iommu.IOMMUFD_CLASS) is True:
+            self.members[iommu.IOMMUFD_CLASS] = Folder()
+        for region in self.names(EGM_CLASS, EGM_CLASS):
+            here = HostPath(f"{EGM_CLASS}/{region}")
+            found = self.names(here, here)
+            self.files(here, here, [name for name in ("gpu_devices",) if name in found])
+
+    def platform(self) -> None:
+        for path in SINGLE_FILES:
+            self.text(path)
+        self.text(MODULES)
+        self.text(CMDLINE)
+        modules, line = self.members.get(MODULES), self.members.get(CMDLINE)
+        if isinstance(modules, bytes):
+            self.members[MODULES] = _MODULE_ADDRESS.sub(b"0x0000000000000000", modules)
+        if isinstance(line, bytes):
+            self.members[CMDLINE] = cmdline.without_strange_values(line.decode(errors="replace")).encode()
+
+    # --- one thing
+
+    def names(self, path: HostPath, place: HostPath | None = None) -> list[str]:
+        """Return the names in a folder that are fit for files, none where it is not there; `place` is its copy's."""
+        found = attributes.names(self.kernel, path)
+        if isinstance(found, Unread):
+            self.unread.append(found)
+        if found is None or isinstance(found, Unread):
+            return []
+        if place is not None:
+            self.members.setdefault(place, Folder())
+        odd = [name for name in found if not _SAFE.fullmatch(name)]
+        self.unread += (Unread(HostPath(f"{path}/{name}"), seen="a name that no device has") for name in odd)
+        return [name for name in found if name not in odd]
+
+    def files(self, here: HostPath, place: HostPath, names: Iterable[str]) -> None:
+        for name in names:
+            self.file(HostPath(f"{here}/{name}"), HostPath(dirname(f"{place}/{name}")))
+
+    def file(self, path: HostPath, place: HostPath, limit: int = ATTRIBUTE_BYTES) -> None:
+        try:
+            self.members[HostPath(f"{place}/{basename(path)}")] = self.kernel.read(path, limit=limit)
+        except OSError as error:
+            self.unread.append(Unread(path, errno=error.errno))
+
+    def text(self, path: HostPath) -> None:
+        """Copy a file that not every host has."""
+        try:
+            self.members[path] = self.kernel.read(path, limit=TEXT_BYTES)
+        except OSError as error:
+            if error.errno not in attributes.ABSENT:
+                self.unread.append(Unread(path, errno=error.errno))
+
+    def link(self, path: HostPath, place: HostPath | None = None) -> str | None:
+        """Copy a link and return what it says."""
+        try:
+            target = self.kernel.readlink(path)
+        except OSError as error:
+            self.unread.append(Unread(path, errno=error.errno))
+            return None
+        inside = HostPath(f"{place}/{basename(path)}") if place is not None else path
+        if target.startswith("/") or not target.isprintable() or not _joined(HostPath(dirname(inside)), target):
+            self.unread.append(Unread(path, seen=f"a link to {target[:60]}, out of /sys"))
+            return None
+        self.members[inside] = Symlink(target)
+        return target
+
+    def entry(self, path: HostPath) -> HostPath:
+        """Copy a device's entry of a bus or class, and return the folder where the device itself lies."""
+        try:
+            self.kernel.readlink(path)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # no link but the folder itself
+                return path
+        target = self.link(path)
+        return _joined(HostPath(dirname(path)), target) if target else path
+
+
+def _of_interest(
+    classes: Mapping[PciAddress, int | None],
+    folders: Mapping[PciAddress, HostPath],
+    groups: Mapping[PciAddress, str | None],
+) -> list[PciAddress]:
+    """Return display controllers, accelerators, NVIDIA's bridges, their slots, their groups, and bridges above."""
+    slots = {slot_of(address) for address, code in classes.items() if _is_wanted(code)}
+    of_slots = [address for address in classes if slot_of(address) in slots]
+    shared = {groups[address] for address in of_slots} - {None}
+    members = [address for address in classes if address in of_slots or groups[address] in shared]
+    above = {name for address in members for name in folders[address].split("/")}
+    return [address for address in classes if address in above or address in members]
+
+
+def _is_wanted(code: int | None) -> bool:
+    return code is None or code >> 16 in {0x03, 0x12} or code >> 8 == 0x0680
+
+
+def _is_gpu(kernel: Kernel, address: PciAddress, code: int | None) -> bool:
+    vendor = attributes.parsed(kernel, pci.attribute(address, "vendor"), attributes.pci_id)
+    return (
+        code is not None
+        and isinstance(vendor, int)
+        and kind_of(code, vendor) in {FunctionKind.GPU, FunctionKind.NVSWITCH}
+    )
+
+
+def _joined(folder: HostPath, target: str) -> HostPath:
+    """Return where a relative link in `folder` leads; an empty path where that is out of the root."""
+    parts = [part for part in folder.split("/") if part]
+    for part in target.split("/"):
+        if part == "..":
+            if not parts:
+                return HostPath("")
+            parts.pop()
+        elif part not in {"", "."}:
+            parts.append(part)
+    return HostPath("/" + "/".join(parts))

@@ -1,0 +1,73 @@
+"""What one look at a host shows otherwise than another: line by line, with the address, what, and both values."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts, Platform
+from gpuvirt.facts.vgpu import VgpuHost
+
+MOST_TOLD = 100
+
+Record = PciFunction | VgpuHost | Platform
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Something of a host that a machine does not show."""
+
+    where: str
+    what: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """The loss as a line."""
+        return f"{self.where}: {self.what}: {self.why}"
+
+
+def differences(host: Facts, machine: Facts) -> Iterator[Loss]:
+    """Yield what `machine` shows otherwise than `host`; boots and who has what open are no part of a machine."""
+    yield from _records("functions", host.functions, machine.functions)
+    yield from _records("vGPUs", host.vgpu_hosts, machine.vgpu_hosts)
+    for name in ("group_nodes", "cdev_nodes"):
+        yield from _sets(name, getattr(host, name), getattr(machine, name))
+    yield from _fields("platform", host.platform, machine.platform, leave=("boot_id",))
+    for oddity in host.oddities:
+        yield Loss(oddity.path, "odd entry", oddity.what)
+    for unread in host.unread:
+        yield Loss(unread.path, "not read", unread.said)
+
+
+def _records(what: str, host: Mapping[PciAddress, Record], machine: Mapping[PciAddress, Record]) -> Iterator[Loss]:
+    for key in sorted({*host, *machine}):
+        one, other = host.get(key), machine.get(key)
+        if one is None or other is None:
+            yield Loss(key, what, "is of the host alone" if other is None else "is of the machine alone")
+        elif one != other:
+            yield from _fields(key, one, other)
+
+
+def _fields(where: str, host: Record, machine: Record, leave: Iterable[str] = ()) -> Iterator[Loss]:
+    for field in dataclasses.fields(host):
+        one, other = getattr(host, field.name), getattr(machine, field.name)
+        if one != other and field.name not in leave:
+            yield Loss(where, field.name, f"{_told(one)} on the host, {_told(other)} on the machine")
+
+
+def _sets(where: str, host: frozenset[object], machine: frozenset[object]) -> Iterator[Loss]:
+    for one in sorted(host ^ machine, key=str):
+        yield Loss(where, str(one), "is of the host alone" if one in host else "is of the machine alone")
+
+
+def _told(value: object) -> str:
+    if isinstance(value, Unread):
+        return f"not read ({value.said})"
+    if isinstance(value, tuple) and value and all(isinstance(one, Unread) for one in value):
+        return ", ".join(f"{one.path} not read ({one.said})" for one in value)[:MOST_TOLD]
+    if isinstance(value, Sized) and not isinstance(value, str) and not value:
+        return "none"
+    text = "none" if value is None else str(value)
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."

@@ -1,0 +1,165 @@
+"""The vGPUs of a GPU that was looked at, as a machine file gives them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from gpuvirt.facts.ids import PciAddress, VgpuType
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.hardware import attributes
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.vgpu import mdev
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.differences import Loss
+from gpuvirt.sim.machine import CarriesSpec, LiveSpec
+from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
+
+MOST = 256
+UNKNOWN_SIZE = "unknown"
+NVIDIAS_ID = re.compile(r"nvidia-([1-9][0-9]{0,8})")
+_HOST_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
+_DESCRIBED_SIZE = re.compile(r"\bframebuffer=([^\s,]{1,16})")
+_DESCRIBED_MOST = re.compile(r"\bmax_instances?=([0-9]{1,3})\b")
+_SIZE_IN_NAME = re.compile(r"-([0-9]{1,4})[A-Z]\w*$")
+"""`NVIDIA L40S-12Q` takes 12 GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A GPU that carries vGPUs, and the host around it."""
+
+    kernel: Kernel
+    host: VgpuHost
+    facts: Facts
+
+    def types(self) -> tuple[VgpuTypeSpec, ...]:
+        return tuple(self._mdev_types() if self.host.framework is Framework.MDEV else self._vendor_types())
+
+    def _mdev_types(self) -> Iterator[VgpuTypeSpec]:
+        """Yield the types in the folders of the slots; a host of NVIDIA's describes size and number."""
+        seen: set[str] = set()
+        for slot in self.host.slots:
+            folder = HostPath(f"{mdev.PARENTS}/{slot}/mdev_supported_types")
+            found = attributes.names(self.kernel, folder)
+            for type_id in found if isinstance(found, list) else ():
+                if type_id not in seen and _HOST_ID.fullmatch(type_id):
+                    seen.add(type_id)
+                    yield self._mdev_type(HostPath(f"{folder}/{type_id}"), type_id, len(seen))
+
+    def _mdev_type(self, folder: HostPath, type_id: str, number: int) -> VgpuTypeSpec:
+        name = attributes.text(self.kernel, HostPath(f"{folder}/name"))
+        told = attributes.text(self.kernel, HostPath(f"{folder}/description"))
+        described = told if isinstance(told, str) else ""
+        size, most = _DESCRIBED_SIZE.search(described), _DESCRIBED_MOST.search(described)
+        nvidias = NVIDIAS_ID.fullmatch(type_id)
+        called = VgpuType(name if isinstance(name, str) and name else type_id)
+        left = [counts[called] for counts in self.host.slots.values() if called in counts]
+        fitting = int(most[1]) if most else sum(left) + sum(one.type == called for one in self.host.live)
+        return VgpuTypeSpec(
+            id=int(nvidias[1]) if nvidias else number,
+            name=called,
+            size=size[1] if size else UNKNOWN_SIZE,
+            most=min(max(fitting, 1), MOST),
+            host_id=None if nvidias else type_id,
+        )
+
+    def _vendor_types(self) -> Iterator[VgpuTypeSpec]:
+        """Yield the types that this host names for GPUs of this model; what it carries in full it no longer names."""
+        model = self.facts.functions[self.host.gpu].id
+        alike = [
+            host
+            for gpu, host in self.facts.vgpu_hosts.items()
+            if gpu in self.facts.functions and self.facts.functions[gpu].id == model
+        ]
+        creatable = {name for host in alike for counts in host.slots.values() for name in counts}
+        carried = {one.type_id for one in self.host.live if one.type_id is not None}
+        names: dict[str, VgpuType] = {type_id: VgpuType(f"type {type_id}") for type_id in carried}
+        told = {type_id: name for host in alike for type_id, name in host.type_names.items()}
+        names |= {type_id: name for type_id, name in told.items() if name in creatable or type_id in carried}
+        sizes = {type_id: _size_in(name) for type_id, name in names.items()}
+        largest = max(sizes.values(), default=0)
+        for type_id in sorted(names, key=int):
+            size = sizes[type_id]
+            most = largest // size if size else len(self.host.slots)
+            yield VgpuTypeSpec(
+                id=int(type_id),
+                name=names[type_id],
+                size=f"{size}G" if size else UNKNOWN_SIZE,
+                most=min(max(most, 1), max(len(self.host.slots), 1), MOST),
+            )
+
+    def live(self, one: LiveVgpu, types: tuple[VgpuTypeSpec, ...]) -> LiveSpec | Loss:
+        found = next((spec for spec in types if one.type_id in {spec.folder, str(spec.id)}), None)
+        if found is None:
+            said = one.type.said if isinstance(one.type, Unread) else f"type {one.type}"
+            return Loss(one.id, "vGPU", f"{said}: left out, as the host does not name its type")
+        if self.host.framework is Framework.VENDOR_VFIO:
+            return LiveSpec(slot=one.slot, type=found.name)
+        return LiveSpec(
+            slot=one.slot,
+            type=found.name,
+            uuid=one.id,
+            group=one.group if isinstance(one.group, int) else None,
+            cdev=self._cdev(one),
+        )
+
+    def _cdev(self, one: LiveVgpu) -> int | None:
+        found = attributes.names(self.kernel, HostPath(f"{mdev.LIVE}/{one.id}/vfio-dev"))
+        numbers = [name.removeprefix("vfio") for name in found] if isinstance(found, list) else []
+        return next((int(number) for number in numbers if number.isascii() and number.isdigit()), None)
+
+
+def carries_of(kernel: Kernel, host: VgpuHost, facts: Facts) -> tuple[CarriesSpec | None, tuple[Loss, ...]]:
+    """Return what a GPU carries and could carry, and what of that a machine can't have."""
+    fit = {slot: counts for slot, counts in host.slots.items() if _can_carry(facts, host, slot)}
+    left_out = [
+        Loss(slot, "vGPUs", "it has no IOMMU group to carry them: left out") for slot in host.slots.keys() - fit
+    ]
+    if not fit or host.gpu not in facts.functions:
+        return None, (*left_out, Loss(host.gpu, "vGPUs", "what carries them is not listed: left out"))
+    left_out += [
+        Loss(one.id, "vGPU", f"{one.slot}, which carries it, is not listed: left out")
+        for one in host.live
+        if one.slot not in host.slots
+    ]
+    host = replace(host, slots=fit, live=tuple(one for one in host.live if one.slot in fit))
+    reading = _Reading(kernel, host, facts)
+    types = reading.types()
+    lives = [reading.live(one, types) for one in host.live]
+    spec = CarriesSpec(
+        framework=host.framework,
+        types=types,
+        slots=() if list(host.slots) == [host.gpu] else tuple(host.slots),
+        live=tuple(one for one in lives if isinstance(one, LiveSpec)),
+    )
+    spec = msgspec.structs.replace(spec, left=_left(host, spec))
+    return spec, (*sorted(left_out, key=lambda one: one.where), *(one for one in lives if isinstance(one, Loss)))
+
+
+def _can_carry(facts: Facts, host: VgpuHost, slot: PciAddress) -> bool:
+    if slot not in facts.functions:
+        return False
+    return host.framework is Framework.MDEV or isinstance(facts.functions[slot].iommu_group, int)
+
+
+def _left(host: VgpuHost, spec: CarriesSpec) -> dict[str, dict[VgpuType, int]]:
+    """Return the numbers that the host tells and that the rule of equal sizes does not."""
+    specs = {one.name: one for one in spec.types}
+    live = {one.uuid or one.slot: (specs[one.type], PciAddress(one.slot)) for one in spec.live}
+    carving = Carving(host.gpu, spec.types, list(host.slots), live)
+    odd: dict[str, dict[VgpuType, int]] = {}
+    for slot, counts in host.slots.items():
+        for name, one in specs.items():
+            told = counts.get(name, 0)
+            if told != carving.left(one, slot):
+                odd.setdefault(slot, {})[name] = told
+    return odd
+
+
+def _size_in(name: VgpuType) -> int:
+    found = _SIZE_IN_NAME.search(name)
+    return int(found[1]) if found else 0

@@ -1,0 +1,253 @@
+"""Makes a machine file of a host that was looked at, and says what of the host the machine can't show.
+
+Each function becomes a slot with a board of one function, so that no two need have anything in common.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt import documents, plain
+from gpuvirt.archive import unpack
+from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import VFIO_DRIVERS, FunctionKind, PciFunction, Unread, kind_of
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware import attributes, pci
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.scan import scan
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.archived import ArchivedKernel
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.differences import Loss, differences
+from gpuvirt.sim.importedvgpus import carries_of
+from gpuvirt.sim.machine import (
+    MOST_NUMA_NODE,
+    MOST_VFS,
+    BoardSpec,
+    EgmSpec,
+    FunctionSpec,
+    MachineSpec,
+    SlotSpec,
+    shared_boards,
+)
+
+NATIVE = {
+    (FunctionKind.GPU, 0x10DE): "nvidia",
+    (FunctionKind.GPU, 0x1002): "amdgpu",
+    (FunctionKind.GPU, 0x8086): "i915",
+    (FunctionKind.NVSWITCH, 0x10DE): "nvidia-nvswitch",
+    (FunctionKind.SERIAL, 0x10DE): "nvidia-gpu",
+}
+NATIVE_OF_ANY = {FunctionKind.AUDIO: "snd_hda_intel", FunctionKind.USB: "xhci_hcd", FunctionKind.BRIDGE: "pcieport"}
+"""The drivers that a kernel would give a function that has none, or that a VFIO driver has now: a host can't tell."""
+
+_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
+_EGM = re.compile(r"egm[0-9]{1,4}")
+_CDEV = re.compile(r"vfio([0-9]{1,9})")
+
+
+class UnfitError(GpuvirtError):
+    """A host shows what no machine file can say, or what makes no machine."""
+
+
+COMMENT = """\
+# Made by `gpuvirt sim import` of what a host showed. Guesses: the driver that a function would get by itself
+# (native_driver) where it had none or one of VFIO; `size` and `most` of vGPU types that the host did not describe.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A machine made of a host."""
+
+    spec: MachineSpec
+    text: str
+    """It as a machine file."""
+    losses: tuple[Loss, ...]
+    """What the machine does not show as the host does."""
+
+
+def import_archive(path: Path) -> Imported:
+    """Return the machine of the host in a support archive; raise DamagedError for a file that is no such archive."""
+    with path.open("rb") as file:
+        try:
+            opened = unpack(file)
+            kernel = ArchivedKernel(opened)
+        except DamagedError as error:
+            raise DamagedError(f"{path}: {error}") from error
+    manifest = opened.manifest
+    return import_machine(kernel, f"{manifest.node} as gpuvirt {manifest.gpuvirt} saw it on {manifest.at:%Y-%m-%d}")
+
+
+def import_machine(kernel: Kernel, about: str) -> Imported:
+    """Return the machine that shows what `kernel` shows; raise GpuvirtError where none can be made."""
+    facts = scan(kernel)
+    importing = _Importing(kernel, facts)
+    spec = importing.machine(about)
+    try:
+        # What a person would load is what is tried.
+        text = COMMENT + plain.write(msgspec.to_builtins(spec))
+        spec = documents.parse(text, MachineSpec, where="machine.yaml")
+        shown = scan(build_machine(spec, where="machine.yaml"))
+    except GpuvirtError as error:
+        raise UnfitError(f"no machine can be made of this host: {error}; please report it, with the archive") from error
+    return Imported(spec, text, (*importing.losses, *differences(facts, shown)))
+
+
+@dataclass(slots=True)
+class _Importing:
+    kernel: Kernel
+    facts: Facts
+    losses: list[Loss] = field(default_factory=list)
+    boards: dict[str, BoardSpec] = field(default_factory=dict)
+
+    def machine(self, about: str) -> MachineSpec:
+        facts = self.facts
+        loose = [one for one in facts.functions.values() if one.on_vfio]
+        on_vfio = {one.iommu_group for one in loose if isinstance(one.iommu_group, int)}
+        live = [vgpu for host in facts.vgpu_hosts.values() for vgpu in host.live]
+        on_vfio |= {vgpu.group for vgpu in live if isinstance(vgpu.group, int)}
+        container = facts.platform.vfio_container
+        groupless = any(vgpu.group is None for vgpu in live)  # so are mdevs without VFIO_GROUP
+        group_nodes = container or bool(facts.group_nodes) or not (facts.cdev_nodes or on_vfio or groupless)
+        cdevs = bool(facts.cdev_nodes) if on_vfio or facts.cdev_nodes else facts.platform.iommufd
+        return MachineSpec(
+            about=about,
+            slots=tuple(self._slots()),
+            boards=self.boards,
+            iommu=any(one.iommu_group is not None for one in facts.functions.values()),
+            iommufd=facts.platform.iommufd,
+            group_nodes=group_nodes,
+            cdev_nodes=None if cdevs == facts.platform.iommufd else cdevs,
+            vfio_dev=not (loose and not any(one.cdevs for one in facts.functions.values())),
+            vfio_loaded=container or not group_nodes,
+            missing_nodes=tuple(sorted(on_vfio - facts.group_nodes)) if group_nodes else (),
+            stray_nodes=tuple(sorted(facts.group_nodes - on_vfio)),
+            egm=tuple(self._egm()),
+        )
+
+    def _slots(self) -> Iterator[SlotSpec]:
+        folders = {address: self._folder(address) for address in self.facts.functions}
+        numbers = {
+            vf: number for one in self.facts.functions.values() for number, vf in enumerate(one.virtfns, start=1)
+        }
+
+        def order(address: PciAddress) -> tuple[int, int, PciAddress]:
+            """Bridges come before what is behind them, functions before their VFs, and those as they are numbered."""
+            is_vf = self.facts.functions[address].physfn is not None
+            return folders[address].count("/"), numbers.get(address, MOST_VFS) if is_vf else 0, address
+
+        for address in sorted(self.facts.functions, key=order):
+            above = folders[address].split("/")[-2:-1]
+            behind = next((one for one in above if one in self.facts.functions), None)
+            yield self._slot(self.facts.functions[address], behind)
+
+    def _folder(self, address: PciAddress) -> str:
+        try:
+            return self.kernel.readlink(HostPath(f"{pci.DEVICES}/{address}"))
+        except OSError:
+            return address
+
+    def _slot(self, function: PciFunction, behind: str | None) -> SlotSpec:
+        address = function.address
+        driver, group = function.driver, function.iommu_group
+        if isinstance(driver, Unread) or (driver is not None and not _NAME.fullmatch(driver)):
+            self._lose(address, "driver", f"{driver.said if isinstance(driver, Unread) else driver}: taken for none")
+            driver = None
+        if isinstance(group, Unread):
+            self._lose(address, "IOMMU group", f"{group.said}: taken for none")
+            group = None
+        if driver in VFIO_DRIVERS and group is None:
+            self._lose(address, "driver", f"{driver} without an IOMMU group: taken for none")
+            driver = None
+        host = self.facts.vgpu_hosts.get(address)
+        carries, losses = carries_of(self.kernel, host, self.facts) if host is not None else (None, ())
+        self.losses += losses
+        return SlotSpec(
+            at=address,
+            board=self._board(function, driver),
+            driver=driver or "none",
+            group=group,
+            numa=self._numa_node(function),
+            behind=behind,
+            vf_of=function.physfn if function.physfn in self.facts.functions else None,
+            cdev=next((int(found[1]) for name in function.cdevs if (found := _CDEV.fullmatch(name))), None),
+            fell_off_bus=function.fell_off_bus,
+            carries=carries,
+        )
+
+    def _board(self, function: PciFunction, driver: str | None) -> str:
+        """Return the name of a board of this one function, made where there is none yet."""
+        board = BoardSpec(
+            functions=(
+                FunctionSpec(
+                    id=str(function.id),
+                    class_code=f"{function.class_code:06x}",
+                    subsystem=self._subsystem(function),
+                    revision=self._revision(function),
+                    native_driver=driver if driver and driver not in VFIO_DRIVERS else _native(function),
+                ),
+            ),
+            total_vfs=None if function.sriov_total_vfs is None else min(function.sriov_total_vfs, MOST_VFS),
+        )
+        plain = str(function.id).replace(":", "-")
+        for number in range(1, len(self.boards) + 2):
+            name = plain if number == 1 else f"{plain}-{number}"
+            if self.boards.setdefault(name, board) == board:
+                return name
+        raise AssertionError(plain)
+
+    def _subsystem(self, function: PciFunction) -> str | None:
+        if function.subsystem is not None:
+            return str(function.subsystem)
+        ids = [
+            self._value(function, name, attributes.pci_id) if _is_plain(function) else None
+            for name in ("subsystem_vendor", "subsystem_device")
+        ]
+        return f"{ids[0]:04x}:{ids[1]:04x}" if ids[0] is not None and ids[1] is not None else None
+
+    def _revision(self, function: PciFunction) -> str | None:
+        plain = self._value(function, "revision", attributes.pci_revision) if _is_plain(function) else None
+        revision = function.revision if function.revision is not None else plain
+        return None if revision is None else f"{revision:02x}"
+
+    def _numa_node(self, function: PciFunction) -> int:
+        plain = self._value(function, "numa_node", attributes.numa_node) if _is_plain(function) else None
+        node = function.numa_node if function.numa_node is not None else plain
+        return -1 if node is None else min(node, MOST_NUMA_NODE)
+
+    def _value(self, function: PciFunction, name: str, parse: Callable[[str], int]) -> int | None:
+        """Return what facts don't have of a function that matters only for its group."""
+        found = attributes.parsed(self.kernel, pci.attribute(function.address, name), parse)
+        return found if isinstance(found, int) else None
+
+    def _egm(self) -> Iterator[EgmSpec]:
+        for region in self.facts.platform.egm:
+            name = region.node.rpartition("/")[2]
+            if _EGM.fullmatch(name):
+                yield EgmSpec(name=name, gpus=tuple(sorted(region.gpus)))
+
+    def _lose(self, where: str, what: str, why: str) -> None:
+        self.losses.append(Loss(where, what, why))
+
+
+def _is_plain(function: PciFunction) -> bool:
+    """Return whether a look takes only the identity of such a function."""
+    return function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}
+
+
+@cache
+def _shared() -> Mapping[str, str]:
+    """Return the native drivers of the boards that all machines know, by PCI id."""
+    parts = [part for board in shared_boards().values() for part in board.functions]
+    return {part.id: part.native_driver for part in parts if part.native_driver is not None}
+
+
+def _native(function: PciFunction) -> str | None:
+    kind = kind_of(function.class_code, function.id.vendor)
+    return _shared().get(str(function.id)) or NATIVE.get((kind, function.id.vendor)) or NATIVE_OF_ANY.get(kind)

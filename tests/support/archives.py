@@ -1,0 +1,23 @@
+"""What tests of archives share: one packed of a machine, in memory."""
+
+import io
+from collections.abc import Mapping
+
+import msgspec
+
+from gpuvirt.archive import FORMAT, HOST, Entry, Manifest, NotRead, Opened, pack, unpack
+from gpuvirt.hardware.hostcopy import HostCopy, copy_host
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.sim.clock import BEGINNING
+
+MANIFEST = Manifest(format=FORMAT, gpuvirt="0.1.0", at=BEGINNING, node="node-1", names_hidden=False, privileged=True)
+
+
+def packed(copy: HostCopy, more: Mapping[str, Entry] | None = None) -> bytes:
+    unread = tuple(NotRead(one.path, one.errno) for one in copy.unread)
+    members = {f"{HOST}{path}": entry for path, entry in copy.members.items()} | dict(more or {})
+    return pack("gpuvirt-support-node-1", msgspec.structs.replace(MANIFEST, unread=unread), members)
+
+
+def opened(kernel: Kernel) -> Opened:
+    return unpack(io.BytesIO(packed(copy_host(kernel))))

@@ -1,0 +1,248 @@
+"""`gpuvirt support`: one archive, with what is needed, without what nobody should send."""
+
+import io
+import json
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuvirt import __version__
+from gpuvirt.archive import Manifest
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
+from gpuvirt.kubelet.checkpoint import Data, PodDevices
+from gpuvirt.model.candidates import Target
+from gpuvirt.model.ledger import Consumer, Entry, Ledger
+from gpuvirt.model.settings import Settings
+from gpuvirt.node import journal, onelook
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt.sim.export import export
+from gpuvirt.sim.kubelet import checkpoint
+from gpuvirt.sim.machine import load_machine, machine_names
+from simnode import IDS
+
+GPUVIRT = [sys.executable, "-m", "gpuvirt"]
+GPU = PciAddress("0000:65:00.0")
+A10 = ResourceName("nvidia.com/GA102GL_A10")
+UID, OTHER_UID = "5b0c9d7e-8f0e-4a57-9d0f-0d2c52a1b111", "5b0c9d7e-8f0e-4a57-9d0f-0d2c52a1b222"
+NODE = "gpu-node-07.secret.example.com"
+NAMES = ("payroll", "virt-launcher-ceo-x7k2p", "hunter2", "ceo-desktop", UID, OTHER_UID, "gpu-node-07", "secret")
+"""What must not be in an archive whose names are hidden."""
+KUBELET_CONFIG = """\
+kind: KubeletConfiguration
+apiVersion: kubelet.config.k8s.io/v1beta1
+cpuManagerPolicy: static
+topologyManagerPolicy: restricted
+featureGates: {DynamicResourceAllocation: true}
+staticPodURLHeader: {Authorization: [Bearer hunter2]}
+clusterDNS: [10.0.0.10]
+authentication: {x509: {clientCAFile: /hunter2}}
+"""
+LOG = f"""\
+2026-01-01 allocated {A10} to pod payroll/virt-launcher-ceo-x7k2p
+2026-01-01 heard of pod payroll/virt-launcher-other-1 on {NODE}, namespace payroll
+2026-01-01 pod {OTHER_UID} is gone, {UID} too
+"""
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*GPUVIRT, *arguments], capture_output=True, cwd=cwd, check=False)
+
+
+def opened(content: bytes) -> dict[str, bytes]:
+    """Return the files of an archive by their paths in its folder."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        files = [(member, tar.extractfile(member)) for member in tar if member.isreg()]
+        return {member.name.partition("/")[2]: file.read() for member, file in files if file is not None}
+
+
+def manifest_of(files: dict[str, bytes]) -> Manifest:
+    return msgspec.json.decode(files["MANIFEST.json"], type=Manifest)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A node with an agent's files and a kubelet's, on which two pods have GPUs."""
+    root = tmp_path / "node"
+    kernel = build_machine(load_machine("2xA10"))
+    export(kernel, root)
+    consumer = Consumer(PodUid(UID), "payroll", "virt-launcher-ceo-x7k2p", "hunter2")
+    entry = Entry(A10, DeviceId(GPU), Target(GPU), IommuGroup(12), f"kubelet:{UID}:payroll/x/y", BEGINNING, consumer)
+    ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,))
+    view = onelook.take(kernel, Settings(), IDS, SimClock(), ledger)
+    for path, content in {
+        "var/lib/gpuvirt/ledger.json": journal.encode(ledger),
+        "run/gpuvirt/node.json": msgspec.json.encode(view),
+        "var/lib/kubelet/config.yaml": KUBELET_CONFIG.encode(),
+        "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": checkpoint.encode(
+            Data(
+                [
+                    PodDevices(UID, "hunter2", A10, {"0": [GPU]}, b"ours"),
+                    PodDevices(OTHER_UID, "c", "example.com/tpu", {"0": ["t"]}, b"TOKEN=hunter2"),
+                ],
+                {A10: [GPU]},
+            )
+        ),
+        "proc/sys/kernel/hostname": NODE.encode(),
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+    return root
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.log"
+    path.write_text(LOG)
+    return path
+
+
+def test_what_is_in_it(host: Path, log: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("offer: [gpu, audio]\n")
+    done = run("support", "--host-root", str(host), "--config", "mine.yaml", "--log", str(log), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"")
+    (path,) = tmp_path.glob("gpuvirt-support-gpu-node-07.secret.example.com-*Z.tar.gz")
+    assert path.stat().st_mode & 0o777 == 0o600
+    files = opened(path.read_bytes())
+    manifest = manifest_of(files)
+    assert (manifest.format, manifest.gpuvirt, manifest.node, manifest.names_hidden) == (1, __version__, NODE, False)
+    assert {section.name: section.files for section in manifest.collected if section.name != "host"} == {
+        "kubelet": 2, "agent": 3, "devices": 1, "doctor": 1, "logs": 1,
+    }  # fmt: skip
+    assert files["config/node.yaml"] == b"offer: [gpu, audio]\n"
+    assert files["logs/1-agent.log"].decode() == LOG
+    assert files["host/var/lib/gpuvirt/ledger.json"] == (host / "var/lib/gpuvirt/ledger.json").read_bytes()
+    assert json.loads(files["devices.json"])["resources"][0]["name"] == A10
+    assert json.loads(files["host/run/gpuvirt/node.json"])["gpus"][0]["users"] == [
+        "pod payroll/virt-launcher-ceo-x7k2p"
+    ]
+    told = done.stderr.decode()
+    assert str(path.name) in told
+    assert "Look inside before you send it" in told
+    assert "--hide-names" in told
+
+
+def test_secrets_are_not_in_it(host: Path, tmp_path: Path) -> None:
+    done = run("support", "--host-root", str(host), "-o", "-", cwd=tmp_path)
+    files = opened(done.stdout)
+    kept = files["host/var/lib/kubelet/config.yaml"].decode()
+    assert "topologyManagerPolicy: restricted" in kept
+    assert "hunter2" not in kept
+    assert "10.0.0.10" not in kept
+    data = json.loads(files["host/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"])["Data"]
+    assert [entry["AllocResp"] for entry in data["PodDeviceEntries"]] == ["b3Vycw==", None]
+    left_out = [one.what for one in manifest_of(files).left_out]
+    assert any(what.endswith("/config.yaml") for what in left_out)
+    assert any(what.endswith("/kubelet_internal_checkpoint") for what in left_out)
+
+
+def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -> None:
+    arguments = ("--log", str(log), "--log", "virt-launcher-ceo-x7k2p.log", "--hide-names", "-o", "out.tar.gz")
+    done = run("support", "--host-root", str(host), *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    files = opened((tmp_path / "out.tar.gz").read_bytes())
+    for path, content in files.items():
+        assert not [name for name in NAMES if name.encode() in content], path
+    with tarfile.open(tmp_path / "out.tar.gz") as tar:
+        assert not [name for name in tar.getnames() if "gpu-node-07" in name]
+    assert manifest_of(files).names_hidden
+    ledger, _ = journal.decode(files["host/var/lib/gpuvirt/ledger.json"])
+    assert ledger.entries[0].consumer == Consumer(PodUid("uid-1"), "namespace-1", "pod-1", "container-1")
+    assert json.loads(files["host/run/gpuvirt/node.json"])["gpus"][0]["users"] == ["pod namespace-1/pod-1"]
+    held = json.loads(files["host/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"])["Data"]
+    assert [entry["PodUID"] for entry in held["PodDeviceEntries"]] == ["uid-1", "uid-2"]
+    assert files["logs/1.log"].decode().splitlines() == [
+        f"2026-01-01 allocated {A10} to pod namespace-1/pod-1",
+        "2026-01-01 heard of pod namespace-1/pod-3 on node-1, namespace namespace-1",
+        "2026-01-01 pod uid-2 is gone, uid-1 too",
+    ]
+
+
+def test_hiding_names_leaves_what_is_not_a_name(host: Path, tmp_path: Path) -> None:
+    whole = opened(run("support", "--host-root", str(host), "-o", "-", cwd=tmp_path).stdout)
+    hidden = opened(run("support", "--host-root", str(host), "-o", "-", "--hide-names", cwd=tmp_path).stdout)
+    assert whole.keys() == hidden.keys()
+    changed = {path for path in whole if whole[path] != hidden[path]}
+    assert {path.rpartition("/")[2] for path in changed} <= {
+        "MANIFEST.json", "devices.json", "node.json", "ledger.json", "kubelet_internal_checkpoint",
+    }  # fmt: skip
+
+
+def test_a_host_with_nothing_on_it(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run("support", "--host-root", "empty", "-o", "-", cwd=tmp_path)
+    assert done.returncode == 0
+    assert b"not there: " in done.stderr
+    assert manifest_of(opened(done.stdout)).node == "host"
+
+
+@pytest.mark.parametrize("name", ["ledger.json", "kubelet_internal_checkpoint", "config.yaml", "node.json"])
+def test_a_damaged_file_is_left_out_and_told(host: Path, tmp_path: Path, name: str) -> None:
+    (path,) = host.rglob(name)
+    path.write_bytes(b"\xff[hunter2")
+    for hiding in ((), ("--hide-names",)):
+        done = run("support", "--host-root", str(host), "-o", "-", *hiding, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        files = opened(done.stdout)
+        assert not any(b"\xff[" in content for content in files.values())
+        assert any(one.what == str(path) and "can't be understood" in one.why for one in manifest_of(files).left_out)
+
+
+def test_settings_that_are_wrong_are_packed_all_the_same(host: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("offer: [tuba]\n")
+    done = run("support", "--host-root", str(host), "--config", "mine.yaml", "-o", "-", cwd=tmp_path)
+    assert done.returncode == 0
+    assert b"$.offer[0]" in done.stderr
+    assert opened(done.stdout)["config/node.yaml"] == b"offer: [tuba]\n"
+
+
+def test_sockets_are_listed(host: Path, short_path: Path) -> None:
+    folder = short_path / "k/device-plugins"
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "kubevirt-x.sock"))
+        done = run("support", "--host-root", str(host), "--kubelet-dir", str(short_path / "k"), "-o", "-", cwd=folder)
+    assert opened(done.stdout)["kubelet/sockets.txt"] == b"device-plugins/kubevirt-x.sock\n"
+
+
+def test_a_log_is_packed_from_its_end(host: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.log").write_bytes(b"x" * (5 << 20) + b"the end\n")
+    arguments = ("--log", "long.log", "--log", "none.log", "-o", "-")
+    done = run("support", "--host-root", str(host), *arguments, cwd=tmp_path)
+    files = opened(done.stdout)
+    assert len(files["logs/1-long.log"]) == 4 << 20
+    assert files["logs/1-long.log"].endswith(b"the end\n")
+    assert "none.log" in [one.path for one in manifest_of(files).unread]
+    assert "long.log" in [one.what for one in manifest_of(files).left_out]
+
+
+@pytest.mark.parametrize("arguments", [["-o", "/does/not/exist/x/"], ["--host-root", "/does/not/exist"]])
+def test_wrong_use_is_told_on_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run("support", "--host-root", "empty", *arguments, cwd=tmp_path)
+    assert done.returncode in {1, 2}
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, name: str) -> None:
+    """And those of the machine that is made of it."""
+    machine = tmp_path / "machine"
+    export(build_machine(load_machine(name)), machine)
+    assert run("support", "--host-root", str(machine), "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
+    with tarfile.open(tmp_path / "a.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
+    assert run("sim", "import", "a.tar.gz", "-o", "m.yaml", cwd=tmp_path).returncode == 0
+    export(build_machine(load_machine(str(tmp_path / "m.yaml"))), tmp_path / "imported")
+    tables = [
+        run("devices", "--all", "--host-root", str(root), cwd=tmp_path).stdout.partition(b"\nas of")[0]
+        for root in (machine, unpacked, tmp_path / "imported")
+    ]
+    assert tables[0] == tables[1] == tables[2]
+    assert b"ADDRESS" in tables[0]
