@@ -1,15 +1,21 @@
 """The command line, run as a person runs it."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gpuvirt.cli import main
 
 PATH = os.environ["PATH"]  # noqa: TID251  handed on
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 
 
 def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run gpuvirt, with nothing of our own environment."""
+    """Run gpuvirt as a program, with nothing of our own environment."""
     return subprocess.run(
         [*GPUVIRT, *arguments],
         capture_output=True,
@@ -18,3 +24,37 @@ def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         check=False,
         env={"PATH": PATH, **(environment or {})},
     )
+
+
+def called(
+    *arguments: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of gpuvirt in this process, which takes a tenth of the time; not for those that stay."""
+    said = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in said)
+    code: object = 0
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        contextlib.chdir(cwd or Path.cwd()),
+        _environment({"PATH": PATH, **(environment or {})}),
+    ):
+        try:
+            main.run(list(arguments))
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(
+        arguments, code if isinstance(code, int) else 0, *(stream.getvalue() for stream in said)
+    )
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)  # noqa: TID251  given back
+    os.environ.clear()  # noqa: TID251
+    os.environ.update(variables)  # noqa: TID251
+    try:
+        yield
+    finally:
+        os.environ.clear()  # noqa: TID251
+        os.environ.update(before)  # noqa: TID251

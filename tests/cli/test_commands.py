@@ -192,7 +192,7 @@ def test_other_programs_see_the_machine_too() -> None:
     assert gpuvirt("sim", "run", "--", "sh", "-c", script).stdout == "0x10de\n12\n22\nvfio\n"
 
 
-@pytest.mark.parametrize("machine", ["2xA10", "4xT4", "8xH100"])
+@pytest.mark.parametrize("machine", ["2xA10", "4xT4"])
 def test_the_demo(machine: str) -> None:
     done = gpuvirt("demo", "--machine", machine)
     assert done.returncode == 0, done.stderr

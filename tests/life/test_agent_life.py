@@ -28,5 +28,5 @@ class AgentLife(Life):
 
 
 TestAgent = AgentLife.TestCase
-TestAgent.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAgent.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestAgent.pytestmark = [pytest.mark.timeout(900)]  # type: ignore[attr-defined]  # a long life, and its shrinking

@@ -18,5 +18,5 @@ class ConclusionsLife(Life):
 
 
 TestConclusions = ConclusionsLife.TestCase
-TestConclusions.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestConclusions.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestConclusions.pytestmark = [pytest.mark.timeout(900)]  # type: ignore[attr-defined]  # a long life, and its shrinking

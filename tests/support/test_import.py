@@ -57,13 +57,13 @@ def test_every_machine_comes_back_as_it_was(machine: Machine, name: str) -> None
     assert_round_trip(kernel)
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", ["4xT4", "4xL40S", "2xGH200"])
 def test_a_machine_made_of_an_imported_one_is_the_same(machine: Machine, name: str) -> None:
     once = imported(machine(name))
     assert imported(build_machine(once.spec)).spec == once.spec
 
 
-@pytest.mark.parametrize("name", ["4xT4", "4xL40S", "8xA100"])
+@pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
 def test_an_imported_machine_goes_on_as_a_kernel_does(machine: Machine, name: str) -> None:
     """What can still be made is what the host said, and changes as vGPUs come and go."""
     kernel = machine(name)
@@ -286,7 +286,7 @@ def misfortune(kernel: SimKernel, chance: random.Random) -> None:
 
 
 @given(machines(), st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_any_machine_comes_back_as_it_was(spec: MachineSpec, seed: int) -> None:
     kernel, chance = build_machine(spec), random.Random(seed)  # noqa: S311
     carve(kernel, chance)
@@ -295,7 +295,7 @@ def test_any_machine_comes_back_as_it_was(spec: MachineSpec, seed: int) -> None:
 
 
 @given(machines(), st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=30, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: MachineSpec, seed: int) -> None:
     kernel, chance = build_machine(spec), random.Random(seed)  # noqa: S311
     carve(kernel, chance)
