@@ -18,9 +18,9 @@ from gpuvirt.facts.ids import (
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.carrying import carry
+from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import BoardSpec, EgmSpec, MachineSpec, SlotSpec, shared_boards
-from gpuvirt.sim.pci import SimFunction
 from gpuvirt.sim.platform import furnish
 from gpuvirt.sim.tree import DeviceNode, constant
 from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec

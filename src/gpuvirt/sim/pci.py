@@ -8,47 +8,21 @@ is in use, its `driver_override`, `uevent` and `sriov_numvfs` hang, and so does 
 
 import contextlib
 import errno
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
 from gpuvirt.sim.bars import resource
 from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.function import SimFunction, config_bytes, id_texts, uevent_text
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
 
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
-
-
-@dataclass(slots=True, eq=False)
-class SimFunction:
-    """One function: what it is, and the state that writes change."""
-
-    address: PciAddress
-    id: PciId
-    class_code: int
-    folder: HostPath
-    """Where it really lies, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
-    subsystem: PciId | None = None
-    revision: int | None = 0xA1
-    group: IommuGroup | None = None
-    numa_node: int = -1
-    native_driver: str | None = None
-    """The driver that the kernel would give it."""
-    override: str | None = None
-    driver: str | None = None
-    leaving: bool = False
-    """Somebody waits to unbind it; it is in use until then."""
-    fell_off_bus: bool = False
-    physfn: PciAddress | None = None
-    virtfns: list[PciAddress] = field(default_factory=list)
-    total_vfs: int | None = None
 
 
 class Carried(Protocol):
@@ -237,13 +211,7 @@ class PciBus:
     def _read_uevent(self, function: SimFunction) -> str:
         if function.leaving:
             self._hang(function, "uevent")
-        board = function.subsystem or PciId(0, 0)
-        lines = [f"DRIVER={function.driver}"] if function.driver else []
-        lines += [f"PCI_CLASS={function.class_code:X}", f"PCI_ID={str(function.id).upper()}"]
-        lines += [f"PCI_SUBSYS_ID={str(board).upper()}", f"PCI_SLOT_NAME={function.address}"]
-        ids = f"v{function.id.vendor:08X}d{function.id.device:08X}sv{board.vendor:08X}sd{board.device:08X}"
-        base, sub, interface = function.class_code.to_bytes(3, "big")
-        return "\n".join([*lines, f"MODALIAS=pci:{ids}bc{base:02X}sc{sub:02X}i{interface:02X}", ""])
+        return uevent_text(function)
 
     def _write_reset(self, function: SimFunction, text: str) -> None:
         if written.number(text) != 1:
@@ -262,25 +230,10 @@ class PciBus:
                 self.unbind(function)
             self.take_away(function.address)
 
-    def _config(self, function: SimFunction) -> bytes:
-        if function.fell_off_bus:
-            return b"\xff" * 256
-        head = struct.pack("<HHHHB", function.id.vendor, function.id.device, 0x0406, 0x0010, function.revision or 0)
-        head += struct.pack("<I", function.class_code)[:3]
-        board = function.subsystem or PciId(0, 0)
-        return head.ljust(0x2C, b"\0") + struct.pack("<HH", board.vendor, board.device).ljust(212, b"\0")
-
     def _place_files(self, function: SimFunction) -> None:
-        ids = {"vendor": f"0x{function.id.vendor:04x}", "device": f"0x{function.id.device:04x}"}
-        ids["class"] = f"0x{function.class_code:06x}"
-        if function.revision is not None:
-            ids["revision"] = f"0x{function.revision:02x}"
-        if function.subsystem is not None:
-            ids["subsystem_vendor"] = f"0x{function.subsystem.vendor:04x}"
-            ids["subsystem_device"] = f"0x{function.subsystem.device:04x}"
-        files = {name: constant(content) for name, content in ids.items()}
+        files = {name: constant(content) for name, content in id_texts(function).items()}
         files["numa_node"] = File(read=lambda: f"{function.numa_node}\n")
-        files["config"] = File(read=lambda: self._config(function))
+        files["config"] = File(read=lambda: config_bytes(function))
         files["uevent"] = File(read=lambda: self._read_uevent(function))
         files["driver_override"] = File(
             read=lambda: self._read_override(function), write=lambda text: self._write_override(function, text)

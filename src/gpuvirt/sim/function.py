@@ -1,0 +1,65 @@
+"""A simulated PCI function: what it is, the state that writes change, and what its plain files say."""
+
+import struct
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
+from gpuvirt.paths import HostPath
+
+
+@dataclass(slots=True, eq=False)
+class SimFunction:
+    """One function: what it is, and the state that writes change."""
+
+    address: PciAddress
+    id: PciId
+    class_code: int
+    folder: HostPath
+    """Where it really lies, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
+    subsystem: PciId | None = None
+    revision: int | None = 0xA1
+    group: IommuGroup | None = None
+    numa_node: int = -1
+    native_driver: str | None = None
+    """The driver that the kernel would give it."""
+    override: str | None = None
+    driver: str | None = None
+    leaving: bool = False
+    """Somebody waits to unbind it; it is in use until then."""
+    fell_off_bus: bool = False
+    physfn: PciAddress | None = None
+    virtfns: list[PciAddress] = field(default_factory=list)
+    total_vfs: int | None = None
+
+
+def id_texts(function: SimFunction) -> dict[str, str]:
+    """Return the attributes by which a function is known, with what they read."""
+    ids = {"vendor": f"0x{function.id.vendor:04x}", "device": f"0x{function.id.device:04x}"}
+    ids["class"] = f"0x{function.class_code:06x}"
+    if function.revision is not None:
+        ids["revision"] = f"0x{function.revision:02x}"
+    if function.subsystem is not None:
+        ids["subsystem_vendor"] = f"0x{function.subsystem.vendor:04x}"
+        ids["subsystem_device"] = f"0x{function.subsystem.device:04x}"
+    return ids
+
+
+def uevent_text(function: SimFunction) -> str:
+    """Return what `uevent` reads."""
+    board = function.subsystem or PciId(0, 0)
+    lines = [f"DRIVER={function.driver}"] if function.driver else []
+    lines += [f"PCI_CLASS={function.class_code:X}", f"PCI_ID={str(function.id).upper()}"]
+    lines += [f"PCI_SUBSYS_ID={str(board).upper()}", f"PCI_SLOT_NAME={function.address}"]
+    ids = f"v{function.id.vendor:08X}d{function.id.device:08X}sv{board.vendor:08X}sd{board.device:08X}"
+    base, sub, interface = function.class_code.to_bytes(3, "big")
+    return "\n".join([*lines, f"MODALIAS=pci:{ids}bc{base:02X}sc{sub:02X}i{interface:02X}", ""])
+
+
+def config_bytes(function: SimFunction) -> bytes:
+    """Return configuration space; of a card that fell off its bus all bits are set."""
+    if function.fell_off_bus:
+        return b"\xff" * 256
+    head = struct.pack("<HHHHB", function.id.vendor, function.id.device, 0x0406, 0x0010, function.revision or 0)
+    head += struct.pack("<I", function.class_code)[:3]
+    board = function.subsystem or PciId(0, 0)
+    return head.ljust(0x2C, b"\0") + struct.pack("<HH", board.vendor, board.device).ljust(212, b"\0")
