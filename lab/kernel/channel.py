@@ -21,10 +21,12 @@ ERRORS = {error.__name__: error for error in (DeviceBusyError, LeaseUnavailableE
 class Channel:
     """One connection. Calls are made one after another."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, logs: Callable[[], str]) -> None:
+        """Say what `logs` returns when a call is not answered."""
         self.wakers: list[Callable[[], None]] = []
         """Called, in a thread of ours, when the guest's kernel has told of a device."""
         self._connection = connection
+        self._logs = logs
         self._answers: queue.Queue[dict[str, Value]] = queue.Queue()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -47,11 +49,12 @@ class Channel:
                 try:
                     answer = self._answers.get(timeout=within_s)
                 except queue.Empty:
-                    raise LabError(f"the guest has not answered {name} within {within_s} s") from None
+                    message = f"the guest has not answered {name} within {within_s} s: {self._logs()}"
+                    raise LabError(message) from None
                 if answer.get("number") == number:
                     return _value(answer)
                 if "gone" in answer:
-                    raise LabError("the guest has ended")
+                    raise LabError(f"the guest has ended: {self._logs()}")
 
     def text(self, name: str, *arguments: str | int) -> str:
         """Make a call whose answer is a text."""

@@ -76,7 +76,7 @@ def booted(kit: Kit) -> Iterator[Guest]:
         ours = {name: stack.enter_context(_listening(folder / name)) for name in ("qmp", "agent")}
         stack.enter_context(_running(_command(kit, folder), folder))
         qmp, agent = (_accepted(ours[name], folder, stack) for name in ("qmp", "agent"))
-        channel = Channel(agent)
+        channel = Channel(agent, lambda: _logs(folder))
         _begin(qmp)
         if not channel.wait_ready(BOOT_S):
             raise LabError(f"the guest is not ready: {_logs(folder)}")

@@ -24,12 +24,28 @@ BOX = "docker.io/local/box:1"
 SHOW = "env | grep PCI_RESOURCE; ls /dev/vfio"
 
 
+class ContainerEnd(msgspec.Struct):
+    """How a container ended, or why it did not start."""
+
+    exitCode: int = 0  # noqa: N815  Kubernetes' spelling
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(msgspec.Struct, frozen=True):
+    """What tests show of a container's state when something else was expected."""
+
+    waiting: ContainerEnd | None = None
+    terminated: ContainerEnd | None = None
+
+
 class ContainerStatus(msgspec.Struct):
     """What tests read of a container's status."""
 
     name: str
     ready: bool = False
     restartCount: int = 0  # noqa: N815  Kubernetes' spelling
+    state: ContainerState = ContainerState()
 
 
 class PodStatus(msgspec.Struct):
@@ -134,7 +150,7 @@ class LabNode:
         """Make a pod, wait until it has ended well, and return what it printed."""
         self.start(name, wish)
         self.until(lambda: self.status(name).phase in {"Succeeded", "Failed"}, lambda: str(self.status(name)))
-        assert self.status(name).phase == "Succeeded", self.status(name)
+        assert self.status(name).phase == "Succeeded", (self.status(name), self.output(name))
         return self.output(name)
 
     def status(self, name: str) -> PodStatus:
@@ -144,8 +160,17 @@ class LabNode:
 
     def output(self, name: str, container: str = "compute") -> Sequence[str]:
         """Return what a container has printed, from the kubelet's own files."""
-        (log,) = Path("/var/log/pods").glob(f"{self.namespace}_{name}_*/{container}/0.log")
-        return [line.split(" ", 3)[3] for line in log.read_text().splitlines()]
+        logs = Path("/var/log/pods").glob(f"{self.namespace}_{name}_*/{container}/0.log")
+        return [line.split(" ", 3)[3] for log in logs for line in log.read_text().splitlines()]
+
+    def devices(self, name: str) -> set[str]:
+        """Return the devices that a pod prints its environment of; it may be at it still."""
+
+        def printed() -> Sequence[str]:
+            return [line for line in self.output(name) if "PCI_RESOURCE" in line]
+
+        self.until(lambda: bool(printed()), lambda: f"{name} has printed {self.output(name)}")
+        return devices_of(printed())
 
     def delete(self, name: str) -> None:
         """Delete a pod, and wait until it is gone."""
@@ -179,6 +204,12 @@ class LabNode:
         while not met():
             assert time.monotonic() < deadline, seen()  # noqa: TID251
             time.sleep(0.1)  # noqa: TID251
+
+
+def devices_of(lines: Sequence[str]) -> set[str]:
+    """Return the devices that a pod has printed its environment of."""
+    (line,) = (line for line in lines if "PCI_RESOURCE" in line)
+    return set(line.partition("=")[2].split(","))
 
 
 @contextmanager

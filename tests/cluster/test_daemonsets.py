@@ -7,7 +7,7 @@ from typing import Self
 
 import pytest
 import yaml
-from clusterlab import PATIENCE_S, LabNode, Wish
+from clusterlab import PATIENCE_S, LabNode, Wish, devices_of
 from lab.cluster.cluster import Cluster
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME, make_image
@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 ROOT = Path(__file__).parent.parent.parent
 A10 = "nvidia.com/GA102GL_A10"
-A10_ENV = "PCI_RESOURCE_NVIDIA_COM_GA102GL_A10"
 SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
 
 Manifest = dict[str, object]
@@ -94,7 +93,7 @@ def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) ->
     node.until_allocatable(A10, 2)
     node.start("keeps", Wish({A10: 1}, SLEEP))
     node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
-    (mine,) = node.output("keeps")
+    mine = node.devices("keeps")
     before = daemon_set.pod()
     began = time.monotonic()  # noqa: TID251  said, not asserted
     daemon_set.kubectl("rollout", "restart", "daemonset", daemon_set.name)
@@ -103,12 +102,13 @@ def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) ->
     node.until(lambda: daemon_set.pod() != before, daemon_set.logs)
     node.until_allocatable(A10, 2)
     print(f"a rolling upgrade took {took:.1f} s")  # noqa: T201  for lab/cluster/README.md
-    other = node.run("other", Wish({A10: 1}))[0]
-    assert {mine, other} == {f"{A10_ENV}=0000:65:00.0", f"{A10_ENV}=0000:ca:00.0"}
+    other = devices_of(node.run("other", Wish({A10: 1})))
+    assert mine | other == {"0000:65:00.0", "0000:ca:00.0"}
     assert node.status("keeps").containerStatuses[0].restartCount == 0
 
 
 def test_the_agents_pages_answer_in_its_pod(daemon_set: DaemonSet) -> None:
+    daemon_set.node.until_allocatable(A10, 2)
     address = daemon_set.kubectl("get", "pods", "-o", "jsonpath={.items[0].status.podIP}")
     page = daemon_set.node.run("asks", Wish({}, f"wget -q -O - http://{address}:9410/metrics"))
     assert f'gpuvirt_resource_registered{{resource="{A10}",reason=""}} 1' in page

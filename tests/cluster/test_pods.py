@@ -5,10 +5,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 
 import pytest
-from clusterlab import GPUVIRT, LabNode, PodStatus, Wish
+from clusterlab import GPUVIRT, LabNode, PodStatus, Wish, devices_of
 from lab.cluster.cluster import KUBELET_ROOT
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -17,12 +16,6 @@ A10 = "nvidia.com/GA102GL_A10"
 A10_ENV = "PCI_RESOURCE_NVIDIA_COM_GA102GL_A10"
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
 SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
-
-
-def devices_of(lines: Sequence[str]) -> set[str]:
-    """Return the devices that a pod has printed its environment of."""
-    (line,) = (line for line in lines if "PCI_RESOURCE" in line)
-    return set(line.partition("=")[2].split(","))
 
 
 def test_pods_get_one_gpu_and_two(node: LabNode) -> None:
@@ -88,7 +81,7 @@ def test_after_a_restart_of_the_kubelet_all_is_back(node: LabNode) -> None:
         time.sleep(2)  # noqa: TID251  the API server shows what the kubelet said before it ended
         node.until_allocatable(A10, 2)
         other = devices_of(node.run("other", Wish({A10: 1})))
-        assert other.isdisjoint(devices_of(node.output("keeps")))
+        assert other.isdisjoint(node.devices("keeps"))
         assert node.status("keeps").containerStatuses[0].restartCount == 0
 
 
@@ -100,7 +93,7 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
             node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
             first.send_signal(signal.SIGKILL)
         with node.agent():
-            mine = devices_of(node.output("keeps"))
+            mine = node.devices("keeps")
             for number in range(5):  # pods are admitted while the kubelet takes the new plugin
                 node.start(f"next-{number}", Wish({A10: 1}, "env | grep PCI_RESOURCE"))
 
@@ -112,7 +105,7 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
             failed = {status.reason for status in ended().values() if status.phase == "Failed"}
             assert failed <= {"UnexpectedAdmissionError"}
             given = [name for name, status in ended().items() if status.phase == "Succeeded"]
-            assert all(devices_of(node.output(name)).isdisjoint(mine) for name in given)
+            assert all(node.devices(name).isdisjoint(mine) for name in given)
             assert node.run("last", Wish({A10: 1}))
             assert node.status("keeps").phase == "Running"
 
@@ -127,7 +120,7 @@ def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNo
             node.until_allocatable(A10, 2)
             node.start("keeps", Wish({A10: 1}, SLEEP))
             node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
-            (mine,) = devices_of(node.output("keeps"))
+            (mine,) = node.devices("keeps")
         with node.agent("mode: container"):
             (other,) = {"0000:65:00.0", "0000:ca:00.0"} - {mine}
             node.until(lambda: drivers() == {mine: "vfio-pci", other: "nvidia"}, lambda: str(drivers()))
@@ -151,13 +144,13 @@ def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNo
             return [name for name in names if node.status(name).phase == "Running"]
 
         node.until(lambda: len(running()) == 4, lambda: str(running()))
-        had = [devices_of(node.output(name)) for name in running()]
+        had = [node.devices(name) for name in running()]
         assert len(set[str].union(*had)) == 4
         for name in running()[:2]:
             node.delete(name)
             names.remove(name)
         node.until(lambda: len(running()) == 4, lambda: str(running()))
-        assert len(set[str].union(*(devices_of(node.output(name)) for name in running()))) == 4
+        assert len(set[str].union(*(node.devices(name) for name in running()))) == 4
 
 
 def test_an_init_container_and_the_app_have_the_same_device(node: LabNode) -> None:
