@@ -1,7 +1,7 @@
 """An agent on a simulated host with a simulated kubelet, on real sockets and in real time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -37,6 +37,12 @@ async def until(met: Callable[[], bool]) -> None:
     """Wait until something is so; pytest's own time limit is the end of patience."""
     while not met():
         await CLOCK.sleep(0.005)
+
+
+async def until_so(met: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so that must be asked for."""
+    while not await met():
+        await CLOCK.sleep(0.05)
 
 
 class Cluster:

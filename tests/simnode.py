@@ -34,6 +34,7 @@ class SimNode:
         self.clock = clock
         self.agent = agent
         self.held: dict[tuple[ResourceName, DeviceId], Consumer] = {}
+        self.counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
 
     @property
     def view(self) -> NodeView:
@@ -89,9 +90,13 @@ class SimNode:
         """Have the kubelet say from now on that nobody has these devices."""
         self.held = {key: consumer for key, consumer in self.held.items() if key[1] not in devices}
 
+    def count(self, resource: str, *devices: str) -> None:
+        """Have the kubelet say from now on that it counts these devices of a resource, and no others of any."""
+        self.counted = frozenset((ResourceName(resource), DeviceId(device)) for device in devices)
+
     async def say_holders(self) -> None:
         """Have the kubelet say who holds what."""
-        self.agent.hear_holders(Holders(self.clock.now(), dict(self.held)))
+        self.agent.hear_holders(Holders(self.clock.now(), dict(self.held), self.counted))
         await self.settle()
 
 

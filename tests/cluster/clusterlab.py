@@ -17,8 +17,12 @@ from lab.cluster import settings
 from lab.cluster.cluster import KUBELET_ROOT, Cluster
 from lab.cluster.leftovers import NULL, VFIO, clear_nodes
 
+from gpuvirt.kubelet.podresources import PodResourcesUnheardError, ask_allocatable
+from gpuvirt.paths import KubeletPaths
+
 PATIENCE_S = 100.0
 """Nothing that is waited for takes so long, unless it does not happen."""
+POD_RESOURCES = KubeletPaths(KUBELET_ROOT).pod_resources_socket
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 BOX = "docker.io/local/box:1"
 SHOW = "env | grep PCI_RESOURCE; ls /dev/vfio"
@@ -194,8 +198,24 @@ class LabNode:
         node = msgspec.json.decode(self.kubectl("get", "node", settings.NODE, "-o", "json"), type=Node)
         return int(node.status.allocatable.get(resource, "0"))
 
+    def counted(self, resource: str) -> int:
+        """Return how many of a resource the kubelet admits pods by; none while it does not answer."""
+        try:
+            return sum(1 for name, _ in ask_allocatable(POD_RESOURCES) if name == resource)
+        except PodResourcesUnheardError:
+            return 0
+
+    def until_counted(self, resource: str, count: int) -> None:
+        """Wait until the kubelet counts so many: what the scheduler sees may be from before its restart."""
+        self.until(lambda: self.counted(resource) == count, lambda: f"{resource}: {self.counted(resource)}")
+
     def until_allocatable(self, resource: str, count: int) -> None:
-        """Wait until the scheduler sees so many."""
+        """Wait until the kubelet counts so many, and the scheduler sees it.
+
+        The kubelet first: where one was just started, the scheduler's count is of the one before it, and a pod that
+        asks for a resource of which the kubelet knows nothing is started without any (seen with 1.36.3).
+        """
+        self.until_counted(resource, count)
         self.until(lambda: self.allocatable(resource) == count, lambda: f"{resource}: {self.allocatable(resource)}")
 
     def until(self, met: Callable[[], bool], seen: Callable[[], str]) -> None:

@@ -1,14 +1,12 @@
 """The kubelet's two accounts of who has what: one body for the real kubelet's, and for the simulated one's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from clusterlab import LabNode, Wish
 from lab.cluster.cluster import KUBELET_ROOT
 
-from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.podresources import PodResources
@@ -16,7 +14,7 @@ from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.kubelet.checkpoint import checksum
 from gpuvirt.sim.kubelet.kubelet import Container
-from kubeletnode import cluster_on, until
+from kubeletnode import cluster_on, until, until_so
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 BOTH = [DeviceId("0000:65:00.0"), DeviceId("0000:ca:00.0")]
@@ -38,8 +36,9 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
     groups = [{BOTH[0]: "/dev/vfio/12", BOTH[1]: "/dev/vfio/22"}[DeviceId(device)] for device in asked]
     assert [node.host_path for node in answer.devices] == ["/dev/vfio/vfio", *groups]
     api = PodResources(paths.pod_resources_socket)
-    told = await api.holders()
+    told, counted = await api.holders(), await api.allocatable()
     await api.close()
+    assert {one for one in counted if one[0] == A10} == {(A10, device) for device in BOTH}, "given away or not"
     names = {key: (consumer.pod, consumer.container) for key, consumer in told.items()}
     assert names == {(A10, device): (pod, "compute") for device in BOTH}
 
@@ -50,12 +49,6 @@ async def ended(paths: KubeletPaths) -> bool:
     told = await api.holders()
     await api.close()
     return not told and not checkpoint.parse(paths.checkpoint.read_bytes()).data.pod_device_entries
-
-
-async def until_so(met: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something is so."""
-    while not await met():
-        await RealClock().sleep(0.05)
 
 
 async def test_the_simulated_kubelets(short_path: Path) -> None:

@@ -16,11 +16,12 @@ from gpuvirt.model.target import is_target
 from gpuvirt.model.view import NodeView
 from gpuvirt.model.walk import walk
 from gpuvirt.model.way import Standing, Step, Way
+from gpuvirt.node.lane import ThreadLane
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container
 from gpuvirt.sim.machine import machine_names
 from gpuvirt.sim.platform import PlatformSpec
-from kubeletnode import CLOCK, Cluster, cluster_on, until
+from kubeletnode import CLOCK, Cluster, cluster_on, until_so
 from sickhost import around, evidence, host, machine
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -158,39 +159,50 @@ class TestWithAgent:
     """Where agent and kubelet run."""
 
     @staticmethod
-    def walk(node: Cluster, folder: Path, target: str, kubevirt: str | None = None) -> Way:
+    async def walk(node: Cluster, folder: Path, target: str, kubevirt: str | None = None) -> Way:
         (folder / "proc" / str(os.getpid())).mkdir(parents=True, exist_ok=True)
         kubevirts = parse(kubevirt, where="test") if kubevirt is not None else None
         surroundings = replace(
             around(folder, None, kubevirts), clock=CLOCK, state_file=folder / "node.json", procs=(folder / "proc",)
         )
-        return walk(gather(node.kernel, surroundings), target)
+        # In another thread, since the kubelet that is asked runs in this one.
+        seen = await ThreadLane("doctor").run(lambda: gather(node.kernel, surroundings), name="gather", timeout_s=60)
+        return walk(seen, target)
+
+    async def until_free(self, node: Cluster, folder: Path) -> None:
+        async def free() -> bool:
+            return (await self.walk(node, folder, A10)).blocker is None
+
+        await until_so(free)
 
     async def test_nothing_is_in_the_way(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
-            await until(lambda: self.walk(node, short_path, A10).blocker is None)
-            way = self.walk(node, short_path, GPU)
+            await self.until_free(node, short_path)
+            way = await self.walk(node, short_path, GPU)
             assert way.stages[-1].standing is Standing.SKIPPED
-            refused = self.walk(
+            refused = await self.walk(
                 node, short_path, A10, "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
             )
             assert refused.blocker is not None
             assert (blocked_at(refused), refused.blocker.code) == (Step.PERMITTED, FindingCode.NOT_PERMITTED)
-            assert self.walk(node, short_path, A10, "kind: KubeVirt").stages[-1].standing is Standing.OK
+            assert (await self.walk(node, short_path, A10, "kind: KubeVirt")).stages[-1].standing is Standing.OK
 
     async def test_held_by_a_pod(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await node.kubelet.run_pod("vm-a", Container("compute", {A10: 2}))
-            await until(lambda: "vm-a" in " ".join(one.message for one in self.walk(node, short_path, A10).stages))
-            way = self.walk(node, short_path, A10)
+
+            async def held() -> bool:
+                return any("vm-a" in one.message for one in (await self.walk(node, short_path, A10)).stages)
+
+            await until_so(held)
+            way = await self.walk(node, short_path, A10)
             assert way.blocker is not None
             assert (blocked_at(way), way.blocker.code) == (Step.FREE, ReasonCode.HELD_BY_POD)
 
     async def test_not_counted(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
-            await until(lambda: self.walk(node, short_path, A10).blocker is None)
-            checkpoint = short_path / "device-plugins/kubelet_internal_checkpoint"
-            checkpoint.write_text('{"Data": {"RegisteredDevices": {}}, "Checksum": 0}')
-            way = self.walk(node, short_path, A10)
+            await self.until_free(node, short_path)
+            node.kubelet.manager.updated(A10, {}, {})
+            way = await self.walk(node, short_path, A10)
             assert way.blocker is not None
             assert (blocked_at(way), way.blocker.code) == (Step.COUNTED, FindingCode.NOT_COUNTED)

@@ -52,6 +52,13 @@ async def test_no_device_goes_to_two_pods(short_path: Path) -> None:
         assert next(iter(again.env().values())) == given[2]
 
 
+async def test_a_pod_that_asks_for_what_the_kubelet_does_not_know_gets_none(short_path: Path) -> None:
+    """Seen of the real one: the scheduler's count may be of before the kubelet lost its checkpoint."""
+    async with cluster_on("2xA10", short_path) as node:
+        pod = await node.kubelet.run_pod("vm", Container("compute", {"example.com/none": 1}))
+        assert pod.held == []
+
+
 async def test_two_containers_of_a_pod_have_their_own(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         pod = await node.kubelet.run_pod("vm", Container("compute", {A10: 1}), Container("side", {A10: 1}))

@@ -119,6 +119,25 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(mac
         assert notes(node) == set()
 
 
+async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machine: Machine, tmp_path: Path) -> None:
+    """A pod can be admitted by what the kubelet counts, however empty the list was that it was sent."""
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        await node.advance(2)
+        node.count(A10, SECOND)
+        await node.say_holders()
+        await node.advance(60)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "vfio-pci"]
+        assert notes(node) == {ReasonCode.STILL_COUNTED}
+        node.count("example.com/other", SECOND)
+        await node.say_holders()
+        await node.advance(10)
+        assert driver(kernel, SECOND) == "nvidia"
+        assert notes(node) == set()
+
+
 async def test_back_to_the_host_waits_for_pods_and_machines(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path) as node:

@@ -27,9 +27,10 @@ class KubeletFacts:
     """Whether its socket is there."""
     config_file: str
     config: KubeletConfig | Unread | None
-    checkpoint_file: str
+    counted_by: str
+    """Where that was found which it counts: its API, or its checkpoint."""
     counted: Mapping[str, frozenset[str]] | Unread | None
-    """The healthy devices of each resource, as it wrote them down last; None where it has written nothing."""
+    """The healthy devices of each resource, by its own word or as it wrote them down last; None where there is none."""
 
     @property
     def ever_ran(self) -> bool:

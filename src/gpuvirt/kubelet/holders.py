@@ -75,7 +75,7 @@ class HolderWatch:
             troubles = f"{told}; {written}"
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
         in_file: Held = {} if isinstance(written, OSError | DamagedError) else written
-        listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}))
+        listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, await self._counted()))
         listener.hear_trouble("holders", _unheard(troubles) if troubles else None)
         if isinstance(told, PodResourcesUnheardError):
             return False
@@ -94,6 +94,13 @@ class HolderWatch:
             return await self._api.holders()
         except PodResourcesUnheardError as unheard:
             return unheard
+
+    async def _counted(self) -> frozenset[tuple[ResourceName, DeviceId]]:
+        """Return what it counts, nothing where it does not tell: then its having been asked is all there is."""
+        try:
+            return await self._api.allocatable()
+        except PodResourcesUnheardError:
+            return frozenset()
 
     def _written(self) -> Held | OSError | DamagedError:
         try:

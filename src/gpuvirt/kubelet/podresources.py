@@ -1,4 +1,4 @@
-"""The kubelet's pod resources API, v1: which container has which device, by the names of pods (KEP-606).
+"""The kubelet's pod resources API, v1: which container has which device, and what it counts (KEP-606, KEP-2403).
 
 Containers that only initialise a pod are not listed by the kubelet, and what they alone hold is not shown.
 """
@@ -14,14 +14,37 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.proto import podresources_pb2 as pb
 from gpuvirt.model.ledger import Consumer
 
-METHOD = "/v1.PodResourcesLister/List"
+SERVICE = "v1.PodResourcesLister"
+LIST, ALLOCATABLE = "List", "GetAllocatableResources"
 TIMEOUT_S = 10.0
 MOST_MESSAGE_BYTES = 16 << 20
 """What the kubelet itself allows its clients (16 MiB); gRPC's own limit is 4."""
+OPTIONS = [("grpc.max_receive_message_length", MOST_MESSAGE_BYTES)]
 
 
 class PodResourcesUnheardError(GpuvirtError):
     """The API is not there, or does not answer."""
+
+
+Devices = frozenset[tuple[ResourceName, DeviceId]]
+
+
+def ask_allocatable(socket: Path) -> Devices:
+    """Return what `PodResources.allocatable` does, and wait for it."""
+    with grpc.insecure_channel(f"unix:{socket}", options=OPTIONS) as channel:
+        try:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{ALLOCATABLE}")
+            return _devices(call(b"", timeout=TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise PodResourcesUnheardError(f"{socket}: {error}") from error
+
+
+def _devices(answer: bytes) -> Devices:
+    return frozenset(
+        (ResourceName(devices.resource_name), DeviceId(device))
+        for devices in pb.AllocatableResourcesResponse.FromString(answer).devices
+        for device in devices.device_ids
+    )
 
 
 class PodResources:
@@ -33,20 +56,7 @@ class PodResources:
 
     async def holders(self) -> Mapping[tuple[ResourceName, DeviceId], Consumer]:
         """Return who has which device; raise PodResourcesUnheardError."""
-        if not self._socket.exists():
-            raise PodResourcesUnheardError(f"no {self._socket}")
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(
-                f"unix:{self._socket}", options=[("grpc.max_receive_message_length", MOST_MESSAGE_BYTES)]
-            )
-        call = self._channel.unary_unary(
-            METHOD, pb.ListPodResourcesRequest.SerializeToString, pb.ListPodResourcesResponse.FromString
-        )
-        try:
-            answer = await call(pb.ListPodResourcesRequest(), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            await self.close()
-            raise PodResourcesUnheardError(f"{self._socket}: {error.code().name}: {error.details()}") from error
+        answer = pb.ListPodResourcesResponse.FromString(await self._ask(LIST))
         return {
             (ResourceName(devices.resource_name), DeviceId(device)): Consumer(
                 namespace=pod.namespace, pod=pod.name, container=container.name
@@ -56,6 +66,26 @@ class PodResources:
             for devices in container.devices
             for device in devices.device_ids
         }
+
+    async def allocatable(self) -> Devices:
+        """Return the healthy devices that it counts, given away or not; raise PodResourcesUnheardError.
+
+        This is what it admits pods by at that moment. Kubelets before 1.23 don't tell.
+        """
+        return _devices(await self._ask(ALLOCATABLE))
+
+    async def _ask(self, method: str) -> bytes:
+        """Make a call whose request is an empty message."""
+        if not self._socket.exists():
+            raise PodResourcesUnheardError(f"no {self._socket}")
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=OPTIONS)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        try:
+            return await call(b"", timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            await self.close()
+            raise PodResourcesUnheardError(f"{self._socket}: {error.code().name}: {error.details()}") from error
 
     async def close(self) -> None:
         """Let go of the connection."""

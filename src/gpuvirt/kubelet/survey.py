@@ -1,6 +1,7 @@
 """What the kubelet's folder says of it, for `gpuvirt doctor`: its socket, its configuration, what it has counted."""
 
 import errno
+from collections import defaultdict
 from pathlib import Path
 
 from gpuvirt import documents
@@ -8,6 +9,7 @@ from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.kubelet import KubeletConfig, KubeletFacts
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
+from gpuvirt.kubelet.podresources import PodResourcesUnheardError, ask_allocatable
 from gpuvirt.paths import HostPath, KubeletPaths
 
 CONFIG = "config.yaml"
@@ -18,14 +20,15 @@ GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 def read_kubelet(paths: KubeletPaths) -> KubeletFacts:
     """Return what a kubelet's folder says."""
+    counted_by, counted = _counted(paths)
     return KubeletFacts(
         folder=str(paths.root),
         socket=str(paths.registration_socket),
         listens=_exists(paths.registration_socket),
         config_file=str(paths.root / CONFIG),
         config=_config(paths.root / CONFIG),
-        checkpoint_file=str(paths.checkpoint),
-        counted=_counted(paths.checkpoint),
+        counted_by=counted_by,
+        counted=counted,
     )
 
 
@@ -47,7 +50,21 @@ def _config(path: Path) -> KubeletConfig | Unread | None:
         return Unread(HostPath(str(path)), seen=error.message)
 
 
-def _counted(path: Path) -> dict[str, frozenset[str]] | Unread | None:
+def _counted(paths: KubeletPaths) -> tuple[str, dict[str, frozenset[str]] | Unread | None]:
+    """Return what it counts, and where that was found: it tells, or has written it down."""
+    try:
+        told = ask_allocatable(paths.pod_resources_socket) if paths.pod_resources_socket.exists() else None
+    except (PodResourcesUnheardError, OSError):  # an old kubelet, one that has ended, or not ours to ask
+        told = None
+    if told is None:
+        return str(paths.checkpoint), _written(paths.checkpoint)
+    counted: defaultdict[str, set[str]] = defaultdict(set)
+    for resource, device in told:
+        counted[resource].add(device)
+    return str(paths.pod_resources_socket), {resource: frozenset(devices) for resource, devices in counted.items()}
+
+
+def _written(path: Path) -> dict[str, frozenset[str]] | Unread | None:
     try:
         registered = checkpoint.parse(path.read_bytes()).data.registered_devices or {}
     except OSError as error:

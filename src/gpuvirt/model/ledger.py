@@ -48,6 +48,8 @@ class Holders:
 
     at: datetime
     devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
+    counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+    """What it admits pods by: healthy devices of its lists, as far as it tells."""
 
 
 @dataclass(frozen=True, slots=True)

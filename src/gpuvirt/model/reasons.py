@@ -44,6 +44,7 @@ class ReasonCode(StrEnum):
     # not moved to another driver
     IN_USE = "InUse"
     HELD_BY_POD = "HeldByPod"
+    STILL_COUNTED = "StillCounted"
     USERS_UNSEEN = "UsersUnseen"
     HOST_NEEDS = "HostNeeds"
     FOREIGN_ENDPOINT = "ForeignEndpoint"

@@ -195,6 +195,17 @@ def pods_unheard(unit: str) -> Reason:
     )
 
 
+def still_counted(address: str) -> Reason:
+    """A pod could be admitted by it at any moment."""
+    return Reason(
+        ReasonCode.STILL_COUNTED,
+        address,
+        "is to go back to the host, and the kubelet has not yet taken it off what it admits pods by",
+        seen="GetAllocatableResources",
+        fix="nothing, as a rule: it takes a second; else see whether another plugin offers it under the same name",
+    )
+
+
 def busy(unit: str, said: str) -> Reason:
     """Somebody else moves it."""
     return Reason(ReasonCode.UNIT_BUSY, unit, "is being moved by another process", seen=said, fix="wait for its end")

@@ -235,11 +235,7 @@ class _Walker:
             self._id,
             f"is not among the healthy devices of {resource.name} that the kubelet counts",
             FindingCode.NOT_COUNTED,
-            (
-                Seen(
-                    self._evidence.kubelet.checkpoint_file, f"{len(counted.get(resource.name, ()))} of {resource.name}"
-                ),
-            ),
+            (Seen(self._evidence.kubelet.counted_by, f"{len(counted.get(resource.name, ()))} of {resource.name}"),),
             fix=("look once more in a few seconds", "if it stays so: gpuvirt doctor"),
         )
         return Found(Step.COUNTED, f"{self._id} {blocker.message}", blocker)

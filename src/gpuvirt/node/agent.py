@@ -150,6 +150,11 @@ class Agent:
             found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.holder)
         return found
 
+    @property
+    def still_counted(self) -> frozenset[PciAddress]:
+        """The functions that are offered no more, and that the kubelet was last heard to count."""
+        return self._state.still_counted
+
     def hear_move(self, wish: Wish, outcome: str) -> None:
         """Take that a move has ended."""
         self.telemetry.moves[str(wish), outcome] += 1
@@ -172,6 +177,8 @@ class Agent:
         """Take which pods have which devices, None for not having heard it."""
         if self._state.hear_holders(holders):
             self._stale.set()
+        if self._state.still_counted:
+            self.allocated.set()  # the kubelet is asked again soon
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""

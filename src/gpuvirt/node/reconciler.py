@@ -51,6 +51,11 @@ class Overseer(Protocol):
         """Return which pods have which GPUs, None where the kubelet was not heard since the last withdrawal."""
         ...
 
+    @property
+    def still_counted(self) -> frozenset[PciAddress]:
+        """The functions that are offered no more, and that the kubelet still counts: it may admit a pod by them."""
+        ...
+
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
         """Take what is wrong, None when nothing is any more."""
         ...
@@ -107,7 +112,7 @@ class Reconciler:
         due: dict[UnitId, Wishes] = {}
         for unit, wanted in open_units.items():
             attempts = self._attempts.setdefault(unit, _Attempts())
-            state = _state(inventory, unit, wanted, agent.pods())
+            state = _state(inventory, unit, wanted, agent.pods()), _counted(agent, unit)
             news = state != attempts.tried_on
             if not attempts.running and (news or now_s >= attempts.again_at_s):
                 if news:
@@ -131,6 +136,8 @@ class Reconciler:
         pods = agent.pods()
         if pods is None and Wish.NATIVE in wishes.values():
             return (refusals.pods_unheard(unit),)
+        if counted := _counted(agent, unit):
+            return tuple(refusals.still_counted(one) for one in sorted(counted))
         taken: list[Step] = []
 
         def tell(step: Step) -> None:
@@ -162,6 +169,12 @@ class Reconciler:
         for name, reason in by_name.items():
             agent.hear_trouble(name, reason)
         attempts.noted = tuple(by_name)
+
+
+def _counted(agent: Overseer, unit: UnitId) -> frozenset[PciAddress]:
+    """Return the functions of a unit that are offered no more and that the kubelet still counts."""
+    inventory = agent.inventory
+    return agent.still_counted.intersection(inventory.units.get(unit, ()) if inventory is not None else ())
 
 
 def _state(

@@ -70,6 +70,15 @@ class NodeState:
         return self.holders is not None and self.inventory is not None
 
     @property
+    def still_counted(self) -> frozenset[PciAddress]:
+        """The functions that are offered no more, of which the kubelet was last heard to count something."""
+        if self.holders is None or self.inventory is None or not self.withdrawn:
+            return frozenset()
+        known, ours = _known(self.inventory), self.resources
+        devices = {device for resource, device in self.holders.counted if resource in ours and device in known}
+        return self.withdrawn & {known[device][0].gpu for device in devices}
+
+    @property
     def suspicious(self) -> bool:
         """Whether a device is in use by somebody who is no pod, or looks as if."""
         return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self.offers.verdict.traces.values())
@@ -89,12 +98,12 @@ class NodeState:
 
     def hear_holders(self, holders: Holders | None) -> bool:
         """Take which pods have which devices, None for not having heard it; return whether it is news."""
-        before = self.entries, self.holders_heard
+        before = self.entries, self.holders_heard, self.still_counted
         self.holders = holders or self.holders
         self.entries = settle(self.entries, holders)
         if self.inventory is not None:
             self.entries = adopt(self.entries, holders, _known(self.inventory))
-        return (self.entries, self.holders_heard) != before
+        return (self.entries, self.holders_heard, self.still_counted) != before
 
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take what is wrong, None when nothing is any more; return whether it is news."""

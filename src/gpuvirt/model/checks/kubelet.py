@@ -78,7 +78,7 @@ def counted(evidence: Evidence) -> Iterator[Finding]:
     """The kubelet counts the devices that we offer, as healthy as we say they are."""
     kubelet = evidence.kubelet
     if isinstance(kubelet.counted, Unread):
-        yield _not_read("what the kubelet counts", "could not be read", kubelet.checkpoint_file, kubelet.counted)
+        yield _not_read("what the kubelet counts", "could not be read", kubelet.counted_by, kubelet.counted)
         return
     if evidence.view.agent is None or kubelet.counted is None:
         return
@@ -101,8 +101,8 @@ def _differs(evidence: Evidence, resource: ResourceView, ours: frozenset[str], k
         resource.name,
         f"has {len(ours)} healthy devices, and the kubelet counts {len(kubelets)}: {', '.join(apart[:8])}",
         FindingCode.COUNTS_DIFFER,
-        (Seen(evidence.kubelet.checkpoint_file, f"{len(kubelets)} of {resource.name}"),),
-        why="pods are placed by what the kubelet counts; it may also have been written a moment ago",
+        (Seen(evidence.kubelet.counted_by, f"{len(kubelets)} of {resource.name}"),),
+        why="pods are admitted by what the kubelet counts",
         fix=(
             "look once more in a few seconds; if it stays so, another plugin may serve that name:",
             "kubectl get pods -A -o wide | grep -i device-plugin",

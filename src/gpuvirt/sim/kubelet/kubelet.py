@@ -105,7 +105,14 @@ class SimKubelet:
             pods_pb.ListPodResourcesResponse.SerializeToString,
         )
         registration = grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": register})
-        pod_resources = grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": list_pods})
+        get_allocatable = grpc.unary_unary_rpc_method_handler(
+            self._get_allocatable,
+            pods_pb.AllocatableResourcesRequest.FromString,
+            pods_pb.AllocatableResourcesResponse.SerializeToString,
+        )
+        pod_resources = grpc.method_handlers_generic_handler(
+            "v1.PodResourcesLister", {"List": list_pods, "GetAllocatableResources": get_allocatable}
+        )
         await self._serve(self.paths.registration_socket, registration)
         await self._serve(self.paths.pod_resources_socket, pod_resources)
 
@@ -142,6 +149,8 @@ class SimKubelet:
         try:
             for container in sorted(containers, key=lambda container: not container.init):
                 for resource, count in container.limits.items():
+                    if not self.manager.knows(resource):
+                        continue
                     pod.held.append(await self._give(pod, container, resource, count))
                     if container.init:
                         self.manager.keep_for_reuse(pod.held[-1])
@@ -225,6 +234,17 @@ class SimKubelet:
             return pods_pb.ListPodResourcesResponse()
         self.manager.free_all_but(self._uids_of_pods())
         return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])
+
+    async def _get_allocatable(
+        self, _request: pods_pb.AllocatableResourcesRequest, _call: Call
+    ) -> pods_pb.AllocatableResourcesResponse:
+        return pods_pb.AllocatableResourcesResponse(
+            devices=[
+                pods_pb.ContainerDevices(resource_name=name, device_ids=[device])
+                for name, known in sorted(self.manager.resources.items())
+                for device in sorted(known.healthy)
+            ]
+        )
 
     async def _serve(self, path: Path, handler: grpc.GenericRpcHandler) -> None:
         server = grpc.aio.server()

@@ -2,7 +2,8 @@
 
 After pkg/kubelet/cm/devicemanager of Kubernetes 1.36: unhealthy devices count as capacity; a resource whose plugin is
 gone keeps its capacity for five minutes with nothing allocatable; after a restart a resource counts nothing until its
-plugin registers again; a device that an init container had goes to the pod's other containers first.
+plugin registers again; a device that an init container had goes to the pod's other containers first; a pod that asks
+for a resource of which nothing is known is admitted, and gets none.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -96,6 +97,10 @@ class DeviceManager:
         """Return how many of them pods can have."""
         self._forget_stopped(now_s)
         return {name: len(known.healthy) for name, known in sorted(self.resources.items())}
+
+    def knows(self, resource: str) -> bool:
+        """Return whether a plugin has offered it, or a pod has some of it."""
+        return resource in self.resources or any(held.resource == resource for held in self.held)
 
     async def give(
         self, pod_uid: str, container: str, resource: str, count: int, prefer: Prefer, allocate: Allocate
