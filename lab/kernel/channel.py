@@ -12,7 +12,7 @@ from lab.kernel.errors import LabError
 
 Value = None | int | str | list[str]
 
-LONG_S = 60.0
+LONG_S = 240.0
 """No call takes as long; one that does has put the agent to sleep in the guest's kernel."""
 
 ERRORS = {error.__name__: error for error in (DeviceBusyError, LeaseUnavailableError)}

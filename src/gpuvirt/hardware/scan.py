@@ -16,7 +16,7 @@ from gpuvirt.facts.snapshot import Facts, Oddity, Platform
 from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.hardware import attributes, egm, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import read_users
+from gpuvirt.hardware.users import cdevs_of, read_users
 from gpuvirt.hardware.vgpu.backend import VgpuBackend
 from gpuvirt.hardware.vgpu.mdev import Mdev
 from gpuvirt.hardware.vgpu.vendor_vfio import VendorVfio
@@ -51,7 +51,7 @@ def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) ->
 
 def with_users(kernel: Kernel, facts: Facts) -> Facts:
     """Return `facts` with the processes that have VFIO devices open now; this walks all of `/proc`."""
-    found = read_users(kernel, facts.group_nodes, facts.functions.values())
+    found = read_users(kernel, facts.group_nodes, cdevs_of(facts.functions.values()))
     if found is None:
         return replace(facts, users=None, users_of_lost_nodes=())
     return replace(facts, users=found.by_group, users_of_lost_nodes=found.of_lost_nodes)

@@ -26,12 +26,22 @@ class Users:
     """Those that have a device's own node open which is no longer there; nothing tells which device that was."""
 
 
-def read_users(kernel: Kernel, group_nodes: Iterable[IommuGroup], functions: Iterable[PciFunction]) -> Users | None:
+def cdevs_of(functions: Iterable[PciFunction]) -> Mapping[str, IommuGroup]:
+    """Return the devices' own nodes, `vfio3`, with the groups that the devices are in."""
+    return {
+        name: function.iommu_group
+        for function in functions
+        if isinstance(function.iommu_group, int)
+        for name in function.cdevs
+    }
+
+
+def read_users(kernel: Kernel, group_nodes: Iterable[IommuGroup], cdevs: Mapping[str, IommuGroup]) -> Users | None:
     """Return who has which group open, None when processes can't be looked into (no `/proc`, no nodes).
 
     Files are compared by device number: a container has its own nodes for the same devices.
     """
-    nodes = _device_numbers(kernel, group_nodes, functions)
+    nodes = _device_numbers(kernel, group_nodes, cdevs)
     found: defaultdict[IommuGroup | None, dict[int, User]] = defaultdict(dict)
     try:
         for opened in kernel.open_files():
@@ -53,12 +63,10 @@ def read_users(kernel: Kernel, group_nodes: Iterable[IommuGroup], functions: Ite
 
 
 def _device_numbers(
-    kernel: Kernel, group_nodes: Iterable[IommuGroup], functions: Iterable[PciFunction]
+    kernel: Kernel, group_nodes: Iterable[IommuGroup], cdevs: Mapping[str, IommuGroup]
 ) -> Mapping[int, IommuGroup]:
     by_node = {iommu.group_node(group): group for group in group_nodes}
-    for function in functions:
-        if isinstance(function.iommu_group, int):
-            by_node |= {iommu.cdev_node(name): function.iommu_group for name in function.cdevs}
+    by_node |= {iommu.cdev_node(name): group for name, group in cdevs.items()}
     numbers: dict[int, IommuGroup] = {}
     for node, group in by_node.items():
         try:

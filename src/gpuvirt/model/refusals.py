@@ -129,7 +129,7 @@ def users_unseen(address: PciAddress) -> Reason:
     )
 
 
-def in_use(address: PciAddress, users: Sequence[User], *, forcible: bool) -> Reason:
+def in_use(address: str, users: Sequence[User], *, forcible: bool) -> Reason:
     """Somebody would be hurt."""
     end = "end them in good order" if len(users) > 1 else "end it in good order"
     return Reason(

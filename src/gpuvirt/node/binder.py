@@ -24,7 +24,8 @@ from gpuvirt.model.plan import Override, Plan, Probe, Seen, Step, Wish, Wishes
 from gpuvirt.model.planning import HEADS, plan_unit
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node import originals
-from gpuvirt.node.executor import RefusedError, execute
+from gpuvirt.node.executor import execute
+from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostRoots
 
 Tell = Callable[[Step], None]

@@ -7,28 +7,19 @@ kernel says yes to a probe after which no driver has the function.
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from gpuvirt.errors import DeviceBusyError, GpuvirtError, LeaseUnavailableError
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.hardware import attributes, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
-from gpuvirt.hardware.users import read_users
+from gpuvirt.hardware.users import cdevs_of
 from gpuvirt.model import refusals
 from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Step, Unbind
-from gpuvirt.model.reasons import Reason
+from gpuvirt.node.leasing import Claim, RefusedError, leased
 from gpuvirt.paths import HostPath
 
 NO_OVERRIDE = b"\n"
 """An empty write does not even reach the attribute."""
-
-
-class RefusedError(GpuvirtError):
-    """A step was not taken, or did not do what it should."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.text)
-        self.reason = reason
 
 
 def execute(
@@ -44,7 +35,8 @@ def execute(
     """
     with contextlib.ExitStack() as held:
         for group in plan.leases:
-            held.enter_context(_leased(kernel, group, functions))
+            members = [one for one in functions.values() if one.iommu_group == group]
+            held.enter_context(leased(kernel, Claim(members[0].address, group, tuple(cdevs_of(members)))))
         for address in plan.locks:
             held.enter_context(_locked(kernel, address))
         for step in plan.steps:
@@ -81,38 +73,6 @@ def _expect(kernel: Kernel, step: Step, address: PciAddress, driver: str | None)
         has_it = f"{found} has it" if isinstance(found, str) else "no driver has it" if found is None else str(found)
         link = f"/sys/bus/pci/devices/{address}/driver"
         raise RefusedError(refusals.failed(step.text, address, f"{link}: {has_it}; expected {driver or 'none'}"))
-
-
-@contextlib.contextmanager
-def _leased(kernel: Kernel, group: IommuGroup, functions: Mapping[PciAddress, PciFunction]) -> Iterator[None]:
-    """Hold a group by its node, or where groups have none by those of its devices, and see that nobody has one open."""
-    members = [one for one in functions.values() if one.iommu_group == group]
-    with contextlib.ExitStack() as held:
-        try:
-            try:
-                held.enter_context(kernel.lease(group))
-            except LeaseUnavailableError:
-                held.enter_context(kernel.lease_devices([name for one in members for name in one.cdevs]))
-        except DeviceBusyError as error:
-            raise RefusedError(refusals.not_leased(members[0].address, str(error))) from error
-        except LeaseUnavailableError as error:
-            _see_that_nobody_uses(kernel, group, members, str(error))
-        else:
-            # A machine that is about to start has a device open that is not bound yet: no lease shows that.
-            _see_that_nobody_uses(kernel, group, members, None)
-        yield
-
-
-def _see_that_nobody_uses(kernel: Kernel, group: IommuGroup, members: list[PciFunction], said: str | None) -> None:
-    """Look through all processes; where no lease could be had (`said`), that must be possible."""
-    found = read_users(kernel, [group], members)
-    if found is None:
-        if said is not None:
-            raise RefusedError(refusals.not_leased(members[0].address, said))
-        return
-    others = [user for user in (*found.by_group.get(group, ()), *found.of_lost_nodes) if user.pid != kernel.pid]
-    if others:
-        raise RefusedError(refusals.in_use(members[0].address, others, forcible=False))
 
 
 @contextlib.contextmanager

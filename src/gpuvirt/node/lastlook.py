@@ -9,7 +9,7 @@ from gpuvirt.facts.snapshot import Facts, User
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware import attributes, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import read_users
+from gpuvirt.hardware.users import cdevs_of, read_users
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
@@ -89,7 +89,7 @@ def _opens_by_group(facts: Facts, device: Candidate) -> bool:
 
 def _users(kernel: Kernel, facts: Facts, group: IommuGroup) -> tuple[User, ...]:
     members = (function for function in facts.functions.values() if function.iommu_group == group)
-    found = read_users(kernel, [group], members)
+    found = read_users(kernel, [group], cdevs_of(members))
     return found.by_group.get(group, ()) if found is not None else ()
 
 

@@ -1,0 +1,65 @@
+"""Holding what is about to be taken from its driver or removed, so that nobody can have it meanwhile."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuvirt.errors import DeviceBusyError, GpuvirtError, LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.users import read_users
+from gpuvirt.model import refusals
+from gpuvirt.model.reasons import Reason
+
+
+class RefusedError(GpuvirtError):
+    """A step was not taken, or did not do what it should."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is to be held."""
+
+    subject: str
+    """What reasons are about: the address of a function, the id of a vGPU."""
+    group: IommuGroup
+    cdevs: tuple[str, ...]
+    """The own nodes of the group's devices, `vfio3`."""
+
+
+@contextlib.contextmanager
+def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
+    """Hold a group by its node, or where groups have none by those of its devices, and see that nobody has one open.
+
+    Raises RefusedError where somebody has, and where nothing could be held nor anybody be looked for.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            try:
+                held.enter_context(kernel.lease(claim.group))
+            except LeaseUnavailableError:
+                held.enter_context(kernel.lease_devices(claim.cdevs))
+        except DeviceBusyError as error:
+            raise RefusedError(refusals.not_leased(claim.subject, str(error))) from error
+        except LeaseUnavailableError as error:
+            _see_that_nobody_uses(kernel, claim, str(error))
+        else:
+            # A machine that is about to start has a device open that is not bound yet: no lease shows that.
+            _see_that_nobody_uses(kernel, claim, None)
+        yield
+
+
+def _see_that_nobody_uses(kernel: Kernel, claim: Claim, said: str | None) -> None:
+    """Look through all processes; where no lease could be had (`said`), that must be possible."""
+    found = read_users(kernel, [claim.group], dict.fromkeys(claim.cdevs, claim.group))
+    if found is None:
+        if said is not None:
+            raise RefusedError(refusals.not_leased(claim.subject, said))
+        return
+    others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid != kernel.pid]
+    if others:
+        raise RefusedError(refusals.in_use(claim.subject, others, forcible=False))
