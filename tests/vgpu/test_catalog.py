@@ -8,7 +8,8 @@ from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model import catalog, pciids
 from gpuvirt.model.catalog import Card, CardType
-from gpuvirt.model.profiles import Series, parse_profile
+from gpuvirt.model.profiles import Series, parse_profile, profile_name
+from gpuvirt.sim.machine import shared_boards
 
 CARDS = catalog.cards()
 TYPES = [(card, one) for card in CARDS for one in card.types()]
@@ -130,6 +131,17 @@ def test_mig_backed_types_fill_gpu_instances_of_their_slices() -> None:
 )
 def test_documented_numbers(device: str, name: str, most: int) -> None:
     assert type_of(card_of(device), name).most == most
+
+
+def test_simulated_boards_carry_what_the_catalog_says() -> None:
+    seen = 0
+    for board in shared_boards().values():
+        for function in board.functions:
+            for card in catalog.cards_of(parse_pci_id(function.id), None):
+                for one in board.vgpu_types:
+                    seen += 1
+                    assert type_of(card, profile_name(one.name)).most == one.most
+    assert seen > 30
 
 
 def test_irregular_numbers_are_each_series_own() -> None:

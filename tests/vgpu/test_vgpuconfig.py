@@ -1,5 +1,7 @@
 """vGPU configs: what NVIDIA's vgpu-device-manager rejects is refused, what it never matches is said, with the place."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +96,15 @@ def test_the_place_of_a_fault_among_many_configs() -> None:
     assert str(error.value) == f"f:905: {path}: Expected `int`, got `str`"
 
 
+def test_a_file_is_named_in_what_is_said_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(config("{devices: all, vgpu-devices: {A10-4Q: 9}}"))
+    (note,) = vgpuconfig.load(path).notes
+    assert note.place == f"{path}:4: $.vgpu-configs.mine[0].vgpu-devices.A10-4Q"
+    with pytest.raises(ConfigError, match="can't be read: No such file"):
+        vgpuconfig.load(tmp_path / "none")
+
+
 @pytest.mark.parametrize("text", ["", "# nothing", "version: v1", "{}"])
 def test_files_without_configs(text: str) -> None:
     assert vgpuconfig.parse(text, where="f") == vgpuconfig.VgpuConfigs()
@@ -130,7 +141,7 @@ def test_files_without_configs(text: str) -> None:
         (
             "{devices: all, vgpu-devices: {A10-5Q: 1}}",
             NoteCode.UNKNOWN_TYPE,
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-5Q: no card has a type A10-5Q that gpuvirt knows of; there are",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-5Q: no card has a type A10-5Q that gpuvirt knows of; there",
         ),
         (
             "{devices: all, vgpu-devices: {A1O-4Q: 1}}",

@@ -6,6 +6,7 @@ place: a file that works for it works here too. `scheduler` and `sizes` are gpuv
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -42,6 +43,11 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ke
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     version: str | None = None
     vgpu_configs: dict[str, tuple[_Entry, ...]] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def load(path: Path) -> VgpuConfigs:
+    """Return the configs in the file `path`, or raise ConfigError."""
+    return parse(documents.text_of(path), where=str(path))
 
 
 def parse(text: str, *, where: str) -> VgpuConfigs:
