@@ -171,6 +171,7 @@ def test_files_without_configs(text: str) -> None:
         ("{devices: all, vgpu-devices: {A10-4Q: 1, A10-8Q: 1}, sizes: mixed}", None, ""),
         ("{devices: all, vgpu-devices: {A10-4Q: 1, A10-4C: 1}}", None, ""),
         ("{devices: all, vgpu-devices: {DC-1-24QGFX: 1, DC-1-24Q: 1}}", None, ""),
+        ("{devices: all, vgpu-devices: {A100-1-5C: 1, A100-2-10C: 1}}", None, ""),
         ("{devices: all, vgpu-devices: {}}", None, ""),
         ("{devices: all, vgpu-devices: }", None, ""),
     ],

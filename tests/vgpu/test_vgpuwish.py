@@ -72,6 +72,9 @@ T4_4Q = "{devices: all, vgpu-devices: {T4-4Q: 4}}"
         (f"{A10_4Q}, {T4_4Q}", [A10, T4], {0: "A10-4Q:6", 1: "T4-4Q:4"}, []),
         # Whom an entry picks by name gets what it says: the host will say that it can't be made.
         ("{devices: [1], vgpu-devices: {A10-4Q: 6}}", [A10, T4], {1: "A10-4Q:6"}, []),
+        # Of two for one card the last counts, as in the original.
+        (f"{A10_4Q}, {A10_4Q.replace('4Q: 6', '8Q: 3')}", [A10, UNKNOWN], {0: "A10-8Q:3", 1: "A10-8Q:3"}, []),
+        ("{devices: [-1, 0], vgpu-devices: {A10-4Q: 6}}", [A10], {0: "A10-4Q:6"}, []),
         # A card that the catalog doesn't know may be one of these.
         (A10_4Q, [UNKNOWN], {0: "A10-4Q:6"}, []),
         (f"{A10_4Q}, {T4_4Q}", [UNKNOWN], {}, [NoteCode.CARD_UNDECIDED]),
