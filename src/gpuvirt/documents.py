@@ -5,15 +5,17 @@ A file holds at most 1 MiB, and `plain` says how much of what.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import msgspec.inspect
 
 from gpuvirt import plain
 from gpuvirt.errors import ConfigError, DamagedError
+from gpuvirt.plain import Plain, Step
 
 T = TypeVar("T")
 
@@ -24,8 +26,30 @@ _BAD_ENUM = re.compile(r"^Invalid enum value ")
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 
 
+@dataclass(frozen=True, slots=True)
+class Written(Generic[T]):
+    """What a document says, and where in it what stands, for those who find fault with it later."""
+
+    value: T
+    where: str
+    document: plain.Document
+
+    def place(self, steps: Sequence[Step]) -> str:
+        """Return the origin and line of what the steps lead to: `config.yaml:7`."""
+        return f"{self.where}:{self.document.line(steps)}"
+
+    def fault(self, message: str, steps: Sequence[Step]) -> ConfigError:
+        """Return the error that says what is wrong there."""
+        return ConfigError(message, where=self.place(steps), path=plain.told(plain.path_of(steps)))
+
+
 def load(path: Path, shape: type[T]) -> T:
     """Return the document in the file `path` as a `shape`, or raise ConfigError. An empty file is an empty mapping."""
+    return parse(text_of(path), shape, where=str(path))
+
+
+def text_of(path: Path) -> str:
+    """Return the text of the file `path`, or raise ConfigError."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -36,7 +60,7 @@ def load(path: Path, shape: type[T]) -> T:
         raise ConfigError(f"can't be read: {error.strerror}", where=str(path)) from error
     if text is None:
         raise ConfigError(f"is too large; expected at most {MOST_BYTES >> 20} MiB of YAML", where=str(path))
-    return parse(text, shape, where=str(path))
+    return text
 
 
 def from_json(content: bytes, shape: type[T]) -> T:
@@ -49,20 +73,79 @@ def from_json(content: bytes, shape: type[T]) -> T:
 
 def parse(text: str, shape: type[T], *, where: str) -> T:
     """Return the YAML `text` as a `shape`, or raise ConfigError; `where` names its origin in messages."""
+    return parse_written(text, shape, where=where).value
+
+
+def parse_written(text: str, shape: type[T], *, where: str) -> Written[T]:
+    """Return the YAML `text` as a `shape` with its places, or raise ConfigError; `where` names its origin."""
     document = plain.read(text, where=where)
+    content: Plain = document.content if document.content is not None else {}
     try:
-        return msgspec.convert(document.content if document.content is not None else {}, shape)
+        return Written(msgspec.convert(content, shape), where, document)
     except msgspec.ValidationError as error:
-        match = _AT.match(str(error))
-        path = (match["path"] if match else None) or "$"
-        message = match["message"] if match else str(error)
+        message, path = _told(error)
+        steps = _steps(content, shape, message, path)
         if unknown := _UNKNOWN.match(message):
             known = ", ".join(_keys(msgspec.inspect.type_info(shape), path)) or "none"
-            path, message = f"{path}.{unknown[1]}", f"no such key; expected one of: {known}"
+            steps, message = [*steps, unknown[1]], f"no such key; expected one of: {known}"
         elif _BAD_ENUM.match(message):
             known = ", ".join(_members(msgspec.inspect.type_info(shape), path))
             message = f"{plain.told(message)}; expected one of: {known}"
-        raise ConfigError(message, where=f"{where}:{document.line(path)}", path=plain.told(path)) from error
+        place = f"{where}:{document.line(steps)}"
+        raise ConfigError(message, where=place, path=plain.told(plain.path_of(steps))) from error
+
+
+def _told(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return what msgspec says, and where, as it writes paths."""
+    match = _AT.match(str(error))
+    return (match["message"], match["path"] or "$") if match else (str(error), "$")
+
+
+def _steps(content: Plain, shape: type[T], message: str, path: str) -> list[Step]:
+    """Return msgspec's path to a fault with the keys of mappings, which it leaves out (`[...]`)."""
+    steps: list[Step] = []
+    for name, index in plain.STEP.findall(path):
+        if index != "...":
+            steps.append(int(index) if index else name)
+            continue
+        inner = _at(content, steps)
+        keys = inner if isinstance(inner, dict) else ()
+        key = next((key for key in keys if _fails(_with_only(content, steps, key), shape, message, path)), None)
+        if key is None:
+            break
+        steps.append(key)
+        content = _with_only(content, steps[:-1], key)
+    return steps
+
+
+def _fails(content: Plain, shape: type[T], message: str, path: str) -> bool:
+    """Return whether a document has that very fault."""
+    try:
+        msgspec.convert(content, shape)
+    except msgspec.ValidationError as error:
+        return _told(error) == (message, path)
+    return False
+
+
+def _at(content: Plain, steps: Sequence[Step]) -> Plain:
+    for step in steps:
+        if isinstance(content, dict) and isinstance(step, str):
+            content = content.get(step)
+        elif isinstance(content, list) and isinstance(step, int):
+            content = content[step]
+    return content
+
+
+def _with_only(content: Plain, steps: Sequence[Step], key: str) -> Plain:
+    """Return a document with a single key left in the mapping that the steps lead to."""
+    if not steps:
+        return {key: content[key]} if isinstance(content, dict) else content
+    step = steps[0]
+    if isinstance(content, dict) and isinstance(step, str):
+        return {**content, step: _with_only(content[step], steps[1:], key)}
+    if isinstance(content, list) and isinstance(step, int):
+        return [_with_only(one, steps[1:], key) if index == step else one for index, one in enumerate(content)]
+    return content
 
 
 def _keys(shape: msgspec.inspect.Type, path: str) -> Iterator[str]:

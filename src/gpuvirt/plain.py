@@ -9,7 +9,7 @@ of that, and a few lines of aliases would otherwise be more than any memory.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -27,6 +27,9 @@ MOST_TOLD = 300
 
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 """A step of a path as msgspec writes it: `.name`, `[0]`, or `[...]` for any key or value of a mapping."""
+
+Step = str | int
+"""A step into a document: the key of a mapping, whatever characters it has, or the index of a list."""
 
 _CORE = "tag:yaml.org,2002:"
 _NULL, _BOOL, _INT, _FLOAT, _STR, _SEQ, _MAP = (
@@ -100,9 +103,9 @@ class Document:
     content: Plain
     _root: yaml.Node | None
 
-    def line(self, path: str) -> int:
-        """Return the line of the deepest node on `path`."""
-        return _line(self._root, path)
+    def line(self, steps: Sequence[Step]) -> int:
+        """Return the line of the deepest node that the steps lead to."""
+        return _line(self._root, steps)
 
 
 def read(text: str, *, where: str) -> Document:
@@ -236,20 +239,23 @@ def _short(tag: str) -> str:
     return f"!!{tag.removeprefix(_CORE)}" if tag.startswith(_CORE) else tag
 
 
-def _line(root: yaml.Node | None, path: str) -> int:
-    """Return the line of the deepest node on `path`."""
-    node, line = root, 1
-    for name, index in STEP.findall(path):
-        if isinstance(node, yaml.MappingNode):
-            children: Mapping[str, yaml.Node] = {str(key.value): value for key, value in node.value}
-            node = children.get(name)
-        elif isinstance(node, yaml.SequenceNode) and index.isdigit() and int(index) < len(node.value):
-            node = node.value[int(index)]
+def path_of(steps: Sequence[Step]) -> str:
+    """Return steps as people read them: `$.modes.a[0]`."""
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+
+
+def _line(root: yaml.Node | None, steps: Sequence[Step]) -> int:
+    """Return the line of the deepest node that the steps lead to."""
+    node = root
+    line = root.start_mark.line + 1 if root is not None else 1
+    for step in steps:
+        if isinstance(node, yaml.MappingNode) and isinstance(step, str):
+            found = next(((key, value) for key, value in node.value if key.value == step), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):
+            found = (node.value[step], node.value[step])
         else:
             break
-        if node is None:
+        if found is None:
             break
-        line = node.start_mark.line + 1
-    if line == 1 and root is not None:
-        line = root.start_mark.line + 1
+        line, node = found[0].start_mark.line + 1, found[1]
     return line

@@ -12,6 +12,8 @@ from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.health import DEBOUNCE
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings, check
+from gpuvirt.model.vgpuconfig import CONFIGS, VERSION, parse
+from gpuvirt.model.vgpuentries import NoteCode, Policy, Sizes
 from gpuvirt.node import onelook
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.sim.builder import build_machine
@@ -53,6 +55,12 @@ def test_every_finding_is_explained_and_used(code: FindingCode) -> None:
     assert any(f"FindingCode.{code.name}" in path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
 
+@pytest.mark.parametrize("code", NoteCode)
+def test_every_note_on_a_vgpu_config_is_explained_and_used(code: NoteCode) -> None:
+    assert f"| `{code}` |" in REFERENCE
+    assert any(f"NoteCode.{code.name}" in path.read_text() for path in (ROOT / "src").rglob("*.py"))
+
+
 @pytest.mark.parametrize("code", DEBOUNCE)
 def test_debounces_are_as_the_table_says(code: ReasonCode) -> None:
     row = next(line for line in REFERENCE.splitlines() if line.startswith(f"| `{code}` |"))
@@ -66,6 +74,13 @@ def test_every_setting_is_explained() -> None:
     for field in msgspec.structs.fields(Compat):
         assert f"`compat.{field.name}`" in REFERENCE
         assert f"compat.{field.name}" in (ROOT / "docs/drop-in.md").read_text()
+
+
+def test_the_vgpu_config_in_the_reference_is_one() -> None:
+    (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", REFERENCE, re.DOTALL) if CONFIGS in one)
+    assert VERSION in text
+    assert parse(text, where="reference.md").notes == ()
+    assert all(f"`{one}`" in REFERENCE for one in (*Policy, *Sizes))
 
 
 def test_every_metric_is_explained() -> None:

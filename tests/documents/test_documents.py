@@ -29,6 +29,7 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     maybe: Inner | None = None
     colour: Colour | None = None
     colours: tuple[Colour, ...] = ()
+    deep: dict[str, tuple[dict[str, Inner], ...]] = {}
 
 
 BOMB = "b: &a0 [x]\n" + "".join(
@@ -65,11 +66,18 @@ def test_what_people_write_is_what_is_read(text: str, name: str) -> None:
     ("text", "message"),
     [
         ("name: 1", "f:1: $.name: Expected `str`, got `int`"),
-        ("nam: x", "f:1: $.nam: no such key; expected one of: name, inner, many, named, maybe, colour, colours"),
+        ("nam: x", "f:1: $.nam: no such key; expected one of: name, inner, many, named, maybe, colour, colours, deep"),
         ("inner: {numbr: 1}", "f:1: $.inner.numbr: no such key; expected one of: number"),
         ("many:\n- number: 1\n- number: x\n", "f:3: $.many[1].number: Expected `int`, got `str`"),
         ("many:\n- number: 1\n- nr: 1\n", "f:3: $.many[1].nr: no such key; expected one of: number"),
-        ("named:\n  a: {number: x}\n", "f:2: $.named[...].number: Expected `int`, got `str`"),
+        ("named:\n  a: {number: x}\n", "f:2: $.named.a.number: Expected `int`, got `str`"),
+        ("named:\n  a: {}\n  a.b:\n    number: x\nname: 1\n", "f:4: $.named.a.b.number: Expected `int`, got `str`"),
+        ("named: {}\nname: 1\nmany: [1]\n", "f:2: $.name: Expected `str`, got `int`"),
+        ("deep:\n  a: [{}]\n  b: [{}, {c: 1}, {c: {number: x}}]\n", "f:3: $.deep.b[1].c: Expected `object`, got `int`"),
+        (
+            "deep:\n  a: []\n  b:\n  - c: {}\n    d: {nr: 1}\n",
+            "f:5: $.deep.b[0].d.nr: no such key; expected one of: number",
+        ),
         ("maybe:\n  x: 1\n", "f:2: $.maybe.x: no such key; expected one of: number"),
         ("name: a\nname: b\n", "f:2: $.name: this key stands twice"),
         ("inner:\n  number: 1\n  number: 2\n", "f:3: $.inner.number: this key stands twice"),
@@ -151,6 +159,13 @@ def test_any_tags_nesting_and_aliases_are_read_or_refused(pairs: list[tuple[str,
 def test_an_alias_stands_for_what_it_refers_to() -> None:
     read = documents.parse("inner: &one {number: 1}\nmany: [*one, *one]\nmaybe: *one\n", Outer, where="f")
     assert (read.many, read.maybe) == ((Inner(1), Inner(1)), Inner(1))
+
+
+def test_what_is_found_wrong_later_is_told_with_its_place() -> None:
+    written = documents.parse_written("named:\n  a.b:\n    number: 1\n", Outer, where="f")
+    assert written.value.named == {"a.b": Inner(1)}
+    assert str(written.fault("is odd", ["named", "a.b", "number"])) == "f:3: $.named.a.b.number: is odd"
+    assert str(written.fault("is odd", ["named", "c"])) == "f:1: $.named.c: is odd"
 
 
 def test_what_is_told_of_a_long_text_is_short() -> None:

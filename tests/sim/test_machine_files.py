@@ -67,7 +67,7 @@ T4 = "about: x\nslots: [{at: '0000:01:00.0', board: T4"
         ),
         ("about: x\negm: [{name: egm0, gpus: [x]}]", r"\$\.egm\[0\]: .*'x' is not a PCI address"),
         ("about: x\negm: [{name: egm0, gpus: []}, {name: egm0, gpus: []}]", r"\$\.egm\[1\]: .*egm0 stands twice"),
-        ("about: x\nboards: {b: {functions: []}}", r"\$\.boards\[\.\.\.\]\.functions: Expected `array` of length >= 1"),
+        ("about: x\nboards: {b: {functions: []}}", r"\$\.boards\.b\.functions: Expected `array` of length >= 1"),
         (
             "about: x\nboards: {b: {functions: [{id: 1:2, class: '3'}]}}",
             r"functions\[0\]\.class: Expected `str` matching",

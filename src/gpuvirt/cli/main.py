@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import demo, devices, doctor, node, sim, support, vfio, vfiomanage, why
+from gpuvirt.cli import demo, devices, doctor, node, sim, support, vfio, vfiomanage, vgpu, why
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -30,6 +30,7 @@ app.command("why")(why.why)
 app.command("node")(node.node)
 app.command("demo")(demo.demo)
 app.add_typer(vfio.app, name="vfio")
+app.add_typer(vgpu.app, name="vgpu")
 app.command("support")(support.support)
 app.add_typer(sim.app, name="sim")
 

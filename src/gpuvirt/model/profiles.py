@@ -1,0 +1,132 @@
+"""What a vGPU type's name says: the grammar of names in configs, and which of the host's types such a name means.
+
+Source of the grammar: vgpu-device-manager, which accepts these names and no others. `A10-4Q` shares a GPU's time,
+`A100-1-5CME` stands on one MIG slice. A suffix (`ME`, `NOME`, `MEALL`, `GFX`) says what its GPU instance must have.
+Some are part of the host's own name (`A100-1-5CME`), others are not (`DC-1-24QGFX` is `DC-1-24Q` to the host).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from typing_extensions import override
+
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import VgpuType
+
+
+class Series(StrEnum):
+    """What a type is licensed and tuned for."""
+
+    A = "A"
+    """Virtual applications."""
+    B = "B"
+    """Virtual PCs."""
+    C = "C"
+    """Compute."""
+    Q = "Q"
+    """Virtual workstations."""
+
+
+class Suffix(StrEnum):
+    """What the GPU instance of a MIG-backed type must have, beside its size."""
+
+    ME = "ME"
+    """The media engines, of which one instance can have all that it may (`+me`)."""
+    NOME = "NOME"
+    """No media engine (`-me`)."""
+    MEALL = "MEALL"
+    """All media engines of the GPU (`+me.all`)."""
+    GFX = "GFX"
+    """Graphics (`+gfx`)."""
+
+
+_NAME = re.compile(
+    r"(?:(?P<gpu>[A-Z0-9]+(?:-[A-Za-z]+)*)|(?P<mig_gpu>[A-Z0-9]+)-(?P<slices>[1-9]))"
+    r"-(?P<gb>0|[1-9][0-9]{0,3})(?P<series>[ABCQ])(?P<suffix>ME|NOME|MEALL|GFX)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A vGPU type's name in its parts."""
+
+    gpu: str
+    """What types call the card: `A10`, `RTX6000-Ada`."""
+    slices: int | None
+    """Compute slices of the MIG GPU instance; None for a time-sliced type."""
+    gb: int
+    """Framebuffer in GiB as the name has it; 0 stands for 512 MiB."""
+    series: Series
+    suffix: Suffix | None = None
+
+    @property
+    def text(self) -> str:
+        """The name itself: `A100-1-5CME`."""
+        slices = "" if self.slices is None else f"{self.slices}-"
+        return f"{self.gpu}-{slices}{self.gb}{self.series}{self.suffix or ''}"
+
+    @property
+    def framebuffer_mib(self) -> int:
+        """The framebuffer that the name promises; a guest sees a little less of it."""
+        return self.gb * 1024 or 512
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether the type stands on a GPU instance of its own size."""
+        return self.slices is not None
+
+    @property
+    def bare(self) -> "Profile":
+        """The type without its suffix."""
+        return replace(self, suffix=None)
+
+    @override
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_profile(text: str) -> Profile:
+    """Return the parts of a type's name, or raise InvalidIdError."""
+    match = _NAME.fullmatch(text)
+    if not match or (match["suffix"] and not match["slices"]):
+        raise InvalidIdError(
+            "a vGPU type",
+            text,
+            "CARD-GBs as in A10-4Q, or CARD-SLICES-GBs as in A100-1-5C, where GB has no leading zero, the series s is"
+            " A, B, C or Q, and ME, NOME, MEALL or GFX may follow a MIG-backed type",
+        )
+    return Profile(
+        gpu=match["gpu"] or match["mig_gpu"],
+        slices=int(match["slices"]) if match["slices"] else None,
+        gb=int(match["gb"]),
+        series=Series(match["series"]),
+        suffix=Suffix(match["suffix"]) if match["suffix"] else None,
+    )
+
+
+def profile_name(host_name: str) -> str:
+    """Return the name by which configs know what the host calls a type: the last word of it.
+
+    `GRID T4-1Q` is `T4-1Q`, `NVIDIA RTX Pro 6000 Blackwell DC-48C` is `DC-48C`.
+    """
+    words = host_name.split()
+    return words[-1] if words else ""
+
+
+def host_type(wished: Profile, known: Iterable[VgpuType]) -> VgpuType | None:
+    """Return which of the types that a host knows is meant by a wished one; None where none is.
+
+    The type of that very name is, else the one without the suffix. The reverse does not hold: `A100-1-5CME` is no
+    answer to `A100-1-5C`, of which seven fit where only one of the other does. Ask it of what a host can make and of
+    what it has made alike, so that what was made for a wish is seen to fulfil it.
+    """
+    named = {profile_name(one): one for one in sorted(known, reverse=True)}
+    return named.get(wished.text) or named.get(wished.bare.text)
+
+
+def card_names(types: Iterable[VgpuType]) -> frozenset[str]:
+    """Return what a host's types call its card: `A16`; types of other grammars (`T4-2B4`, AMD's) say nothing."""
+    matches = (_NAME.fullmatch(profile_name(one)) for one in types)
+    return frozenset(match["gpu"] or match["mig_gpu"] for match in matches if match)

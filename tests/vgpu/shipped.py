@@ -1,0 +1,45 @@
+"""What NVIDIA's vgpu-device-manager ships: as facts of ours, and its own file where that lies beside the repository."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gpuvirt.model import vgpuconfig
+from gpuvirt.model.devicefilter import parse_filter
+from gpuvirt.model.profiles import parse_profile
+from gpuvirt.model.vgpuentries import Entry
+
+HERE = Path(__file__).parent
+FACTS = HERE / "vgpu-device-manager-0.5.0.txt"
+FILES = sorted((HERE.parent.parent.parent / "shared/data/vgpu-configs").glob("*.yaml"))
+
+Configs = Mapping[str, tuple[Entry, ...]]
+
+
+def sources() -> list[Path]:
+    """Return where the configs can be read; never none."""
+    return [FACTS, *FILES]
+
+
+def read(path: Path) -> Configs:
+    """Return the configs of the facts or of a file, without where they stand."""
+    configs = dict(_facts(path)) if path == FACTS else vgpuconfig.parse(path.read_text(), where=path.name).configs
+    return {name: tuple(_placeless(entry) for entry in entries) for name, entries in configs.items()}
+
+
+def _placeless(entry: Entry) -> Entry:
+    return Entry(entry.types, entry.indices, entry.filters, entry.scheduler, entry.sizes)
+
+
+def _facts(path: Path) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+    lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    yield (
+        "default",
+        tuple(
+            Entry({parse_profile(name): int(count)}, filters=frozenset({parse_filter(device)}))
+            for _, device, name, count in (line for line in lines if line[0] == "default")
+        ),
+    )
+    for gpu, *types in (line for line in lines if line[0] != "default"):
+        for one in types:
+            rest, _, count = one.partition(":")
+            yield f"{gpu}-{rest}", (Entry({parse_profile(f"{gpu}-{rest}"): int(count)}),)

@@ -1,0 +1,219 @@
+"""The catalog agrees with itself, with what is documented, and with the PCI ID database that we ship."""
+
+from itertools import pairwise
+
+import pytest
+
+from gpuvirt.facts.ids import PciId, parse_pci_id
+from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.model import catalog, pciids
+from gpuvirt.model.catalog import Card, CardType
+from gpuvirt.model.profiles import Series, parse_profile, profile_name
+from gpuvirt.sim.machine import shared_boards
+
+CARDS = catalog.cards()
+TYPES = [(card, one) for card in CARDS for one in card.types()]
+A16_A2 = parse_pci_id("10de:25b6")
+
+
+def card_of(device: str, subsystem: str | None = None) -> Card:
+    (card,) = catalog.cards_of(parse_pci_id(device), parse_pci_id(subsystem) if subsystem else None)
+    return card
+
+
+def type_of(card: Card, name: str) -> CardType:
+    found = card.find(parse_profile(name))
+    assert found is not None
+    return found
+
+
+def test_every_name_is_a_name() -> None:
+    for card, one in TYPES:
+        assert one.profile.gpu == card.gpu
+        for profile in (one.profile, *one.spelled):
+            assert parse_profile(profile.text) == profile
+
+
+def test_no_card_has_a_type_twice() -> None:
+    for card in CARDS:
+        names = [profile for one in card.types() for profile in (one.profile, *one.spelled)]
+        assert len(names) == len(set(names)), card.board
+
+
+def test_every_type_is_found_by_its_name() -> None:
+    for card, one in TYPES:
+        assert card.find(one.profile) == one
+        assert all(card.find(spelled) == one for spelled in one.spelled)
+
+
+def test_no_two_cards_have_the_same_ids() -> None:
+    ids = [one for card in CARDS for one in card.ids]
+    assert len(ids) == len(set(ids))
+    for one in ids:
+        whole = [other for other in ids if other.device == one.device and other.subsystem is None]
+        assert whole in ([one], []), f"{one.device} is one card by itself, and another by its subsystem"
+
+
+def test_ids_are_those_of_nvidia_cards_in_the_shipped_database() -> None:
+    # The database is of July 2025: these came later.
+    later = {parse_pci_id(one) for one in ("10de:2bb9", "10de:2c3a", "10de:3182", "10de:2337")}
+    devices = {one.device for card in CARDS for one in card.ids}
+    assert {one.vendor for one in devices} == {NVIDIA}
+    assert {one for one in devices if one not in pciids.shipped()} <= later
+
+
+def test_what_fits_once_is_the_whole_card_and_never_more() -> None:
+    for card, one in TYPES:
+        assert one.profile.framebuffer_mib <= card.framebuffer_mib
+        if not one.profile.is_mig:
+            assert one.most * one.profile.framebuffer_mib <= card.framebuffer_mib, one.profile
+        if one.profile.framebuffer_mib == card.framebuffer_mib:
+            assert one.most == 1
+
+
+def test_larger_types_never_fit_more_often() -> None:
+    for card in CARDS:
+        for series in Series:
+            sliced = [one for one in card.types() if not one.profile.is_mig and one.profile.series is series]
+            mosts = [one.most for one in sorted(sliced, key=lambda one: one.profile.gb)]
+            assert mosts == sorted(mosts, reverse=True), card.board
+
+
+def test_placements_lie_side_by_side_inside_the_card_as_many_as_fit() -> None:
+    seen = 0
+    for card, one in TYPES:
+        if one.placements is None:
+            continue
+        seen += 1
+        assert one.most_mixed == len(one.placements)
+        assert one.placements[0] >= 0
+        assert (one.placements[-1] + one.profile.gb) * 1024 <= card.framebuffer_mib
+        assert all(before + one.profile.gb <= after for before, after in pairwise(one.placements)), one.profile
+    assert seen > 200
+
+
+def test_fewer_fit_in_mixed_size_mode_and_only_where_it_is_supported() -> None:
+    for card, one in TYPES:
+        if one.most_mixed is not None:
+            assert card.mixed_sizes
+            assert one.most_mixed <= one.most, one.profile
+
+
+def test_mig_backed_types_fill_gpu_instances_of_their_slices() -> None:
+    for card, one in TYPES:
+        assert (one.gpu_instance is not None) == one.profile.is_mig
+        if one.gpu_instance is None:
+            continue
+        slices, _, rest = one.gpu_instance.profile.partition("g.")
+        instance_gb = int(rest.partition("gb")[0])
+        instances, left = divmod(one.most, one.gpu_instance.each)
+        assert left == 0
+        assert int(slices) == one.profile.slices
+        assert one.profile.gb * one.gpu_instance.each <= instance_gb
+        # GPU instances have their memory in eighths, which names round up.
+        assert instances * instance_gb <= card.framebuffer_mib / 1024 * 1.05
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "most"),
+    [
+        ("10de:2236", "A10-4Q", 6),
+        ("10de:2235", "A40-1Q", 32),
+        ("10de:2335", "H200X-4C", 32),
+        ("10de:2321", "H100L-15C", 6),
+        ("10de:20b2", "A100DX-1-10CME", 1),
+        ("10de:1eb8", "T4-1B", 16),
+        ("10de:27b8", "L4-3B", 8),
+        ("10de:2bb5", "DC-1-2Q", 48),
+        ("10de:2bb5", "DC-16Q", 6),
+        ("10de:2c3a", "DC-16Q", 2),
+    ],
+)
+def test_documented_numbers(device: str, name: str, most: int) -> None:
+    assert type_of(card_of(device), name).most == most
+
+
+def test_simulated_boards_carry_what_the_catalog_says() -> None:
+    seen = 0
+    for board in shared_boards().values():
+        for function in board.functions:
+            for card in catalog.cards_of(parse_pci_id(function.id), None):
+                for one in board.vgpu_types:
+                    seen += 1
+                    assert type_of(card, profile_name(one.name)).most == one.most
+    assert seen > 30
+
+
+def test_irregular_numbers_are_each_series_own() -> None:
+    rtx8000 = card_of("10de:1e78", "10de:13d8")
+    assert [type_of(rtx8000, name).most for name in ("RTX8000P-4Q", "RTX8000P-4C")] == [12, 8]
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "mixed", "placements"),
+    [
+        ("10de:2236", "A10-4Q", 4, (0, 8, 12, 20)),
+        ("10de:2235", "A40-16C", 2, None),
+        ("10de:2230", "RTXA6000-16C", None, None),
+        ("10de:1eb8", "T4-8Q", None, None),
+    ],
+)
+def test_mixed_sizes(device: str, name: str, mixed: int | None, placements: tuple[int, ...] | None) -> None:
+    found = type_of(card_of(device), name)
+    assert (found.most_mixed, found.placements) == (mixed, placements)
+
+
+@pytest.mark.parametrize(
+    ("subsystem", "boards"),
+    [
+        (PciId(NVIDIA, 0x14A9), ["A16"]),
+        (PciId(NVIDIA, 0x157E), ["A2"]),
+        (PciId(NVIDIA, 0x0001), ["A16", "A2"]),
+        (None, ["A16", "A2"]),
+    ],
+)
+def test_cards_of_one_device_id_are_told_by_the_subsystem(subsystem: PciId | None, boards: list[str]) -> None:
+    assert [card.board for card in catalog.cards_of(A16_A2, subsystem)] == boards
+
+
+def test_a_card_by_any_subsystem_where_one_is_as_good_as_another() -> None:
+    a10 = parse_pci_id("10de:2236")
+    assert [card.gpu for card in catalog.cards_of(a10, None)] == ["A10"]
+    assert [card.gpu for card in catalog.cards_of(a10, PciId(0x1028, 1))] == ["A10"]
+    assert catalog.cards_of(parse_pci_id("10de:ffff"), None) == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "profile", "each"),
+    [
+        # The original takes the framebuffer for the GPU instance's: 1g.2gb, which no card has.
+        ("10de:2bb5", "DC-1-2Q", "1g.24gb+gfx", 12),
+        ("10de:2bb5", "DC-1-2QGFX", "1g.24gb+gfx", 12),
+        ("10de:2bb5", "DC-4-24Q", "4g.96gb+gfx", 4),
+        ("10de:2bb5", "DC-1-24QNOME", "1g.24gb-me", 1),
+        ("10de:2c3a", "DC-1-8C", "1g.16gb", 2),
+        ("10de:20b0", "A100X-1-5C", "1g.5gb", 1),
+        ("10de:20b0", "A100X-1-5CME", "1g.5gb+me", 1),
+        ("10de:20b0", "A100X-1-10CMEALL", "1g.10gb+me.all", 1),
+    ],
+)
+def test_gpu_instances(device: str, name: str, profile: str, each: int) -> None:
+    found = card_of(device).gpu_instance(parse_profile(name))
+    assert found is not None
+    assert (found.profile, found.each) == (profile, each)
+
+
+def test_there_is_no_gpu_instance_of_time_sliced_and_unknown_types() -> None:
+    a100 = card_of("10de:20b0")
+    assert [a100.gpu_instance(parse_profile(name)) for name in ("A100X-4C", "A100X-1-7C", "A100-1-5C")] == [None] * 3
+
+
+def test_types_on_one_kind_of_gpu_instance_add_up() -> None:
+    wished = {parse_profile("DC-1-24C"): 2, parse_profile("DC-1-24Q"): 1, parse_profile("DC-1-2QGFX"): 9}
+    assert catalog.gpu_instances(card_of("10de:2bb5"), wished) == {"1g.24gb+gfx": 4}
+    assert catalog.gpu_instances(card_of("10de:2236"), {parse_profile("A10-4Q"): 6}) == {}
+
+
+def test_which_cards_can_be_cut_into_gpu_instances() -> None:
+    assert card_of("10de:20b7").is_mig
+    assert not card_of("10de:2236").is_mig

@@ -1,0 +1,178 @@
+"""The built-in configs: right on every card, and a superset of those that NVIDIA ships."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import shipped
+import yaml
+
+from commandline import called
+from gpuvirt.facts.ids import PciAddress, PciId, parse_pci_id
+from gpuvirt.model import catalog, vgpuconfig, vgpuwish
+from gpuvirt.model.profiles import parse_profile
+from gpuvirt.model.vgpudefaults import builtin_configs
+from gpuvirt.model.vgpuentries import Entry
+from gpuvirt.model.vgpuwish import ConfigGpu
+
+BUILTIN = builtin_configs()
+RTX_PRO_6000, RTX_PRO_4500 = parse_pci_id("10de:2bb5"), parse_pci_id("10de:2c3a")
+ADDRESS = PciAddress("0000:65:00.0")
+
+SHARED_IDS = {parse_pci_id("10de:25b6"), parse_pci_id("10de:1e78")}
+"""Ids of two cards each; NVIDIA's `default` has two entries for each, of which one fails on any board (V6)."""
+
+
+def wanted(name: str, device: PciId, subsystem: PciId | None = None) -> dict[str, int] | None:
+    gpu = ConfigGpu(ADDRESS, device, subsystem, 0)
+    wish = vgpuwish.wanted(BUILTIN[name], [gpu]).gpus.get(ADDRESS)
+    return {profile.text: count for profile, count in wish.types.items()} if wish else None
+
+
+@pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
+def test_every_config_that_nvidia_ships_is_built_in(path: Path) -> None:
+    theirs = shipped.read(path)
+    assert len(theirs) == 711
+    assert set(theirs) <= set(BUILTIN)
+    for name in set(theirs) - {"default"}:
+        (entry,) = theirs[name]
+        if not name.startswith("DC-"):
+            assert [(one.types, one.is_for_all) for one in BUILTIN[name]] == [(entry.types, True)], name
+
+
+@pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
+def test_types_that_two_cards_share_the_name_of_are_counted_for_each(path: Path) -> None:
+    """Types of two cards are called DC. Theirs have one number, of the card that has more; ours have one for each."""
+    theirs = {name: entries for name, entries in shipped.read(path).items() if name.startswith("DC-")}
+    assert len(theirs) == 75
+    for name, (entry,) in theirs.items():
+        large, small = (wanted(name, device) for device in (RTX_PRO_6000, RTX_PRO_4500))
+        (theirs_count,) = entry.types.values()
+        assert (large or small) == {name: theirs_count}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "large", "small"),
+    [("DC-16Q", 6, 2), ("DC-1-8C", 12, 4), ("DC-24Q", 4, None), ("DC-1-16Q", None, 2), ("DC-1-8CGFX", 12, None)],
+)
+def test_numbers_of_the_two_cards_whose_types_are_called_dc(name: str, large: int | None, small: int | None) -> None:
+    assert wanted(name, RTX_PRO_6000) == ({name: large} if large else None)
+    assert wanted(name, RTX_PRO_4500) == ({name: small} if small else None)
+
+
+@pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
+def test_the_default_is_theirs_wherever_theirs_works(path: Path) -> None:
+    theirs = shipped.read(path)["default"]
+    assert len(theirs) == 56
+    for entry in theirs:
+        device = next(one.device for one in entry.filters or ())
+        if device not in SHARED_IDS:
+            assert wanted("default", device) == {profile.text: n for profile, n in entry.types.items()}
+
+
+@pytest.mark.parametrize(
+    ("device", "subsystem", "name"),
+    [
+        ("10de:25b6", "10de:14a9", "A16-8Q"),
+        ("10de:25b6", "10de:157e", "A2-8Q"),
+        ("10de:1e78", "10de:13d8", "RTX8000P-24Q"),
+        ("10de:1e78", "10de:13d9", "RTX6000P-12Q"),
+        ("10de:2236", "10de:1482", "A10-12Q"),
+        ("10de:1db4", "10de:1214", "V100-8Q"),
+        ("10de:1eb8", "10de:12a2", "T4-8Q"),
+    ],
+)
+def test_the_default_is_two_of_half_the_framebuffer(device: str, subsystem: str, name: str) -> None:
+    assert wanted("default", parse_pci_id(device), parse_pci_id(subsystem)) == {name: 2}
+
+
+def test_the_default_has_exactly_one_entry_for_each_card_and_no_gpu_has_two() -> None:
+    for card in catalog.cards():
+        for one in card.ids:
+            gpu = ConfigGpu(ADDRESS, one.device, one.subsystem, 0)
+            mine = [
+                entry
+                for entry in BUILTIN["default"]
+                if any(each.matches(gpu.device, gpu.subsystem) for each in entry.filters or ())
+            ]
+            assert len(mine) == 1, card.board
+            (profile,) = mine[0].types
+            assert profile.gpu == card.gpu
+
+
+def test_every_named_config_makes_as_many_as_fit_on_each_card_that_has_the_type() -> None:
+    for card in catalog.cards():
+        for one in card.types():
+            for profile in (one.profile, *one.spelled):
+                for ids in card.ids:
+                    assert wanted(profile.text, ids.device, ids.subsystem) == {profile.text: one.most}
+
+
+@pytest.mark.parametrize("name", ["A10-5Q", "A10", "", "Default", "DC-1-24QNOME", "A10-4Q ", "XX-4Q"])
+def test_what_is_not_built_in(name: str) -> None:
+    assert name not in BUILTIN
+    with pytest.raises(KeyError):
+        BUILTIN[name]
+
+
+def test_a_mapping_like_any() -> None:
+    assert len(BUILTIN) == len(set(BUILTIN)) == 990
+    assert next(iter(BUILTIN)) == "default"
+
+
+def _bare(entries: tuple[Entry, ...]) -> list[Entry]:
+    return [Entry(one.types, one.indices, one.filters) for one in entries]
+
+
+def test_what_is_printed_is_what_is_built_in() -> None:
+    printed = called("vgpu", "default-config")
+    assert (printed.returncode, printed.stderr) == (0, b"")
+    read = vgpuconfig.parse(printed.stdout.decode(), where="printed")
+    assert read.notes == ()
+    assert {name: _bare(entries) for name, entries in read.configs.items()} == {
+        name: _bare(entries) for name, entries in BUILTIN.items()
+    }
+
+
+class OriginalEntry(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
+    """An entry as vgpu-device-manager has it; what else there is, it refuses."""
+
+    devices: str
+    vgpu_devices: dict[str, int]
+    device_filter: str | list[str] = ""
+
+
+class OriginalFile(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
+    version: str
+    vgpu_configs: dict[str, list[OriginalEntry]]
+
+
+def test_the_original_could_read_what_is_printed_and_never_finds_two_entries_for_a_board() -> None:
+    text = called("vgpu", "default-config").stdout.decode()
+    # Of YAML it reads 1.1, as PyYAML does by itself.
+    read = msgspec.convert(yaml.safe_load(text), OriginalFile)
+    assert read.version == "v1"
+    assert all(entry.devices == "all" for entries in read.vgpu_configs.values() for entry in entries)
+    for entries in read.vgpu_configs.values():
+        filters = [[one.device_filter] if isinstance(one.device_filter, str) else one.device_filter for one in entries]
+        flat = [text for several in filters for text in several]
+        assert len(flat) == len(set(flat))
+        assert len(entries) == 1 or "" not in flat
+        assert all(one.startswith("0x") for one in flat if one)
+
+
+def test_one_config_is_printed_alone() -> None:
+    printed = called("vgpu", "default-config", "--name", "A10-4Q")
+    assert yaml.safe_load(printed.stdout) == {
+        "version": "v1",
+        "vgpu-configs": {"A10-4Q": [{"devices": "all", "vgpu-devices": {"A10-4Q": 6}}]},
+    }
+
+
+@pytest.mark.parametrize(("name", "hint"), [("A10-4X", "did you mean A10-4A?"), ("x", "prints them all")])
+def test_an_unknown_name_is_told_with_what_may_be_meant(name: str, hint: str) -> None:
+    printed = called("vgpu", "default-config", "--name", name)
+    assert printed.returncode == 2
+    assert f"there is no built-in config {name}" in printed.stderr.decode()
+    assert hint in printed.stderr.decode()
+    assert parse_profile("A10-4A").text in BUILTIN

@@ -1,0 +1,229 @@
+"""What configs want of a node's GPUs, and of which they want nothing."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import shipped
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import PciAddress, PciId, VgpuType, parse_pci_id
+from gpuvirt.model import vgpuconfig, vgpuwish
+from gpuvirt.model.devicefilter import DeviceFilter
+from gpuvirt.model.profiles import parse_profile
+from gpuvirt.model.vgpuentries import Entry, NoteCode, Sizes
+from gpuvirt.model.vgpuwish import ConfigGpu
+
+A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb8", "25b6", "ffff"))
+
+
+def gpus(*devices: PciId | ConfigGpu) -> list[ConfigGpu]:
+    """Return GPUs of a node in the order of their addresses."""
+    return [
+        one if isinstance(one, ConfigGpu) else ConfigGpu(address(index), one, PciId(0x10DE, 1), index)
+        for index, one in enumerate(devices)
+    ]
+
+
+def address(index: int) -> PciAddress:
+    return PciAddress(f"0000:{index:02x}:00.0")
+
+
+def entries(text: str) -> tuple[Entry, ...]:
+    return vgpuconfig.parse(f"version: v1\nvgpu-configs: {{mine: [{text}]}}", where="f").configs["mine"]
+
+
+def told(text: str, *devices: PciId | ConfigGpu) -> tuple[Mapping[int, str], list[NoteCode]]:
+    """Return the types that each GPU is to have, by its index, and the codes of the notes."""
+    wishes = vgpuwish.wanted(entries(text), gpus(*devices))
+    types = {
+        int(gpu[5:7], 16): " ".join(f"{one}:{n}" for one, n in wish.types.items()) for gpu, wish in wishes.gpus.items()
+    }
+    return types, [one.code for one in wishes.notes]
+
+
+A10_4Q = "{devices: all, vgpu-devices: {A10-4Q: 6}}"
+T4_4Q = "{devices: all, vgpu-devices: {T4-4Q: 4}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "types", "notes"),
+    [
+        (A10_4Q, [A10, A10], {0: "A10-4Q:6", 1: "A10-4Q:6"}, []),
+        ("{devices: [0], vgpu-devices: {A10-4Q: 6}}", [A10, A10], {0: "A10-4Q:6"}, []),
+        (
+            "{devices: all, vgpu-devices: {A10-4Q: 6}}, {devices: [1], vgpu-devices: {A10-8Q: 3}}",
+            [A10, A10],
+            {0: "A10-4Q:6", 1: "A10-8Q:3"},
+            [],
+        ),
+        (
+            "{devices: [1], vgpu-devices: {A10-8Q: 3}}, {devices: all, vgpu-devices: {A10-4Q: 6}}",
+            [A10, A10],
+            {0: "A10-4Q:6", 1: "A10-4Q:6"},
+            [],
+        ),
+        ("{devices: all, vgpu-devices: {}}", [A10, UNKNOWN], {0: "", 1: ""}, []),
+        ("{devices: all, device-filter: '0x223610DE', vgpu-devices: {A10-4Q: 1}}", [T4, A10], {1: "A10-4Q:1"}, []),
+        ("{devices: [0], device-filter: '0x223610DE', vgpu-devices: {A10-4Q: 1}}", [A10, A10], {0: "A10-4Q:1"}, []),
+        # Of a mixed node, `all` means all cards that the types are of.
+        (A10_4Q, [A10, T4], {0: "A10-4Q:6"}, [NoteCode.OTHER_CARD]),
+        (f"{A10_4Q}, {T4_4Q}", [A10, T4], {0: "A10-4Q:6", 1: "T4-4Q:4"}, []),
+        # Whom an entry picks by name gets what it says: the host will say that it can't be made.
+        ("{devices: [1], vgpu-devices: {A10-4Q: 6}}", [A10, T4], {1: "A10-4Q:6"}, []),
+        # Of two for one card the last counts, as in the original.
+        (f"{A10_4Q}, {A10_4Q.replace('4Q: 6', '8Q: 3')}", [A10, UNKNOWN], {0: "A10-8Q:3", 1: "A10-8Q:3"}, []),
+        ("{devices: [-1, 0], vgpu-devices: {A10-4Q: 6}}", [A10], {0: "A10-4Q:6"}, []),
+        # A card that the catalog doesn't know may be one of these.
+        (A10_4Q, [UNKNOWN], {0: "A10-4Q:6"}, []),
+        (f"{A10_4Q}, {T4_4Q}", [UNKNOWN], {}, [NoteCode.CARD_UNDECIDED]),
+        ("{devices: [0, 7], vgpu-devices: {A10-4Q: 6}}", [A10], {0: "A10-4Q:6"}, [NoteCode.NO_SUCH_GPU]),
+        ("{devices: [7], vgpu-devices: {A10-4Q: 6}}", [A10], {}, [NoteCode.NO_SUCH_GPU, NoteCode.NOTHING_MATCHES]),
+        (
+            "{devices: all, device-filter: '0x1EB810DE', vgpu-devices: {T4-4Q: 1}}",
+            [A10],
+            {},
+            [NoteCode.NOTHING_MATCHES],
+        ),
+        (
+            A10_4Q + ", {devices: all, device-filter: '0x3622 10DE', vgpu-devices: {A10-8Q: 1}}",
+            [A10],
+            {0: "A10-4Q:6"},
+            [],
+        ),
+        (
+            A10_4Q + ", {devices: all, device-filter: '0x362210DE', vgpu-devices: {A10-8Q: 1}}",
+            [A10],
+            {0: "A10-4Q:6"},
+            [NoteCode.NOTHING_MATCHES],
+        ),
+        (
+            A10_4Q + ", {devices: all, device-filter: '0x1EB810DE', vgpu-devices: {T4-8Q: 2}}",
+            [A10],
+            {0: "A10-4Q:6"},
+            [],
+        ),
+        (A10_4Q, [], {}, []),
+        (T4_4Q.replace("}}", "}, sizes: mixed}"), [T4], {0: "T4-4Q:4"}, [NoteCode.NEVER_MIXED]),
+    ],
+)
+def test_what_is_wanted_of_a_node(
+    text: str, devices: list[PciId], types: dict[int, str], notes: list[NoteCode]
+) -> None:
+    assert told(text, *devices) == (types, notes)
+
+
+def test_a_wish_says_all_that_its_entry_does() -> None:
+    text = "{devices: all, vgpu-devices: {A10-4Q: 2}, scheduler: equal-share, sizes: equal}"
+    (entry,) = entries(text)
+    (wish,) = vgpuwish.wanted([entry], gpus(A10)).gpus.values()
+    assert (wish.scheduler, wish.sizes, wish.place) == (entry.scheduler, Sizes.EQUAL, "f:2: $.vgpu-configs.mine[0]")
+
+
+BOTH = ", ".join(
+    f"{{device-filter: '0x25B610DE', devices: all, vgpu-devices: {{{name}: 2}}}}" for name in ("A16-8Q", "A2-8Q")
+)
+
+
+@pytest.mark.parametrize(
+    ("subsystem", "types", "wished"),
+    [
+        (PciId(0x10DE, 0x14A9), (), "A16-8Q:2"),
+        (PciId(0x10DE, 0x157E), (), "A2-8Q:2"),
+        (PciId(0x1028, 0x0001), ("NVIDIA A16-1B",), "A16-8Q:2"),
+        (PciId(0x1028, 0x0001), ("NVIDIA A2-1B", "NVIDIA A2-2Q"), "A2-8Q:2"),
+        (None, ("NVIDIA A2-1B",), "A2-8Q:2"),
+        (PciId(0x1028, 0x0001), (), None),
+        (None, (), None),
+        # The host's own word counts for more than the catalog's ids.
+        (PciId(0x10DE, 0x14A9), ("NVIDIA A2-1B",), "A2-8Q:2"),
+    ],
+)
+def test_cards_of_one_device_id_are_told_by_the_board_or_by_what_the_host_calls_its_types(
+    subsystem: PciId | None, types: tuple[str, ...], wished: str | None
+) -> None:
+    gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(one) for one in types))
+    found, notes = told(BOTH, gpu)
+    assert found == ({0: wished} if wished else {})
+    assert notes == ([] if wished else [NoteCode.CARD_UNDECIDED])
+
+
+@pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    ("device", "subsystem", "wished"),
+    [
+        ("10de:25b6", "10de:14a9", "A16-8Q"),
+        ("10de:25b6", "10de:157e", "A2-8Q"),
+        ("10de:1e78", "10de:13d8", "RTX8000P-24Q"),
+        ("10de:1e78", "10de:13d9", "RTX6000P-12Q"),
+    ],
+)
+def test_the_file_that_nvidia_ships_is_right_here_on_the_cards_that_it_fails_on(
+    path: Path, device: str, subsystem: str, wished: str
+) -> None:
+    gpu = ConfigGpu(address(0), parse_pci_id(device), parse_pci_id(subsystem), 0)
+    wishes = vgpuwish.wanted(shipped.read(path)["default"], [gpu])
+    assert wishes.gpus[gpu.address].types == {parse_profile(wished): 2}
+    assert wishes.notes == ()
+
+
+def test_a_board_that_no_filter_names_is_said() -> None:
+    text = "{device-filter: '0x25B610DE:0x14A910DE', devices: all, vgpu-devices: {A16-8Q: 2}}, " + A10_4Q.replace(
+        "all", "[1]"
+    )
+    gpu = ConfigGpu(address(0), A2_A16, PciId(0x1028, 7), 0)
+    wishes = vgpuwish.wanted(entries(text), [gpu, *gpus(gpu, A10)[1:]])
+    assert list(wishes.gpus) == [address(1)]
+    assert [one.code for one in wishes.notes] == [NoteCode.OTHER_BOARD]
+    assert "filters for its device id name other boards, not its subsystem 1028:0007" in wishes.notes[0].message
+
+
+ENTRIES = st.builds(
+    Entry,
+    st.sampled_from([{}, {parse_profile("A10-4Q"): 1}, {parse_profile("T4-4Q"): 1}, {parse_profile("A16-4Q"): 1}]),
+    st.none() | st.frozensets(st.integers(0, 4)),
+    st.none() | st.frozensets(st.builds(DeviceFilter, st.sampled_from([A10, T4, A2_A16])), max_size=2),
+)
+GPUS = st.lists(st.sampled_from([A10, T4, A2_A16, UNKNOWN]), max_size=4).map(lambda devices: gpus(*devices))
+
+
+@given(st.lists(ENTRIES, max_size=5), GPUS)
+def test_a_gpu_gets_what_an_entry_for_it_says_and_never_loses_it_to_an_earlier_one(
+    several: list[Entry], node: list[ConfigGpu]
+) -> None:
+    wishes = vgpuwish.wanted(several, node)
+    for gpu in node:
+        mine = [
+            one
+            for one in several
+            if (one.indices is None or gpu.index in one.indices)
+            and (one.filters is None or any(f.device == gpu.device for f in one.filters))
+        ]
+        wish = wishes.gpus.get(gpu.address)
+        if wish is None:
+            assert not mine or wishes.notes
+            continue
+        last = mine[-1]
+        assert wish.types in [one.types for one in mine if one.picks_as(last)]
+        if all(not one.picks_as(last) for one in mine[:-1]):
+            assert wish.types == last.types
+
+
+@given(st.lists(ENTRIES, max_size=5), GPUS, st.data())
+def test_gpus_do_not_depend_on_each_other_nor_on_the_order_they_are_told_in(
+    several: list[Entry], node: list[ConfigGpu], data: st.DataObject
+) -> None:
+    every = vgpuwish.wanted(several, node).gpus
+    assert vgpuwish.wanted(several, data.draw(st.permutations(node))).gpus == every
+    for gpu in node:
+        alone = vgpuwish.wanted(several, [gpu]).gpus
+        assert alone.get(gpu.address) == every.get(gpu.address)
+
+
+def test_names_of_one_type_of_the_host_add_up() -> None:
+    known = [VgpuType(f"NVIDIA RTX Pro 6000 Blackwell DC-{one}") for one in ("1-24Q", "24Q")]
+    wished = {parse_profile("DC-1-24QGFX"): 2, parse_profile("DC-1-24Q"): 1, parse_profile("DC-1-12Q"): 1}
+    found = vgpuwish.by_host_types(wished, known)
+    assert found.counts == {known[0]: 3}
+    assert found.unknown == (parse_profile("DC-1-12Q"),)
