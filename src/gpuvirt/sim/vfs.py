@@ -75,8 +75,13 @@ class Vfs:
         self._mdev.appear(slot)
 
     def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
-        """A native driver is to lose a function."""
-        self._mdev.take_back(slot, finish)
+        """A native driver is to lose a function; one that made VFs takes them along."""
+        function = self._pci.functions[slot]
+        rest = partial(self._mdev.take_back, slot, finish)
+        if function.takes_numvfs and function.virtfns:
+            self._switch_off(function, rest)
+        else:
+            rest()
 
     def lose(self, slot: PciAddress) -> None:
         """A function was pulled out."""
@@ -90,9 +95,20 @@ class Vfs:
             for number in range(count):
                 self.add(function, number)
             return
-        for address in list(function.virtfns):
-            self._remove(function, self._pci.functions[address])
+        self._switch_off(function, lambda: None)
         self._blocking.until(lambda: not function.virtfns, f"VFs of {function.address}, of which one is in use, to go")
+
+    def _switch_off(self, function: SimFunction, finish: Callable[[], None]) -> None:
+        """Let all VFs go; `finish` runs when the last has gone."""
+
+        def gone(vf: SimFunction) -> None:
+            self._gone(function, vf)
+            if not function.virtfns:
+                finish()
+
+        for address in list(function.virtfns):
+            vf = self._pci.functions[address]
+            self._remove(vf, partial(gone, vf))
 
     def add(self, parent: SimFunction, number: int) -> PciAddress:
         """Make a VF appear, with its driver and what it can carry; raise ValueError where there is no room for it."""
@@ -139,8 +155,7 @@ class Vfs:
     def _folders(self, carving: Carving) -> Mapping[PciAddress, HostPath]:
         return {slot: self._pci.functions[slot].folder for slot in carving.slots}
 
-    def _remove(self, parent: SimFunction, function: SimFunction) -> None:
-        gone = partial(self._gone, parent, function)
+    def _remove(self, function: SimFunction, gone: Callable[[], None]) -> None:
         address, group = function.address, function.group
         function.leaving = True
         if group is not None and self._vfio.in_use(group, address):
