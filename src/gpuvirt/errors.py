@@ -45,6 +45,14 @@ class LeaseUnavailableError(GpuvirtError):
     """Whether VFIO devices are in use can't be told here (no node, no permission): not a proof of anything."""
 
 
+class VgpuUnavailableError(GpuvirtError):
+    """The host has not what was to be made or removed: it has changed since it was looked at. Nothing was written."""
+
+
+class VfsUnchangedError(GpuvirtError):
+    """A GPU has not the VFs that it should have, though whatever was to switch them said nothing of a failure."""
+
+
 class MountError(GpuvirtError):
     """A simulated machine can't be mounted."""
 

@@ -8,7 +8,7 @@ from hosts import LONG_S, CdevHost, Host, bind, group_of
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.modules import driver_of
-from gpuvirt.hardware.tools import ToolError
+from gpuvirt.hardware.tools import ToolError, ToolMissingError
 from gpuvirt.model.plan import Step, Wish
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import binder, originals
@@ -26,6 +26,12 @@ class NoTools:
 
     def modprobe(self, module: str) -> None:
         raise ToolError(f"{module} should be there")
+
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        raise ToolMissingError(f"nobody asks for it: {address} {enable}")
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        raise ToolMissingError(f"nobody asks for it: {arguments}")
 
 
 class Mover:

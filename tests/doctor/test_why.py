@@ -55,6 +55,7 @@ def after(kernel: SimKernel, act: Callable[[SimKernel], object]) -> SimKernel:
 
 
 NOTHING_PERMITTED = "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
+WITH_VFS = "about: x\nslots: [{at: '0000:65:00.0', board: A10, group: 12, vfs: 4}]"
 NEIGHBOUR = (
     "about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: DRIVER, group: 7},"
     " {at: '0000:06:00.0', board: nvme, group: 7}]"
@@ -81,7 +82,7 @@ NEIGHBOUR = (
         ),
         (lambda: rebound(host(), GPU, None), Step.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
         (lambda: host(driver="nouveau"), Step.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
-        (lambda: host(driver="native"), Step.DRIVER, ReasonCode.NO_VGPUS, "uuidgen"),
+        (lambda: machine(WITH_VFS), Step.DRIVER, ReasonCode.NO_VGPUS, "uuidgen"),
         (lambda: node_lost(host()), Step.NODE, ReasonCode.NODE_MISSING, "udev"),
         (host, Step.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
     ],

@@ -102,6 +102,16 @@ def names(kernel: Kernel, path: HostPath) -> list[str] | Unread | None:
         return None if error.errno in ABSENT else Unread(path, errno=error.errno)
 
 
+def names_or_raise(kernel: Kernel, path: HostPath) -> list[str]:
+    """Return the names in a folder, sorted, none where it is not there; raise OSError where that can't be told."""
+    try:
+        return sorted(map(legible, kernel.listdir(path)))
+    except OSError as error:
+        if error.errno in ABSENT:
+            return []
+        raise
+
+
 def legible(name: str) -> str:
     """Return a name with what can't be printed escaped: bytes that are not UTF-8 as `\\xff`, controls as `\\x1b`.
 

@@ -151,6 +151,13 @@ def _modules(kernel: Kernel, path: str) -> Listing:
     return Listing(content.path, tuple(map(attributes.legible, names)))
 
 
+def read_modprobe(kernel: Kernel) -> tuple[Attribute, ...]:
+    """Return modprobe's files; a folder that can't be listed is among them as what could not be read."""
+    folders = [_listing(kernel, path) for path in MODPROBE_FOLDERS]
+    unlisted = (Attribute(one.path, one.names) for one in folders if isinstance(one.names, Unread))
+    return (*_files(kernel, folders, ".conf"), *unlisted)
+
+
 def _files(kernel: Kernel, folders: Iterable[Listing], suffix: str) -> Iterator[Attribute]:
     """Yield the files of folders of which the first that has a name counts."""
     seen: set[str] = set()

@@ -17,14 +17,10 @@ from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.hardware import attributes, egm, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.users import cdevs_of, read_users
-from gpuvirt.hardware.vgpu.backend import VgpuBackend
-from gpuvirt.hardware.vgpu.mdev import Mdev
-from gpuvirt.hardware.vgpu.vendor_vfio import VendorVfio
+from gpuvirt.hardware.vgpu.registry import LOOKED_FOR
 from gpuvirt.paths import HostPath
 
 T = TypeVar("T")
-
-BACKENDS: tuple[VgpuBackend, ...] = (Mdev(), VendorVfio())
 
 BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
 
@@ -94,7 +90,7 @@ class _Look:
 
     def vgpu_hosts(self, functions: Mapping[PciAddress, PciFunction], *, brief: bool) -> Mapping[PciAddress, VgpuHost]:
         found: dict[PciAddress, VgpuHost] = {}
-        for backend in BACKENDS:
+        for backend in LOOKED_FOR:
             hosts = self.before.vgpu_hosts
             before = {gpu: host for gpu, host in hosts.items() if host.framework is backend.framework}
             probe = backend.probe(self.kernel, functions, before, brief=brief)

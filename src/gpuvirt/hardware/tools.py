@@ -1,17 +1,46 @@
-"""Programs of the host that gpuvirt has to run: modprobe."""
+"""Programs of the host that gpuvirt has to run: modprobe, and NVIDIA's sriov-manage and nvidia-smi.
+
+NVIDIA's come with its driver, so they are run in the driver container's root where there is one, else in the host's.
+All of them may sleep in the kernel, so they run in the lane of their unit.
+"""
 
 import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from time import sleep  # noqa: TID251  between tries, in a lane that may sleep
 from typing import Protocol
 
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.paths import HostPath
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MODPROBE_S = 60.0
+NVIDIA_SMI_S = 120.0
+SRIOV_MANAGE = ("/usr/lib/nvidia/sriov-manage",)
+NVIDIA_SMI = tuple(f"{folder}/nvidia-smi" for folder in PATH.split(":"))
+PROGRAM = HostPath("/usr/bin/nvidia-smi")
+"""What an Unread names as its place where nvidia-smi said something that was not understood."""
+NOT_FOUND = 127
+"""How chroot ends where it finds no such command (coreutils)."""
+UNBIND_LOCK = "cannot obtain unbindlock"
+"""What sriov-manage says, in whatever case, while somebody looks at the GPU: NVML's clients do for a moment each."""
+PAUSES_S = (1.0, 2.0, 3.0, 4.0)
+"""How long to wait before each further try of sriov-manage, as NVIDIA's own scripts do."""
 
 
 class ToolError(GpuvirtError):
-    """A program of the host failed, or is not there."""
+    """A program of the host failed. `exit_code` is None where it did not end by itself, `said` what it wrote."""
+
+    def __init__(self, message: str, *, exit_code: int | None = None, said: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.said = said
+
+
+class ToolMissingError(ToolError):
+    """A program of the host is not there."""
 
 
 class Tools(Protocol):
@@ -21,21 +50,124 @@ class Tools(Protocol):
         """Load a module with what it needs; raise ToolError."""
         ...
 
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        """Switch all VFs of an NVIDIA GPU on or off; raise ToolError, ToolMissingError.
+
+        It ends well, too, where it did nothing: on a card that it does not know, or that has its VFs already.
+        """
+        ...
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        """Return what nvidia-smi writes; raise ToolError, ToolMissingError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def said(self) -> str:
+        """What it wrote; nvidia-smi writes its errors among its answers."""
+        return "\n".join(part for part in (self.stderr.strip(), self.stdout.strip()) if part)
+
+
+Run = Callable[[Sequence[str], float | None], Ended]
+"""Runs a command for so many seconds at most; raises OSError or subprocess.TimeoutExpired."""
+
+
+def run_program(command: Sequence[str], timeout_s: float | None) -> Ended:
+    """Run a command of the host's, with a language that we can read."""
+    done = subprocess.run(
+        command,
+        env={"PATH": PATH, "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def is_there(place: Path) -> bool:
+    """Return whether a program is there; a link is one into its own root, which only chroot can follow."""
+    return place.is_symlink() or place.exists()
+
 
 class HostTools:
-    """The programs of the host whose `/` is seen at `root`."""
+    """The programs of the host whose `/` is seen at `root`, and of the driver container whose `/` is at `driver`."""
 
-    def __init__(self, root: Path) -> None:
-        self._into = () if root == Path("/") else ("chroot", str(root))
+    def __init__(
+        self,
+        root: Path,
+        driver: Path | None = None,
+        *,
+        run: Run = run_program,
+        pause: Callable[[float], None] = sleep,
+        has: Callable[[Path], bool] = is_there,
+    ) -> None:
+        self._root = root
+        self._driver = driver
+        self._run = run
+        self._pause = pause
+        self._has = has
 
     def modprobe(self, module: str) -> None:
         """Load a module by the host's own modprobe, with the host's own modules and settings."""
-        command = [*self._into, "modprobe", "--", module]
+        self._called([*_into(self._root), "modprobe", "--", module], MODPROBE_S)
+
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        """Switch VFs; a try that met somebody with the GPU open is made again.
+
+        It is never cut short: half done, it leaves the GPU without a driver.
+        """
+        command = [*self._found(SRIOV_MANAGE), "-e" if enable else "-d", address]
+        for pause_s in PAUSES_S:
+            try:
+                self._called(command, None)
+            except ToolError as error:
+                if UNBIND_LOCK not in error.said.lower():
+                    raise
+                self._pause(pause_s)
+            else:
+                return
+        self._called(command, None)
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        """Return what nvidia-smi writes to its standard output."""
+        return self._called([*self._found(NVIDIA_SMI), *arguments], NVIDIA_SMI_S).stdout
+
+    def _found(self, programs: Sequence[str]) -> Sequence[str]:
+        """Return how a program is called in the first root that has it at one of its places."""
+        roots = [root for root in (self._driver, self._root) if root is not None]
+        for root in roots:
+            for program in programs:
+                if self._has(root / program.lstrip("/")):
+                    return *_into(root), program
+        where = " nor in ".join(str(root) for root in roots)
+        name = programs[0].rpartition("/")[2]
+        raise ToolMissingError(f"no {name} in {where}; install NVIDIA's vGPU manager, or see that its container runs")
+
+    def _called(self, command: Sequence[str], timeout_s: float | None) -> Ended:
+        line = " ".join(command)
         try:
-            done = subprocess.run(
-                command, env={"PATH": PATH}, capture_output=True, text=True, timeout=MODPROBE_S, check=False
-            )
+            ended = self._run(command, timeout_s)
+        except FileNotFoundError as error:
+            raise ToolMissingError(f"{line}: {error}") from error
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ToolError(f"{' '.join(command)}: {error}") from error
-        if done.returncode != 0:
-            raise ToolError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+            raise ToolError(f"{line}: {error}") from error
+        if ended.exit_code != 0:
+            message = f"{line} ended with {ended.exit_code}: {ended.said or 'it said nothing'}"
+            kind = ToolMissingError if ended.exit_code == NOT_FOUND else ToolError
+            raise kind(message, exit_code=ended.exit_code, said=ended.said)
+        return ended
+
+
+def _into(root: Path) -> Sequence[str]:
+    return () if root == Path("/") else ("chroot", str(root))

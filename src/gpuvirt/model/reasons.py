@@ -54,6 +54,10 @@ class ReasonCode(StrEnum):
     UNIT_BUSY = "UnitBusy"
     MANAGED = "ManagedByAgent"
 
+    # no vGPU scheduler set
+    SCHEDULER_UNFIT = "SchedulerUnfit"
+    OPTION_ELSEWHERE = "OptionElsewhere"
+
     # the agent itself
     NOT_REGISTERED = "NotRegistered"
     KUBELET_AWAY = "KubeletAway"

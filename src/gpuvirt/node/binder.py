@@ -49,7 +49,8 @@ class Site:
 
 def site_of(kernel: Kernel, roots: HostRoots) -> Site:
     """Return where moves are made on a real host."""
-    return Site(kernel, HostTools(roots.system), roots.local(originals.FILE), roots.run / "gpuvirt/units")
+    tools = HostTools(roots.system, roots.run / "nvidia/driver")
+    return Site(kernel, tools, roots.local(originals.FILE), roots.run / "gpuvirt/units")
 
 
 @dataclass(frozen=True, slots=True)

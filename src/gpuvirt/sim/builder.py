@@ -8,7 +8,6 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import (
     IommuGroup,
     PciAddress,
-    PciId,
     VgpuType,
     parse_mdev_uuid,
     parse_pci_address,
@@ -18,19 +17,18 @@ from gpuvirt.facts.ids import (
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.carrying import carry
-from gpuvirt.sim.function import SimFunction
+from gpuvirt.sim.function import SimFunction, VfIdentity
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, EgmSpec, MachineSpec, SlotSpec, shared_boards
+from gpuvirt.sim.machine import BoardSpec, EgmSpec, FunctionSpec, MachineSpec, SlotSpec, shared_boards
 from gpuvirt.sim.platform import furnish
 from gpuvirt.sim.tree import DeviceNode, constant
+from gpuvirt.sim.vfs import Carrier
 from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
 
 UUID_SPACE = uuid.UUID("6f9a2c4e-55a0-4d0e-9a44-2f0c5a6b7d10")
 """Simulated mdevs have UUIDs made from their slot and number, so that every run has the same."""
 
 EGM_MAJOR = 509
-FIRST_VF_OFFSET = 4
-"""NVIDIA's boards put their first VF four functions after the physical one."""
 
 
 def build_machine(spec: MachineSpec, *, where: str = "machine", wait: bool = False) -> SimKernel:
@@ -53,7 +51,8 @@ class _Builder:
         self.where = where
         self.kernel = kernel
         self.boards = shared_boards() | spec.boards
-        self.next_vf_group = 1 + max((slot.group for slot in spec.slots if slot.group is not None), default=0)
+        last_group = max((slot.group for slot in spec.slots if slot.group is not None), default=0)
+        kernel.vfs.next_group = 1 + last_group if spec.iommu else None
 
     def build(self) -> SimKernel:
         if self.spec.vfio_loaded:
@@ -112,20 +111,37 @@ class _Builder:
             raise ValueError(f"{slot.vfs} VFs are asked for; board {slot.board} has {board.total_vfs or 0}")
         for number in range(len(board.functions)):
             self._add_function(slot, board, self._free(f"{slot_of(first)}.{int(first[-1]) + number}"), number)
-        vfs = [self._add_vf(slot, board, first, number) for number in range(slot.vfs)]
+        function = self.kernel.pci.functions[first]
+        vfs = [self.kernel.vfs.add(function, number) for number in range(slot.vfs)]
         if slot.carries is not None:
             if slot.vgpus or slot.vgpu_types:
                 raise ValueError("carries stands in place of vgpus and vgpu_types; expected one or the other")
             return
         types = slot.vgpu_types or board.vgpu_types
         # Where a GPU is on another driver from the start, the host's `nvidia` is not the one that makes vGPUs.
-        if types and slot.vf_of is None and self.kernel.pci.functions[first].driver == "nvidia":
-            carving = Carving(first, types, vfs or [first])
-            self._offer(carving, board)
-            for name, count in slot.vgpus.items():
-                self._make(carving, board, name, count)
+        if types and slot.vf_of is None and function.driver == "nvidia":
+            self._carry(slot, board, Carving(first, types, vfs or ([] if board.vgpus_on_vfs else [first])))
         elif slot.vgpus:
             raise ValueError("vGPUs need the driver nvidia, and a board that names their types")
+
+    def _carry(self, slot: SlotSpec, board: BoardSpec, carving: Carving) -> None:
+        """Put a GPU into its mode, and make its vGPUs."""
+        if board.vgpus is None or board.vgpus is Framework.SRIOV_VF:
+            raise ValueError(f"board {slot.board} has vGPU types, but no way of making them")
+        if not slot.vgpu_types:
+            carving.profiles = board.mig_profiles
+        carving.mixed_sizes, carving.mig = slot.mixed_sizes, bool(slot.mig)
+        carving.mig_pending = carving.mig
+        if carving.mixed_sizes and not carving.can_mix_sizes:
+            raise ValueError(f"board {slot.board} knows no places of vGPUs in mixed-size mode")
+        profiles = {profile.name: profile for profile in carving.profiles}
+        for name, count in slot.mig.items():
+            for made in range(count):
+                if carving.add_instance(profiles[name]) is None:
+                    raise ValueError(f"{count} GPU instances {name} don't fit, only {made} do")
+        self.kernel.vfs.offer(Carrier(carving, board.vgpus, on_vfs=board.vgpus_on_vfs))
+        for name, vgpus in slot.vgpus.items():
+            self._make(carving, board, name, vgpus)
 
     def _free(self, text: str) -> PciAddress:
         """Return an address at which there is no function yet."""
@@ -154,6 +170,8 @@ class _Builder:
             numa_node=slot.numa,
             native_driver=part.native_driver,
             total_vfs=board.total_vfs if number == 0 else None,
+            vf=self._vf(board, part),
+            takes_numvfs=board.numvfs,
             fell_off_bus=slot.fell_off_bus,
             physfn=self._there(slot.vf_of) if slot.vf_of is not None else None,
         )
@@ -163,27 +181,13 @@ class _Builder:
             function.override = driver if driver != part.native_driver else None
             self.kernel.pci.bind(function, driver)
 
-    def _add_vf(self, slot: SlotSpec, board: BoardSpec, first: PciAddress, number: int) -> PciAddress:
-        parent = self.kernel.pci.functions[first]
-        address = self._free(_vf_address(first, number))
-        group = IommuGroup(self.next_vf_group) if self.spec.iommu else None
-        self.next_vf_group += 1
-        function = SimFunction(
-            address=address,
-            id=parse_pci_id(board.vf_id) if board.vf_id else parent.id,
-            class_code=parent.class_code,
-            folder=self._folder(address, slot.behind),
-            subsystem=parent.subsystem or PciId(0, 0),
-            revision=parent.revision,
-            group=group,
-            numa_node=slot.numa,
-            native_driver=parent.native_driver,
-            physfn=first,
+    def _vf(self, board: BoardSpec, part: FunctionSpec) -> VfIdentity:
+        """Return what a board's VFs are; of another class than the GPU, no driver of the GPU's takes them."""
+        return VfIdentity(
+            parse_pci_id(board.vf_id or part.id),
+            int(board.vf_class or part.class_code, 16),
+            part.native_driver if board.vf_class is None else None,
         )
-        self.kernel.pci.add(function)
-        if function.native_driver is not None:
-            self.kernel.pci.bind(function, function.native_driver)
-        return address
 
     def _group(self, slot: SlotSpec) -> IommuGroup | None:
         return IommuGroup(slot.group) if self.spec.iommu and slot.group is not None else None
@@ -193,22 +197,6 @@ class _Builder:
             return HostPath(f"{self.kernel.pci.functions[parse_pci_address(behind)].folder}/{address}")
         domain, bus, _ = address.split(":")
         return HostPath(f"/sys/devices/pci{domain}:{bus}/{address}")
-
-    def _offer(self, carving: Carving, board: BoardSpec) -> None:
-        functions = {slot: self.kernel.pci.functions[slot] for slot in carving.slots}
-        folders = {slot: function.folder for slot, function in functions.items()}
-        match board.vgpus:
-            case Framework.MDEV:
-                self.kernel.mdev.offer(carving, folders)
-                for slot in carving.slots:
-                    self.kernel.mdev.appear(slot)
-            case Framework.VENDOR_VFIO:
-                groups = {slot: function.group for slot, function in functions.items() if function.group is not None}
-                if groups.keys() != functions.keys():
-                    raise ValueError("VFs that carry vGPUs need an IOMMU, and the GPU a group")
-                self.kernel.vendor_vfio.offer(carving, folders, groups)
-            case None:
-                raise ValueError(f"board {board.functions[0].id} has vGPU types, but no way of making them")
 
     def _make(self, carving: Carving, board: BoardSpec, name: VgpuType, count: int) -> None:
         spec = next((spec for spec in carving.types if spec.name == name), None)
@@ -228,10 +216,3 @@ class _Builder:
         else:
             self.kernel.write(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), str(spec.id).encode())
             self.kernel.writes.clear()
-
-
-def _vf_address(first: PciAddress, number: int) -> str:
-    domain, bus, rest = first.split(":")
-    device, function = rest.split(".")
-    routing = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + FIRST_VF_OFFSET + number
-    return f"{domain}:{routing >> 8:02x}:{routing >> 3 & 0x1F:02x}.{routing & 7}"

@@ -4,23 +4,17 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, parse_mdev_uuid, parse_pci
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import CarriesSpec, LiveSpec
+from gpuvirt.sim.vfs import Carrier
 from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
 
 
 def carry(kernel: SimKernel, gpu: PciAddress, spec: CarriesSpec) -> None:
     """Let a GPU carry vGPUs; raise ValueError or KeyError where that makes no sense."""
     slots = [parse_pci_address(slot) for slot in spec.slots] or [gpu]
-    folders = {slot: kernel.pci.functions[slot].folder for slot in slots}
+    if spec.framework is Framework.SRIOV_VF:
+        raise ValueError("VFs that split a GPU are given as functions; expected mdev or vendor-vfio")
     carving = Carving(gpu, spec.types, slots)
-    groups = {slot: group for slot in slots if (group := kernel.pci.functions[slot].group) is not None}
-    if spec.framework is Framework.MDEV:
-        kernel.mdev.offer(carving, folders)
-        for slot in slots:
-            kernel.mdev.appear(slot)
-    elif groups.keys() != folders.keys():
-        raise ValueError("functions that carry vendor-VFIO vGPUs need an IOMMU group each")
-    else:
-        kernel.vendor_vfio.offer(carving, folders, groups)
+    kernel.vfs.offer(Carrier(carving, spec.framework, on_vfs=slots != [gpu]))
     for live in spec.live:
         _adopt(kernel, carving, live, _known(carving, live), spec.framework)
     carving.found = {

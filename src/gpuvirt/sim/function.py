@@ -7,6 +7,15 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.paths import HostPath
 
 
+@dataclass(frozen=True, slots=True)
+class VfIdentity:
+    """What the VFs of a function are."""
+
+    id: PciId
+    class_code: int
+    native_driver: str | None
+
+
 @dataclass(slots=True, eq=False)
 class SimFunction:
     """One function: what it is, and the state that writes change."""
@@ -28,8 +37,13 @@ class SimFunction:
     """Somebody waits to unbind it; it is in use until then."""
     fell_off_bus: bool = False
     physfn: PciAddress | None = None
+    vf_number: int | None = None
+    """Of a VF: 2 where its GPU links to it as `virtfn2`."""
     virtfns: list[PciAddress] = field(default_factory=list)
     total_vfs: int | None = None
+    vf: VfIdentity | None = None
+    takes_numvfs: bool = True
+    """Its native driver lets `sriov_numvfs` make VFs; NVIDIA's does not."""
 
 
 def id_texts(function: SimFunction) -> dict[str, str]:

@@ -150,7 +150,7 @@ def _left(host: VgpuHost, spec: CarriesSpec) -> dict[str, dict[VgpuType, int]]:
     """Return the numbers that the host tells and that the rule of equal sizes does not."""
     specs = {one.name: one for one in spec.types}
     live = {one.uuid or one.slot: (specs[one.type], PciAddress(one.slot)) for one in spec.live}
-    carving = Carving(host.gpu, spec.types, list(host.slots), live)
+    carving = Carving(host.gpu, spec.types, list(host.slots), live=live)
     odd: dict[str, dict[VgpuType, int]] = {}
     for slot, counts in host.slots.items():
         for name, one in specs.items():

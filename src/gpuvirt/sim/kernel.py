@@ -6,10 +6,8 @@ test can tell what gpuvirt did.
 """
 
 import errno
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
@@ -22,20 +20,15 @@ from gpuvirt.sim.faults import Faults
 from gpuvirt.sim.mdev import MdevBus
 from gpuvirt.sim.nvidia import NvidiaDriver
 from gpuvirt.sim.pci import PciBus
+from gpuvirt.sim.processes import Process, Processes
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
 from gpuvirt.sim.vfio import CDEVS, Vfio
+from gpuvirt.sim.vfs import Vfs
+
+__all__ = ["OUR_PID", "Process", "SimKernel"]
 
 OUR_PID = 1
-FIRST_PID = 4001
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process on the simulated host."""
-
-    pid: int
-    command: str
 
 
 class SimKernel:
@@ -48,13 +41,14 @@ class SimKernel:
         self.vfio = Vfio(self.tree, iommufd=iommufd, group_nodes=group_nodes, changed=self._changed)
         self.pci = PciBus(self.tree, self.vfio, self.blocking, self._changed)
         self.mdev = MdevBus(self.tree, self.vfio, self.blocking, self._changed)
-        self.nvidia = NvidiaDriver(self.tree, self.pci.functions, self.mdev, self._is_open)
-        self.pci.carried = self.nvidia
+        self.processes = Processes(self.tree)
         self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self._changed)
+        self.vfs = Vfs(self.pci, self.vfio, self.mdev, self.vendor_vfio, self.blocking)
+        self.nvidia = NvidiaDriver(self.tree, self.pci.functions, self.vfs, self.processes.has_open)
+        self.pci.carried = self.nvidia
         self.writes: list[tuple[HostPath, bytes]] = []
         self.reads: set[HostPath] = set()
         self._wakers: list[Callable[[], None]] = []
-        self._pids = itertools.count(FIRST_PID)
         self._boots = 0
         self.reboot_id()
 
@@ -180,7 +174,7 @@ class SimKernel:
     def start_machine(self, group: IommuGroup, command: str = "qemu-system-x86", *, devices: bool = True) -> Process:
         """Start a virtual machine that takes all devices of a group, or only opens it; it fails as QEMU would."""
         with self.blocking.condition:
-            process = Process(next(self._pids), command)
+            process = self.processes.next(command)
             self.vfio.open(group, process.pid)  # its own failure leaves the group with whoever has it
             try:
                 self.vfio.own(group, self._is_friendly)
@@ -189,15 +183,15 @@ class SimKernel:
             except OSError:
                 self.vfio.close(group)
                 raise
-            self._show_process(process, [f"/dev/vfio/{group}"])
+            self.processes.show(process, [f"/dev/vfio/{group}"])
             return process
 
     def open_devices(self, names: Sequence[str], command: str = "qemu-system-x86", *, bind: bool = True) -> Process:
         """Start a virtual machine that takes devices by their own nodes (`vfio0`), or only opens those."""
         with self.blocking.condition:
-            process = Process(next(self._pids), command)
+            process = self.processes.next(command)
             self._open_devices(names, process.pid, bind=bind)
-            self._show_process(process, [f"/dev/vfio/devices/{name}" for name in names])
+            self.processes.show(process, [f"/dev/vfio/devices/{name}" for name in names])
             return process
 
     def _open_devices(
@@ -218,24 +212,9 @@ class SimKernel:
     def start_process(self, command: str, *nodes: str) -> Process:
         """Start a process that has nodes under `/dev` open, as CUDA has `/dev/nvidia0`."""
         with self.blocking.condition:
-            process = Process(next(self._pids), command)
-            self._show_process(process, nodes)
+            process = self.processes.next(command)
+            self.processes.show(process, nodes)
             return process
-
-    def _is_open(self, node: str) -> bool:
-        """Return whether a process has a node open."""
-        return any(
-            isinstance(file, Link) and file.target == node
-            for process in self.tree.folder(HostPath("/proc")).entries.values()
-            if isinstance(process, Folder) and isinstance(files := process.entries.get("fd"), Folder)
-            for file in files.entries.values()
-        )
-
-    def _show_process(self, process: Process, nodes: Sequence[str]) -> None:
-        self.tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
-        self.tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
-        for number, node in enumerate(nodes, 23):
-            self.tree.place(HostPath(f"/proc/{process.pid}/fd/{number}"), Link(node))
 
     def end_machine(self, process: Process) -> None:
         """End a virtual machine; its devices are free, and whoever waited for them goes on."""
@@ -244,7 +223,7 @@ class SimKernel:
                 if group.user == process.pid:
                     self.vfio.close(group.number)
             self.vfio.close_devices(lambda file: file.pid == process.pid)
-            self.tree.remove(HostPath(f"/proc/{process.pid}"))
+            self.processes.end(process)
             self.nvidia.closed()
             self._changed(quiet=True)
 

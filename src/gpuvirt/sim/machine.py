@@ -13,7 +13,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.sim.platform import PlatformSpec
-from gpuvirt.sim.vgpu import VgpuTypeSpec
+from gpuvirt.sim.vgpu import MigProfileSpec, VgpuTypeSpec
 
 MOST_VFS = 256
 MOST_GROUP = (1 << 31) - 1
@@ -80,9 +80,17 @@ class BoardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     functions: Annotated[tuple[FunctionSpec, ...], Meta(min_length=1, max_length=8)]
     vf_id: str | None = None
+    vf_class: ClassCode | None = None
+    """Of its VFs, where it is another than the GPU's; no driver takes those."""
     total_vfs: Vfs | None = None
+    numvfs: bool = True
+    """Its native driver lets `sriov_numvfs` switch VFs; False: sriov-manage alone does, as with NVIDIA's."""
     vgpus: Framework | None = None
+    vgpus_on_vfs: bool = False
+    """Its VFs carry the vGPUs, and nothing does while they are off."""
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
+    mig_profiles: tuple[MigProfileSpec, ...] = ()
+    """The GPU instances that it can have in MIG mode."""
 
 
 class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -103,7 +111,11 @@ class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     vgpus: dict[VgpuType, Count] = {}
     """vGPUs that exist from the start."""
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
-    """In place of the board's: the types that a GPU in MIG mode offers."""
+    """In place of the board's."""
+    mixed_sizes: bool = False
+    """It is in mixed-size mode."""
+    mig: dict[str, Count] = {}
+    """It is in MIG mode, and has so many GPU instances of each profile."""
     vf_of: str | None = None
     """It is a VF of the function at this address, which stands earlier in the file: in place of that one's `vfs`."""
     cdev: Cdev | None = None

@@ -51,6 +51,17 @@ class MdevBus:
         self._tree.make(HostPath(LIVE))
         self._parents |= {slot: (carving, folders[slot]) for slot in carving.slots}
 
+    def withdraw(self, slot: PciAddress) -> None:
+        """Let a slot make none any more, which has none."""
+        self._parents.pop(slot, None)
+
+    def refresh(self, carving: Carving) -> None:
+        """The GPU is in another mode, and has no vGPU: its slots show the types of that mode."""
+        for slot in carving.slots:
+            if slot in self._parents and self._tree.exists(HostPath(f"{PARENTS}/{slot}")):
+                self._tree.remove(HostPath(f"{self._parents[slot][1]}/mdev_supported_types"))
+                self.appear(slot)
+
     def appear(self, slot: PciAddress) -> None:
         """The driver of a slot has it: its types can be seen."""
         if slot not in self._parents:
@@ -112,7 +123,7 @@ class MdevBus:
         """Have a mediated device, whether or not it would fit."""
         parent = self._tree.real_path(HostPath(f"{PARENTS}/{slot}"))
         device = SimMdev(uuid, spec, carving, slot, HostPath(f"{parent}/{uuid}"), group or self._new_group())
-        carving.live[uuid] = spec, slot
+        carving.take(uuid, spec, slot)
         self.devices[uuid] = device
         self._place_device(device, parent)
         self._changed()
@@ -139,7 +150,7 @@ class MdevBus:
         self._vfio.leave(device.group, device.uuid)
         self._tree.remove(device.folder)
         self._tree.remove(HostPath(f"{_type_folder(device)}/devices/{device.uuid}"))
-        del device.carving.live[device.uuid]
+        device.carving.free(device.uuid)
         del self.devices[device.uuid]
         self._changed()
 

@@ -70,6 +70,15 @@ class NvidiaDriver:
         for slot in [slot for slot in self._waiting if not self._is_open(self._node(slot))]:
             self._waiting.pop(slot)()
 
+    def is_open(self, slot: PciAddress) -> bool:
+        """Return whether a process has a GPU open."""
+        return slot in self._minors and self._is_open(self._node(slot))
+
+    def lock(self, slot: PciAddress) -> bool:
+        """Take a GPU's lock, as a write of 1 and a read do; return whether it was to be had."""
+        self._lock(slot, "1")
+        return slot in self._locked
+
     def _has(self, slot: PciAddress) -> bool:
         return self._tree.exists(HostPath(f"{GPUS}/{slot}"))
 

@@ -23,6 +23,8 @@ from gpuvirt.sim.vfio import Vfio
 
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
+PF_DRIVERS = frozenset({"pci-pf-stub"})
+"""Drivers that do nothing but let VFs be made; vfio-pci does only with its parameter enable_sriov."""
 
 
 class Carried(Protocol):
@@ -49,6 +51,8 @@ class PciBus:
         self.removed: dict[PciAddress, SimFunction] = {}
         """Functions that were taken away, and that come back when they are plugged in or the bus is rescanned."""
         self.carried: Carried | None = None
+        self.switch_vfs: Callable[[SimFunction, int], None] | None = None
+        """What happens when so many VFs are asked for, all checks made."""
         self._tree = tree
         self._vfio = vfio
         self._blocking = blocking
@@ -95,13 +99,22 @@ class PciBus:
         self.removed[address] = function
         self._changed()
 
+    def forget(self, function: SimFunction) -> None:
+        """A VF goes, and does not come back when the bus is rescanned."""
+        self.take_away(function.address)
+        del self.removed[function.address]
+        parent = self.functions.get(function.physfn) if function.physfn is not None else None
+        if parent is not None:
+            self._tree.remove(HostPath(f"{parent.folder}/virtfn{function.vf_number}"))
+            parent.virtfns.remove(function.address)
+
     def bring_back(self, address: PciAddress) -> None:
         """Plug an unplugged function in again; the kernel knows nothing of it, and gives it its native driver."""
         function = self.removed.pop(address)
         function.driver, function.override, function.fell_off_bus = None, None, False
         self.add(function)
         with contextlib.suppress(OSError):  # a driver that can't have it is no failure of the scan
-            self._probe(function)
+            self.probe(function)
 
     def bind(self, function: SimFunction, driver: str) -> None:
         """Give a function to a driver."""
@@ -145,7 +158,8 @@ class PciBus:
             self._vfio.discharge(function.group, function.address, function.folder)
         function.driver = None
 
-    def _probe(self, function: SimFunction) -> None:
+    def probe(self, function: SimFunction) -> None:
+        """Give a function to the driver that is wanted for it, where that is loaded and nothing has it."""
         wanted = function.override or function.native_driver
         if function.driver is None and self._tree.exists(HostPath(f"{DRIVERS}/{wanted}")):
             self.bind(function, wanted or "")
@@ -179,7 +193,7 @@ class PciBus:
         if function.leaving:
             self._hang(function, "drivers_probe")
         try:
-            self._probe(function)
+            self.probe(function)
         except OSError as error:
             if error.errno == errno.EBUSY:
                 raise fails(errno.EINVAL, text) from error
@@ -207,6 +221,23 @@ class PciBus:
         if function.leaving:
             self._hang(function, "sriov_numvfs")
         return f"{len(function.virtfns)}\n"
+
+    def _write_vfs(self, function: SimFunction, text: str) -> None:
+        """Switch VFs on or off, after drivers/pci/iov.c of 6.1."""
+        count = written.short(text)
+        if count > (function.total_vfs or 0):
+            raise fails(errno.ERANGE, text)
+        if function.leaving:
+            self._hang(function, "sriov_numvfs")
+        if count == len(function.virtfns):
+            return
+        native = function.driver == function.native_driver and function.takes_numvfs
+        if function.driver is None or not (native or function.driver in PF_DRIVERS):
+            raise fails(errno.ENOENT, text)
+        if count and function.virtfns:
+            raise fails(errno.EBUSY, text)
+        if self.switch_vfs is not None:
+            self.switch_vfs(function, count)
 
     def _read_uevent(self, function: SimFunction) -> str:
         if function.leaving:
@@ -244,7 +275,9 @@ class PciBus:
         files["remove"] = File(write=lambda text: self._write_remove(function, text))
         if function.total_vfs is not None:
             files["sriov_totalvfs"] = constant(str(function.total_vfs))
-            files["sriov_numvfs"] = File(read=lambda: self._read_vfs(function))
+            files["sriov_numvfs"] = File(
+                read=lambda: self._read_vfs(function), write=lambda text: self._write_vfs(function, text)
+            )
         for name, file in files.items():
             self._tree.place(HostPath(f"{function.folder}/{name}"), file)
         if function.group is not None:
@@ -257,6 +290,6 @@ class PciBus:
     def _place_vf_links(self, function: SimFunction, parent: SimFunction) -> None:
         if function.address not in parent.virtfns:
             parent.virtfns.append(function.address)
-        number = parent.virtfns.index(function.address)
+        number = function.vf_number = parent.virtfns.index(function.address)
         self._tree.link(HostPath(f"{function.folder}/physfn"), parent.folder)
         self._tree.link(HostPath(f"{parent.folder}/virtfn{number}"), function.folder)

@@ -1,22 +1,101 @@
-"""The programs of a simulated host: modprobe, by which drivers appear."""
+"""The programs of a simulated host: modprobe, sriov-manage and nvidia-smi, each by its command line.
 
-from collections.abc import Collection
+They are called through the same code as a host's own, so that what is made of their exit codes and words is tried, too.
+"""
 
-from gpuvirt.hardware.tools import ToolError
+import errno
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.hardware.tools import Ended, HostTools
+from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.nvidiasmi import NvidiaSmi
+
+NVIDIAS = ("sriov-manage", "nvidia-smi")
+FINE = Ended(0, "", "")
 
 
 class SimTools:
     """What is asked of a simulated host's programs."""
 
-    def __init__(self, kernel: SimKernel, modules: Collection[str] = ("vfio-pci", "nvidia", "snd_hda_intel")) -> None:
+    def __init__(
+        self,
+        kernel: SimKernel,
+        modules: Collection[str] = ("vfio-pci", "nvidia", "snd_hda_intel"),
+        programs: Collection[str] = NVIDIAS,
+    ) -> None:
+        self.loaded: list[str] = []
+        self.commands: list[tuple[str, ...]] = []
+        """What was run, without the folders of programs."""
+        self.before: Callable[[Sequence[str]], None] = lambda command: None  # noqa: ARG005
+        """Happens before each command."""
         self._kernel = kernel
         self._modules = modules
-        self.loaded: list[str] = []
+        self._smi = NvidiaSmi(kernel)
+        self._tools = HostTools(
+            Path("/"),
+            run=self._run,
+            pause=lambda _: None,
+            has=lambda place: place.name in programs,
+        )
 
     def modprobe(self, module: str) -> None:
         """Load a module, which is its driver."""
+        self._tools.modprobe(module)
+
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        """Switch the VFs of a GPU as NVIDIA's script does."""
+        self._tools.sriov_manage(address, enable)
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        """Return what nvidia-smi writes."""
+        return self._tools.nvidia_smi(*arguments)
+
+    def _run(self, command: Sequence[str], timeout_s: float | None) -> Ended:  # noqa: ARG002  nothing takes long here
+        program, arguments = command[0].rpartition("/")[2], tuple(command[1:])
+        self.commands.append((program, *arguments))
+        self.before(command)
+        with self._kernel.blocking.condition:
+            match program:
+                case "modprobe":
+                    return self._modprobe(arguments[-1])
+                case "sriov-manage":
+                    return self._sriov_manage(arguments)
+                case "nvidia-smi":
+                    return self._smi.run(arguments)
+                case _:
+                    raise FileNotFoundError(errno.ENOENT, "No such file or directory", program)
+
+    def _modprobe(self, module: str) -> Ended:
         if module not in self._modules:
-            raise ToolError(f"modprobe -- {module} ended with 1: FATAL: Module {module} not found")
+            return Ended(1, "", f"modprobe: FATAL: Module {module} not found")
         self.loaded.append(module)
         self._kernel.pci.add_driver(module)
+        return FINE
+
+    def _sriov_manage(self, arguments: Sequence[str]) -> Ended:
+        """Take the GPU from its driver, switch its VFs through another, and give it back; no card without VFs fails."""
+        if len(arguments) != 2 or arguments[0] not in {"-e", "-d"}:
+            return Ended(1, "", "Usage: sriov-manage <-e|-d> <ssss:bb:dd.f|ALL>")
+        function = self._kernel.pci.functions.get(PciAddress(arguments[1]))
+        if function is None or function.id.vendor != NVIDIA:
+            return Ended(1, "", "")
+        enable = arguments[0] == "-e"
+        if function.total_vfs is None or enable == bool(function.virtfns):
+            return FINE
+        if function.driver == "nvidia" and not self._kernel.nvidia.lock(function.address):
+            return Ended(1, "", f"Cannot obtain unbindLock for {function.address}")
+        self._switch(function, function.total_vfs if enable else 0)
+        return FINE
+
+    def _switch(self, function: SimFunction, count: int) -> None:
+        pci = self._kernel.pci
+        if function.driver is not None:
+            pci.unbind(function)
+        self._kernel.vfs.switch(function, count)
+        with suppress(OSError):  # the script does not look whether the driver takes it
+            pci.bind(function, "nvidia")

@@ -19,6 +19,8 @@ class VendorVfioBus:
     """All VFs of a machine that carry types."""
 
     def __init__(self, tree: Tree, vfio: Vfio, changed: Callable[[], None]) -> None:
+        self.refusing: set[PciAddress] = set()
+        """VFs that offer types and take none, as one does whose machine was killed at a bad moment."""
         self._tree = tree
         self._vfio = vfio
         self._changed = changed
@@ -28,16 +30,24 @@ class VendorVfioBus:
     ) -> None:
         """Let the VFs of a GPU carry types; `folders` and `groups` say where each lies and which group it is in."""
         for slot in carving.slots:
-            self._offer_slot(carving, slot, folders[slot], groups[slot])
+            self.offer_slot(carving, slot, folders[slot], groups[slot])
 
     def adopt(
         self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, folder: HostPath, group: IommuGroup
     ) -> None:
         """Have a VF carry a type, whether or not it would fit."""
-        carving.live[slot] = spec, slot
+        carving.take(slot, spec, slot)
         self._vfio.enlist(group, slot, folder)
 
-    def _offer_slot(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
+    def lose(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
+        """A VF goes, and its type with it; another that comes in its place takes types again."""
+        if slot in carving.live:
+            carving.free(slot)
+            self._vfio.discharge(group, slot, folder)
+        self.refusing.discard(slot)
+
+    def offer_slot(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
+        """Let one VF carry a type."""
         self._tree.place(
             HostPath(f"{folder}/nvidia/creatable_vgpu_types"), File(read=lambda: _creatable(carving, slot))
         )
@@ -55,7 +65,8 @@ class VendorVfioBus:
         if self._vfio.in_use(group, slot):
             raise fails(errno.EBUSY, slot)
         if wanted == NO_TYPE:
-            if carving.live.pop(slot, None):
+            if slot in carving.live:
+                carving.free(slot)
                 self._vfio.discharge(group, slot, folder)
         else:
             spec = next((spec for spec in carving.types if spec.id == wanted), None)
@@ -63,6 +74,8 @@ class VendorVfioBus:
                 raise fails(errno.EINVAL, slot)
             if carving.left(spec, slot) < 1:
                 raise fails(errno.EPERM, slot)
+            if slot in self.refusing:
+                raise fails(errno.EIO, slot)
             self.adopt(carving, slot, spec, folder, group)
         self._changed()
 

@@ -24,6 +24,14 @@ def number(text: str) -> int:
     return value
 
 
+def short(text: str) -> int:
+    """Return a number of 16 bits; raise EINVAL for anything else (kstrtou16)."""
+    value = number(text)
+    if value > 0xFFFF:
+        raise fails(errno.EINVAL, text)
+    return value
+
+
 def override(text: str) -> str | None:
     """Return the driver that a function is to get: the first line, None where it is empty."""
     if len(text) > LONGEST:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import (
     IommuGroup,
     PciAddress,
@@ -41,7 +42,7 @@ def read_group(kernel: Kernel, vgpu: VgpuId) -> IommuGroup | Unread | None:
 
 
 class Mdev:
-    """Reads mediated devices."""
+    """Reads mediated devices, makes them and takes them away."""
 
     framework = Framework.MDEV
 
@@ -84,6 +85,43 @@ class Mdev:
             for gpu in sorted({*slots, *live})
         }
         return Probe(hosts, tuple(oddities))
+
+    def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
+        """Make a mediated device with the UUID `vgpu`; raise OSError(EEXIST, ENOSPC, EUSERS...), VgpuUnavailableError.
+
+        The type is looked for by its name, as a host's own ids of types (`nvidia-592`) change with its driver.
+        """
+        uuid = parse_mdev_uuid(vgpu)
+        folder = HostPath(f"{PARENTS}/{slot}/mdev_supported_types")
+        names: list[str] = []
+        for type_id in attributes.names_or_raise(kernel, folder):
+            name = _type_name(kernel, folder, type_id)
+            if name == type_:
+                kernel.write(HostPath(f"{folder}/{type_id}/create"), uuid.encode())
+                return
+            names.append(name.said if isinstance(name, Unread) else name)
+        raise VgpuUnavailableError(
+            f"{slot} does not offer the vGPU type {type_} now; {folder} has {', '.join(names) or 'no type'}"
+        )
+
+    def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
+        """Remove a mediated device; raise OSError (ENOENT: it is gone), VgpuUnavailableError.
+
+        A UUID that is made from its place may have been given to another type since.
+        """
+        folder = f"{LIVE}/{parse_mdev_uuid(live.id)}"
+        type_id = attributes.link_name(kernel, HostPath(f"{folder}/mdev_type"))
+        if live.type_id is not None and isinstance(type_id, str) and type_id != live.type_id:
+            raise VgpuUnavailableError(
+                f"{live.id} is another vGPU now: {folder}/mdev_type points to {type_id}; expected {live.type_id}"
+            )
+        kernel.write(HostPath(f"{folder}/remove"), b"1")
+
+
+def _type_name(kernel: Kernel, folder: HostPath, type_id: str) -> VgpuType | Unread:
+    """Return what a type is called: its `name`, its id where it has none."""
+    name = attributes.text(kernel, HostPath(f"{folder}/{type_id}/name"))
+    return VgpuType(type_id) if name is None else name if isinstance(name, Unread) else VgpuType(name)
 
 
 def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFunction]) -> PciAddress | Oddity:

@@ -1,7 +1,8 @@
-"""vGPUs as VFs that stay on the driver `nvidia` and carry a type (read side).
+"""vGPUs as VFs that stay on the driver `nvidia` and carry a type.
 
 Each VF has `nvidia/creatable_vgpu_types`, lines of `id : name`, and `nvidia/current_vgpu_type`, an id or 0. What can be
-created shrinks as VFs are given types, so names are looked for on every VF of the host and kept from look to look. The
+created shrinks as VFs are given types, so names are looked for on every VF of the host and kept from look to look. A
+VF that was taken from `nvidia` takes no type any more until its SR-IOV is switched off and on, so none is ever. The
 formats come from vendors' threads and from KubeVirt (pkg/virt-handler/device-manager); they have not been met on
 hardware here.
 """
@@ -10,12 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 
+from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware import attributes, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
+from gpuvirt.paths import HostPath
 
 DRIVER = "nvidia"
 NO_TYPE = "0"
@@ -34,11 +37,11 @@ def parse_type_id(text: str) -> str:
 
 def read_type_id(kernel: Kernel, slot: PciAddress) -> str | Unread | None:
     """Return the id of the type that a VF carries now, `0` for none; None for a function that carries none ever."""
-    return attributes.parsed(kernel, pci.attribute(slot, "nvidia/current_vgpu_type"), parse_type_id)
+    return attributes.parsed(kernel, _current(slot), parse_type_id)
 
 
 class VendorVfio:
-    """Reads VFs that carry vGPU types."""
+    """Reads VFs that carry vGPU types, gives them types and takes types back."""
 
     framework = Framework.VENDOR_VFIO
 
@@ -72,17 +75,72 @@ class VendorVfio:
                 told = creatable if creatable is not None and not isinstance(creatable, Unread) else {}
                 names.update(told)
                 known = dict.fromkeys(told.values(), 1)
-            slots[gpu][function.address] = known
+            slots[gpu][function.address] = {} if function.address in _refusing(before.get(gpu), current) else known
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
         for address, type_id in current.items():
             if type_id != NO_TYPE:
                 live[gpu_of(functions, address)].append(_live(functions[address], type_id, names))
         return Probe(
             {
-                gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), names, tuple(unread[gpu]))
+                gpu: VgpuHost(
+                    gpu,
+                    self.framework,
+                    slots[gpu],
+                    tuple(live[gpu]),
+                    names,
+                    tuple(unread[gpu]),
+                    _refusing(before.get(gpu), current),
+                )
                 for gpu in slots
             }
         )
+
+    def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
+        """Give a VF a type; raise OSError as the driver answers, VgpuUnavailableError.
+
+        What can be created is read from this very VF right before, and the type's id with it.
+        """
+        path = pci.attribute(slot, "nvidia/creatable_vgpu_types")
+        if str(vgpu) != slot:
+            raise VgpuUnavailableError(f"a vGPU on the VF {slot} has the VF's address as its id; found {vgpu}")
+        type_id = read_type_id(kernel, slot)
+        if type_id != NO_TYPE:
+            raise VgpuUnavailableError(f"{slot} is to have no type yet; {_current(slot)} {_said(type_id)}")
+        creatable = attributes.parsed(kernel, path, parse_creatable)
+        if creatable is None or isinstance(creatable, Unread):
+            raise VgpuUnavailableError(f"what {slot} could carry can't be told: {path} {_said(creatable)}")
+        wanted = next((one for one, name in creatable.items() if name == type_), None)
+        if wanted is None:
+            listed = ", ".join(creatable.values()) or "no type"
+            raise VgpuUnavailableError(f"{slot} does not offer the vGPU type {type_} now; {path} lists {listed}")
+        kernel.write(_current(slot), wanted.encode())
+
+    def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
+        """Take a VF's type back; raise OSError (EBUSY: it is open), VgpuUnavailableError.
+
+        A VF's address outlives what it carries, so its type is compared first: it may have been given to another since.
+        """
+        type_id = read_type_id(kernel, live.slot)
+        if live.type_id is None or type_id != live.type_id:
+            raise VgpuUnavailableError(
+                f"{live.slot} does not carry that vGPU any more: {_current(live.slot)} {_said(type_id)}; expected"
+                f" {live.type_id or 'a type that was read'}"
+            )
+        kernel.write(_current(live.slot), NO_TYPE.encode())
+
+
+def _refusing(before: VgpuHost | None, current: Mapping[PciAddress, str | Unread]) -> Mapping[PciAddress, str]:
+    """Return the VFs that are in quarantine still: those that are there and have taken no type since."""
+    known = before.quarantined if before is not None else {}
+    return {slot: said for slot, said in known.items() if current.get(slot) == NO_TYPE}
+
+
+def _current(slot: PciAddress) -> HostPath:
+    return pci.attribute(slot, "nvidia/current_vgpu_type")
+
+
+def _said(found: str | Unread | None) -> str:
+    return "is not there" if found is None else f"reads {found}" if isinstance(found, str) else found.said
 
 
 def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, VgpuType]) -> LiveVgpu:
@@ -96,4 +154,4 @@ def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, Vgpu
 
 
 def _unnamed(slot: PciAddress, type_id: str) -> Unread:
-    return Unread(pci.attribute(slot, "nvidia/current_vgpu_type"), seen=f"{type_id}, a type that no VF names now")
+    return Unread(_current(slot), seen=f"{type_id}, a type that no VF names now")

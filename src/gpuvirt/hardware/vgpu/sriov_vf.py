@@ -1,0 +1,56 @@
+"""GPUs of AMD and Intel whose VFs split them evenly: what is made and taken away is a GPU's whole set of VFs.
+
+PCI Express has one switch for all VFs of a function, and these vendors' drivers share the GPU among as many as are
+switched on; so there is no making of one VF beside others, and none of several sizes. Each VF is afterwards a function
+of its own, bound to a VFIO driver and offered as such; reports of this kind are therefore in no look at the host, and
+whoever plans takes them from `facts.vgpu.host_of_vfs`. Neither vendor's driver was run here.
+"""
+
+from collections.abc import Mapping
+
+from gpuvirt.errors import VgpuUnavailableError
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs, vf_type
+from gpuvirt.hardware import sriov
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.vgpu.backend import Probe
+
+
+class SriovVf:
+    """Switches sets of VFs on and off."""
+
+    framework = Framework.SRIOV_VF
+
+    def probe(
+        self,
+        kernel: Kernel,  # noqa: ARG002  what was read of the functions says all
+        functions: Mapping[PciAddress, PciFunction],
+        before: Mapping[PciAddress, VgpuHost],  # noqa: ARG002
+        /,
+        *,
+        brief: bool,  # noqa: ARG002
+    ) -> Probe | Unread:
+        """Return the GPUs that have VFs, or could."""
+        hosts = {address: host_of_vfs(function) for address, function in functions.items()}
+        return Probe({address: host for address, host in hosts.items() if host is not None})
+
+    def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
+        """Switch all VFs of a GPU on at once; raise OSError as the kernel does, VgpuUnavailableError."""
+        total = sriov.read_total(kernel, slot)
+        if str(vgpu) != slot:
+            raise VgpuUnavailableError(f"the set of VFs of {slot} has its address as its id; found {vgpu}")
+        if not isinstance(total, int):
+            raise VgpuUnavailableError(f"{slot} has no SR-IOV: sriov_totalvfs: {total.said if total else 'not there'}")
+        count = next((count for count in range(1, total + 1) if vf_type(count) == type_), None)
+        if count is None:
+            raise VgpuUnavailableError(f"{slot} can't be split into {type_!r}; expected 1 VF to {vf_type(total)}")
+        sriov.write_count(kernel, slot, count)
+
+    def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
+        """Switch all VFs of a GPU off at once; raise OSError as the kernel does, VgpuUnavailableError."""
+        count = sriov.count_vfs(kernel, live.slot)
+        if not isinstance(count, int) or vf_type(count) != live.type:
+            found = count.said if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
+            raise VgpuUnavailableError(f"{live.slot} has {found}; expected {live.type}, which were to be removed")
+        sriov.write_count(kernel, live.slot, 0)

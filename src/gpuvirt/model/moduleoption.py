@@ -1,0 +1,106 @@
+"""The modprobe file that tells NVIDIA's driver vGPU schedulers for good: its text, and what stands in its way.
+
+Format: kernel-open/nvidia/nv-reg.h, NVreg_RegistryDwordsPerDevice="pci=DDDD:BB:DD.F;KEY=VALUE;...;pci=...". The driver
+reads it when it is loaded, so a host takes it over when it is started again.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpuvirt.errors import DamagedError, InvalidIdError
+from gpuvirt.facts.ids import PciAddress, parse_pci_address
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.platform import Attribute
+from gpuvirt.model import refusals
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.paths import HostPath
+
+FILE = HostPath("/etc/modprobe.d/gpuvirt-vgpu-scheduler.conf")
+PARAMETER = "NVreg_RegistryDwordsPerDevice"
+KEY = "RmPVMRL"
+HEAD = "# Kept by gpuvirt: the vGPU schedulers of GPUs. The driver reads this when it is loaded."
+
+_OURS = re.compile(rf'options nvidia {PARAMETER}="(?P<value>[^"\\]*)"')
+_PAIR = re.compile(r"[A-Za-z0-9_]+=0x[0-9a-fA-F]{1,8}")
+
+
+def merge(existing: str | None, gpu: PciAddress, value: int | None) -> str | None:
+    """Return the text of our file with a GPU's RmPVMRL set, or taken out; None where nothing is left to be told.
+
+    Raises DamagedError where the file is not as we write it: then somebody else has a hand in it.
+    """
+    entries = {address: dict(pairs) for address, pairs in _parse(existing or "")}
+    keys = entries.setdefault(gpu, {})
+    if value is None:
+        keys.pop(KEY, None)
+    else:
+        keys[KEY] = f"0x{value:08x}" if value > 0xFF else f"0x{value:02x}"
+    told = ";".join(_told(address, pairs) for address, pairs in sorted(entries.items()) if pairs)
+    return f'{HEAD}\noptions nvidia {PARAMETER}="{told}"\n' if told else None
+
+
+def _told(address: PciAddress, pairs: Mapping[str, str]) -> str:
+    return ";".join([f"pci={address}", *(f"{key}={value}" for key, value in pairs.items())])
+
+
+def _parse(text: str) -> Iterator[tuple[PciAddress, list[tuple[str, str]]]]:
+    """Yield each GPU's keys in the order in which they stand."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not lines:
+        return
+    match = _OURS.fullmatch(lines[0].strip())
+    if match is None or len(lines) > 1:
+        raise _damaged(lines[-1] if match else lines[0])
+    current: tuple[PciAddress, list[tuple[str, str]]] | None = None
+    for word in filter(None, match["value"].split(";")):
+        key, _, value = word.strip().partition("=")
+        if key == "pci":
+            if current is not None:
+                yield current
+            current = _address(value), []
+        elif current is None or not _PAIR.fullmatch(word.strip()):
+            raise _damaged(word)
+        else:
+            current[1].append((key, value))
+    if current is not None:
+        yield current
+
+
+def _address(text: str) -> PciAddress:
+    try:
+        return parse_pci_address(text)
+    except InvalidIdError as error:
+        raise DamagedError(f"{FILE}: {error}; delete the file, and set the schedulers again") from error
+
+
+def _damaged(found: str) -> DamagedError:
+    return DamagedError(
+        f'{FILE}: expected one line, options nvidia {PARAMETER}="pci=ADDRESS;{KEY}=VALUE;..."; found {found.strip()!r};'
+        " move what somebody else wrote into another file, or delete this one, and set the schedulers again"
+    )
+
+
+def in_the_way(files: Iterable[Attribute], gpu: PciAddress) -> tuple[Reason, ...]:
+    """Return why our file would not be heard, or would silence another: the kernel takes one value of the parameter.
+
+    `files` are those of modprobe's folders; one that can't be read may have it.
+    """
+    return tuple(_obstacles(files, gpu))
+
+
+def _obstacles(files: Iterable[Attribute], gpu: PciAddress) -> Iterator[Reason]:
+    for file in files:
+        if file.path == FILE:
+            continue
+        if isinstance(file.value, Unread):
+            yield refusals.unread(gpu, file.value)
+        for line in (file.text or "").replace("\\\n", " ").splitlines():
+            words = line.split(None, 2)
+            if words[:2] == ["options", "nvidia"] and PARAMETER in words[-1]:
+                yield Reason(
+                    ReasonCode.OPTION_ELSEWHERE,
+                    gpu,
+                    f"can't be given a scheduler for good: {PARAMETER} is set elsewhere, and the driver takes it once",
+                    seen=f"{file.path}: {line.strip()[:200]}",
+                    fix=f"write it there: pci={gpu};{KEY}=VALUE; or move that line's GPUs to {FILE}",
+                )

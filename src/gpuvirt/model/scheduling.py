@@ -1,0 +1,71 @@
+"""Which vGPU scheduler a GPU takes in the mode that it is in, and as what the driver is told so for good (RmPVMRL)."""
+
+from collections.abc import Iterator
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
+from gpuvirt.model import refusals
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+LEAST_SLICE_MS, MOST_SLICE_MS = 1, 30
+
+WITH_DEFAULT_SLICE = {
+    SchedulerPolicy.BEST_EFFORT: 0x00,
+    SchedulerPolicy.EQUAL_SHARE: 0x01,
+    SchedulerPolicy.FIXED_SHARE: 0x11,
+}
+WITH_SLICE = {SchedulerPolicy.EQUAL_SHARE: 0x0003, SchedulerPolicy.FIXED_SHARE: 0x0011}
+"""To which the milliseconds are added from bit 16 on; NVIDIA's examples: 0x00030003, 0x00180011 (user guide, 7.3)."""
+
+
+def refuse(modes: GpuModes, wanted: Scheduler) -> tuple[Reason, ...]:
+    """Return why a GPU does not take a scheduler as it stands; nothing where it may be set."""
+    return tuple(_refusals(modes, wanted))
+
+
+def _refusals(modes: GpuModes, wanted: Scheduler) -> Iterator[Reason]:
+    fixed = wanted.policy is SchedulerPolicy.FIXED_SHARE
+    if isinstance(modes.mig, Unread):
+        yield refusals.unread(modes.gpu, modes.mig)
+    elif modes.mig:
+        yield _unfit(
+            modes.gpu,
+            "is in MIG mode, where each vGPU has processors of its own and no time is shared",
+            "MIG Mode / Current: Enabled",
+            f"nvidia-smi -i {modes.gpu} -mig 0, when it carries nothing",
+        )
+    if fixed and isinstance(modes.mixed_sizes, Unread):
+        yield refusals.unread(modes.gpu, modes.mixed_sizes)
+    elif fixed and modes.mixed_sizes:
+        yield _unfit(
+            modes.gpu,
+            "is in mixed-size mode, which knows no fixed share: the parts of vGPUs of several sizes don't add up",
+            "vGPU Heterogeneous Mode: Enabled",
+            f"equal-share; or nvidia-smi vgpu -i {modes.gpu} -shm 0, when it carries no vGPU",
+        )
+    yield from _bad_slice(modes.gpu, wanted)
+
+
+def _bad_slice(gpu: PciAddress, wanted: Scheduler) -> Iterator[Reason]:
+    time_slice_ms = wanted.time_slice_ms
+    if time_slice_ms is None:
+        return
+    if wanted.policy is SchedulerPolicy.BEST_EFFORT:
+        yield _unfit(
+            gpu, "has no time slice to be set under best-effort", f"{time_slice_ms} ms", "leave the time slice out"
+        )
+    elif not LEAST_SLICE_MS <= time_slice_ms <= MOST_SLICE_MS:
+        expected = f"a time slice from {LEAST_SLICE_MS} to {MOST_SLICE_MS} ms"
+        yield _unfit(gpu, f"takes no time slice of {time_slice_ms} ms", f"{time_slice_ms} ms", expected)
+
+
+def _unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reason:
+    return Reason(ReasonCode.SCHEDULER_UNFIT, gpu, message, seen, fix)
+
+
+def registry_value(wanted: Scheduler) -> int:
+    """Return the value of RmPVMRL for a scheduler that `refuse` has nothing against."""
+    if wanted.time_slice_ms is None:
+        return WITH_DEFAULT_SLICE[wanted.policy]
+    return wanted.time_slice_ms << 16 | WITH_SLICE[wanted.policy]

@@ -1,0 +1,51 @@
+"""The processes of a simulated host, as `/proc` shows them: their names, and the nodes that they have open."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.tree import Folder, Link, Tree, constant
+
+FIRST_PID = 4001
+FIRST_FILE = 23
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on the simulated host."""
+
+    pid: int
+    command: str
+
+
+class Processes:
+    """All processes of a machine."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._pids = itertools.count(FIRST_PID)
+
+    def next(self, command: str) -> Process:
+        """Return a process that is not to be seen yet."""
+        return Process(next(self._pids), command)
+
+    def show(self, process: Process, nodes: Sequence[str]) -> None:
+        """Let a process be seen, with the nodes that it has open."""
+        self._tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
+        self._tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
+        for number, node in enumerate(nodes, FIRST_FILE):
+            self._tree.place(HostPath(f"/proc/{process.pid}/fd/{number}"), Link(node))
+
+    def end(self, process: Process) -> None:
+        """Let a process be seen no more."""
+        self._tree.remove(HostPath(f"/proc/{process.pid}"))
+
+    def has_open(self, node: str) -> bool:
+        """Return whether a process has a node open."""
+        return any(
+            isinstance(file, Link) and file.target == node
+            for process in self._tree.folder(HostPath("/proc")).entries.values()
+            if isinstance(process, Folder) and isinstance(files := process.entries.get("fd"), Folder)
+            for file in files.entries.values()
+        )

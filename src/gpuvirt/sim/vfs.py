@@ -1,0 +1,184 @@
+"""VFs that come and go on a simulated machine, and what their GPU can carry on them.
+
+VFs go when nobody uses them any more, as the kernel waits for the users of each. Reset and driver take a GPU's modes
+with them, as NVIDIA's manager forgets them; see `Carving.forget`.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_pci_address
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.function import SimFunction, VfIdentity
+from gpuvirt.sim.mdev import MdevBus
+from gpuvirt.sim.pci import PciBus
+from gpuvirt.sim.vendor_vfio import VendorVfioBus
+from gpuvirt.sim.vfio import Vfio
+from gpuvirt.sim.vgpu import Carving
+
+FIRST_VF_OFFSET = 4
+"""NVIDIA's boards put their first VF four functions after the physical one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """A GPU that can carry vGPUs."""
+
+    carving: Carving
+    framework: Framework
+    on_vfs: bool
+    """Its VFs carry them, and nothing does while they are off."""
+
+
+class Vfs:
+    """All GPUs that can carry vGPUs, and the VFs of all functions."""
+
+    def __init__(self, pci: PciBus, vfio: Vfio, mdev: MdevBus, vendor_vfio: VendorVfioBus, blocking: Blocking) -> None:
+        self.carriers: dict[PciAddress, Carrier] = {}
+        self.next_group: int | None = 1
+        """The IOMMU group of the VF that comes next; None where there is no IOMMU."""
+        self._pci = pci
+        self._vfio = vfio
+        self._mdev = mdev
+        self._vendor_vfio = vendor_vfio
+        self._blocking = blocking
+        pci.switch_vfs = self.switch
+
+    def offer(self, carrier: Carrier) -> None:
+        """Let a GPU carry vGPUs on the slots of its carving; raise ValueError where there is no IOMMU for them."""
+        self.carriers[carrier.carving.gpu] = carrier
+        functions = {slot: self._pci.functions[slot] for slot in carrier.carving.slots}
+        folders = {slot: function.folder for slot, function in functions.items()}
+        if carrier.framework is Framework.VENDOR_VFIO:
+            self._vendor_vfio.offer(carrier.carving, folders, self._groups(functions))
+            return
+        self._mdev.offer(carrier.carving, folders)
+        for slot in carrier.carving.slots:
+            self._mdev.appear(slot)
+
+    def _groups(self, functions: Mapping[PciAddress, SimFunction]) -> Mapping[PciAddress, IommuGroup]:
+        groups = {slot: function.group for slot, function in functions.items() if function.group is not None}
+        if groups.keys() != functions.keys():
+            raise ValueError("functions that carry vendor-VFIO vGPUs need an IOMMU, and a group each")
+        return groups
+
+    # --- what native drivers bring (pci.Carried)
+
+    def appear(self, slot: PciAddress) -> None:
+        """A native driver has a function: it has forgotten what it was told."""
+        if slot in self.carriers:
+            self.carriers[slot].carving.forget()
+        self._mdev.appear(slot)
+
+    def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
+        """A native driver is to lose a function; one that made VFs takes them along."""
+        function = self._pci.functions[slot]
+        rest = partial(self._mdev.take_back, slot, finish)
+        if function.takes_numvfs and function.virtfns:
+            self._switch_off(function, rest)
+        else:
+            rest()
+
+    def lose(self, slot: PciAddress) -> None:
+        """A function was pulled out."""
+        self._mdev.lose(slot)
+
+    # --- VFs
+
+    def switch(self, function: SimFunction, count: int) -> None:
+        """Let a function have so many VFs; the caller waits until nobody uses those that go."""
+        if count:
+            for number in range(count):
+                self.add(function, number)
+            return
+        self._switch_off(function, lambda: None)
+        self._blocking.until(lambda: not function.virtfns, f"VFs of {function.address}, of which one is in use, to go")
+
+    def _switch_off(self, function: SimFunction, finish: Callable[[], None]) -> None:
+        """Let all VFs go; `finish` runs when the last has gone."""
+
+        def gone(vf: SimFunction) -> None:
+            self._gone(function, vf)
+            if not function.virtfns:
+                finish()
+
+        for address in list(function.virtfns):
+            vf = self._pci.functions[address]
+            self._remove(vf, partial(gone, vf))
+
+    def add(self, parent: SimFunction, number: int) -> PciAddress:
+        """Make a VF appear, with its driver and what it can carry; raise ValueError where there is no room for it."""
+        address = vf_address(parent.address, number)
+        if address in self._pci.functions:
+            raise ValueError(f"there is a function at {address} already")
+        kind = parent.vf or VfIdentity(parent.id, parent.class_code, parent.native_driver)
+        function = SimFunction(
+            address=address,
+            id=kind.id,
+            class_code=kind.class_code,
+            folder=HostPath(f"{parent.folder.rpartition('/')[0]}/{address}"),
+            subsystem=parent.subsystem or PciId(0, 0),
+            revision=parent.revision,
+            group=self._new_group(),
+            numa_node=parent.numa_node,
+            native_driver=kind.native_driver,
+            physfn=parent.address,
+        )
+        self._pci.add(function)
+        self._carry(parent, function)
+        with contextlib.suppress(OSError):  # a driver that can't have it is no failure of the switch
+            self._pci.probe(function)
+        return address
+
+    def _new_group(self) -> IommuGroup | None:
+        if self.next_group is None:
+            return None
+        while self.next_group in self._vfio.groups:
+            self.next_group += 1
+        self.next_group += 1
+        return IommuGroup(self.next_group - 1)
+
+    def _carry(self, parent: SimFunction, function: SimFunction) -> None:
+        carrier = self.carriers.get(parent.address)
+        if carrier is None or not carrier.on_vfs:
+            return
+        carrier.carving.slots.append(function.address)
+        if carrier.framework is Framework.MDEV:
+            self._mdev.offer(carrier.carving, {**self._folders(carrier.carving), function.address: function.folder})
+        elif function.group is not None:
+            self._vendor_vfio.offer_slot(carrier.carving, function.address, function.folder, function.group)
+
+    def _folders(self, carving: Carving) -> Mapping[PciAddress, HostPath]:
+        return {slot: self._pci.functions[slot].folder for slot in carving.slots}
+
+    def _remove(self, function: SimFunction, gone: Callable[[], None]) -> None:
+        address, group = function.address, function.group
+        function.leaving = True
+        if group is not None and self._vfio.in_use(group, address):
+            self._vfio.ask_back(group, address, gone)
+        elif function.driver == function.native_driver and self._pci.carried is not None:
+            self._pci.carried.take_back(address, gone)
+        else:
+            gone()
+
+    def _gone(self, parent: SimFunction, function: SimFunction) -> None:
+        carrier = self.carriers.get(parent.address)
+        if carrier is not None and function.address in carrier.carving.slots:
+            if carrier.framework is Framework.VENDOR_VFIO and function.group is not None:
+                self._vendor_vfio.lose(carrier.carving, function.address, function.folder, function.group)
+            self._mdev.withdraw(function.address)
+            carrier.carving.slots.remove(function.address)
+        self._pci.forget(function)
+
+
+def vf_address(first: PciAddress, number: int) -> PciAddress:
+    """Return where a function's VF of a number (from 0) is; raise ValueError where there is no such address."""
+    domain, bus, rest = first.split(":")
+    device, function = rest.split(".")
+    routing = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + FIRST_VF_OFFSET + number
+    text = f"{domain}:{routing >> 8:02x}:{routing >> 3 & 0x1F:02x}.{routing & 7}"
+    return parse_pci_address(text)

@@ -1,0 +1,174 @@
+"""Back ends that no kernel here can be asked about: VFs that carry types, and VFs that split a GPU."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from gpuvirt.errors import VgpuUnavailableError
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs
+from gpuvirt.hardware import sriov
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.vgpu.registry import BACKENDS, backend_of
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.tools import SimTools
+
+Machine = Callable[[str], SimKernel]
+
+L40S, VF, OTHER_VF = PciAddress("0000:da:00.0"), PciAddress("0000:da:00.4"), PciAddress("0000:da:00.5")
+FLEX, SPLIT = PciAddress("0000:b3:00.0"), PciAddress("0000:4d:00.0")
+TYPE, OTHER = VgpuType("NVIDIA L40S-12Q"), VgpuType("NVIDIA L40S-48Q")
+VENDOR, SRIOV_VF = backend_of(Framework.VENDOR_VFIO), backend_of(Framework.SRIOV_VF)
+
+
+def test_every_framework_has_a_back_end() -> None:
+    assert {backend.framework for backend in BACKENDS} == set(Framework)
+
+
+@pytest.fixture
+def l40s(machine: Machine) -> SimKernel:
+    return machine("4xL40S")
+
+
+def host(kernel: SimKernel, before: VgpuHost | None = None, *, brief: bool = False) -> VgpuHost:
+    facts = scan(kernel)
+    probe = VENDOR.probe(kernel, facts.functions, {L40S: before} if before else {}, brief=brief)
+    return probe.hosts[L40S]  # type: ignore[union-attr]
+
+
+def test_a_vf_is_given_a_type_by_its_name_and_loses_it(l40s: SimKernel) -> None:
+    VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
+    (live,) = host(l40s).live
+    assert live == LiveVgpu(VgpuId(VF), TYPE, VF, scan(l40s).functions[VF].iommu_group, "1156")
+    assert l40s.writes == [(HostPath(f"/sys/bus/pci/devices/{VF}/nvidia/current_vgpu_type"), b"1156")]
+    VENDOR.remove(l40s, live)
+    assert host(l40s).live == ()
+    with pytest.raises(VgpuUnavailableError, match="reads 0; expected 1156"):
+        VENDOR.remove(l40s, live)
+
+
+def unavailable(kernel: SimKernel, slot: PciAddress, type_: VgpuType, vgpu: str) -> str:
+    kernel.writes.clear()
+    with pytest.raises(VgpuUnavailableError) as refused:
+        VENDOR.create(kernel, slot, type_, VgpuId(vgpu))
+    assert kernel.writes == [], "nothing is written where it would be refused"
+    return str(refused.value)
+
+
+def test_what_is_not_to_be_had_is_told_with_what_is(l40s: SimKernel) -> None:
+    VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
+    assert "da:00.4/nvidia/current_vgpu_type reads 1156" in unavailable(l40s, VF, TYPE, VF)
+    assert "lists NVIDIA L40S-12Q" in unavailable(l40s, OTHER_VF, OTHER, OTHER_VF), "sizes don't mix"
+    assert f"found {VF}" in unavailable(l40s, OTHER_VF, TYPE, VF)
+    gpu = f"/sys/bus/pci/devices/{L40S}/nvidia/current_vgpu_type is not there"
+    assert gpu in unavailable(l40s, L40S, TYPE, L40S)
+    l40s.faults.fail(HostPath(f"/sys/bus/pci/devices/{OTHER_VF}/nvidia/creatable_vgpu_types"), errno.EIO)
+    assert "EIO" in unavailable(l40s, OTHER_VF, TYPE, OTHER_VF)
+
+
+def test_a_vf_that_carries_another_type_by_now_keeps_it(l40s: SimKernel) -> None:
+    VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
+    (live,) = host(l40s).live
+    VENDOR.remove(l40s, live)
+    VENDOR.create(l40s, VF, OTHER, VgpuId(VF))
+    with pytest.raises(VgpuUnavailableError, match="reads 1159; expected 1156"):
+        VENDOR.remove(l40s, live)
+    assert [one.type_id for one in host(l40s).live] == ["1159"]
+
+
+def test_a_vf_that_is_open_is_busy(l40s: SimKernel) -> None:
+    VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
+    (live,) = host(l40s).live
+    assert isinstance(live.group, int)
+    l40s.start_machine(live.group)
+    with pytest.raises(OSError, match="busy") as refused:
+        VENDOR.remove(l40s, live)
+    assert refused.value.errno == errno.EBUSY
+    assert l40s.vfio.requests == []
+
+
+def test_a_vf_that_refuses_is_in_quarantine_until_it_takes_a_type_or_goes(l40s: SimKernel) -> None:
+    l40s.vendor_vfio.refusing.add(VF)
+    with pytest.raises(OSError, match="Input/output") as refused:
+        VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
+    seen = host(l40s)
+    assert seen.slots[VF], "it goes on offering types"
+    seen = seen.with_refusal(VF, str(refused.value.strerror))
+    for brief in (True, False):
+        seen = host(l40s, seen, brief=brief)
+        assert seen.quarantined == {VF: "Input/output error"}
+        assert (seen.slots[VF], bool(seen.slots[OTHER_VF])) == ({}, True)
+    l40s.vendor_vfio.refusing.clear()
+    VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
+    assert host(l40s, seen).quarantined == {}
+
+
+def test_vfs_that_were_switched_off_and_on_take_types_again(l40s: SimKernel) -> None:
+    l40s.vendor_vfio.refusing.add(VF)
+    tools = SimTools(l40s)
+    sriov.disable_vfs(l40s, tools, L40S)
+    assert scan(l40s).functions[L40S].virtfns == ()
+    sriov.enable_vfs(l40s, tools, L40S)
+    assert len(host(l40s).slots) == 32
+    VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
+
+
+# --- VFs that split a GPU
+
+
+@pytest.fixture
+def flex(machine: Machine) -> SimKernel:
+    return machine("2xFlex170")
+
+
+def report(kernel: SimKernel, gpu: PciAddress) -> VgpuHost:
+    found = host_of_vfs(scan(kernel).functions[gpu])
+    assert found is not None
+    return found
+
+
+def test_a_gpu_is_split_between_its_vfs_and_made_whole(flex: SimKernel) -> None:
+    offered = report(flex, FLEX).slots[FLEX]
+    assert (len(offered), min(offered), set(offered.values())) == (31, "1 VF", {1})
+    SRIOV_VF.create(flex, FLEX, VgpuType("8 VFs"), VgpuId(FLEX))
+    after = report(flex, FLEX)
+    assert len(scan(flex).functions[FLEX].virtfns) == 8
+    assert (after.slots, after.live[0].type) == ({FLEX: {}}, "8 VFs")
+    with pytest.raises(OSError, match="busy"):
+        SRIOV_VF.create(flex, FLEX, VgpuType("4 VFs"), VgpuId(FLEX))
+    SRIOV_VF.remove(flex, after.live[0])
+    assert report(flex, FLEX).live == ()
+
+
+def test_another_number_of_vfs_is_not_removed(flex: SimKernel) -> None:
+    (live,) = report(flex, SPLIT).live
+    assert live.type == "4 VFs"
+    stale = LiveVgpu(live.id, VgpuType("2 VFs"), live.slot, live.group)
+    with pytest.raises(VgpuUnavailableError, match="has 4 VFs; expected 2 VFs"):
+        SRIOV_VF.remove(flex, stale)
+    gone = LiveVgpu(VgpuId(FLEX), VgpuType("1 VF"), FLEX, live.group)
+    with pytest.raises(VgpuUnavailableError, match="has no VFs; expected 1 VF"):
+        SRIOV_VF.remove(flex, gone)
+    assert flex.writes == []
+
+
+@pytest.mark.parametrize("type_", ["32 VFs", "0 VFs", "4", "NVIDIA L40S-12Q"])
+def test_a_gpu_is_not_split_into_what_it_can_not_be(flex: SimKernel, type_: str) -> None:
+    with pytest.raises(VgpuUnavailableError, match="expected 1 VF to 31 VFs"):
+        SRIOV_VF.create(flex, FLEX, VgpuType(type_), VgpuId(FLEX))
+    assert flex.writes == []
+
+
+def test_vfs_that_split_a_gpu_are_functions_to_a_look_at_the_host(flex: SimKernel, machine: Machine) -> None:
+    facts = scan(flex)
+    assert facts.vgpu_hosts == {}
+    assert build_inventory(facts).vgpus == {}
+    probe = SRIOV_VF.probe(flex, facts.functions, {}, brief=False)
+    assert sorted(probe.hosts) == [SPLIT, FLEX]  # type: ignore[union-attr]
+    nvidias = scan(machine("4xL40S")).functions.values()
+    assert not any(host_of_vfs(function) for function in nvidias)
+    on_vfio = scan(machine("8xMI300X")).functions.values()
+    assert not any(host_of_vfs(function) for function in on_vfio), "a machine may have it"

@@ -1,0 +1,342 @@
+"""What nvidia-smi says of a GPU, how it is understood, and what setting a mode changes on a host."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.errors import VfsUnchangedError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import Framework, GpuInstance, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
+from gpuvirt.hardware import mig, nvidiasmi, sriov, vgpuscheduler
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.tools import ToolError
+from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+
+A10 = [PciAddress(f"0000:{bus}:00.0") for bus in ("31", "4b", "b1", "ca")]
+A30 = [PciAddress(f"0000:{bus}:00.0") for bus in ("17", "ca")]
+L40S = PciAddress("0000:da:00.0")
+
+
+class Place:
+    """A simulated host with its programs."""
+
+    def __init__(self, name: str) -> None:
+        self.kernel: SimKernel = build_machine(load_machine(name), where=name)
+        self.tools = SimTools(self.kernel)
+
+    def host(self, gpu: PciAddress) -> VgpuHost | None:
+        return scan(self.kernel).vgpu_hosts.get(gpu)
+
+    def offered(self, gpu: PciAddress) -> set[str]:
+        host = self.host(gpu)
+        return {name for types in host.slots.values() for name, left in types.items() if left} if host else set()
+
+    def empty(self, gpu: PciAddress) -> None:
+        host = self.host(gpu)
+        for one in host.live if host else ():
+            backend_of(host.framework if host else Framework.MDEV).remove(self.kernel, one)
+
+
+@pytest.fixture
+def a10() -> Place:
+    return Place("4xA10")
+
+
+@pytest.fixture
+def a30() -> Place:
+    return Place("2xA30")
+
+
+# As the published outputs have it, with fields left out.
+QUERY = """
+==============NVSMI LOG==============
+
+Timestamp                                 : Sat Mar  2 10:11:12 2024
+Driver Version                            : 550.54.16
+CUDA Version                              : Not Found
+vGPU Driver Capability
+        Heterogenous Multi-vGPU           : Supported
+
+Attached GPUs                             : 2
+GPU 00000000:31:00.0
+    Product Name                          : NVIDIA A10
+    Display Mode                          : Enabled
+    vGPU Device Capability
+        Fractional Multi-vGPU             : Supported
+        Heterogeneous Time-Slice Profiles : Supported
+        Heterogeneous Time-Slice Sizes    : Supported
+    MIG Mode
+        Current                           : N/A
+        Pending                           : N/A
+    GPU Operation Mode
+        Current                           : Enabled
+        Pending                           : Enabled
+    GPU Virtualization Mode
+        Virtualization Mode               : Host VGPU
+        Host VGPU Mode                    : SR-IOV
+        vGPU Heterogeneous Mode           : Disabled
+    PCI
+        Bus Id                            : 00000000:31:00.0
+GPU 00000000:4B:00.0
+    MIG Mode
+        Current                           : Enabled
+        Pending                           : Disabled
+    GPU Virtualization Mode
+        vGPU Heterogeneous Mode           : Enabled
+"""
+
+
+def test_modes_are_read_of_the_gpu_that_was_asked_for() -> None:
+    assert nvidiasmi.parse_modes(QUERY, A10[0]) == GpuModes(
+        A10[0], mixed_sizes=False, can_mix_sizes=True, mig=None, mig_pending=None
+    )
+    second = nvidiasmi.parse_modes(QUERY, A10[1])
+    assert (second.mixed_sizes, second.mig, second.mig_pending) == (True, True, False)
+
+
+def test_what_is_not_understood_is_unread_and_never_off() -> None:
+    odd = nvidiasmi.parse_modes(QUERY.replace(": Disabled", ": Vielleicht"), A10[0])
+    assert isinstance(odd.mixed_sizes, Unread)
+    assert odd.mixed_sizes.seen == "-q: GPU Virtualization Mode / vGPU Heterogeneous Mode: Vielleicht"
+    nothing = nvidiasmi.parse_modes("GPU 00000000:31:00.0\n    Product Name : NVIDIA A10\n", A10[0])
+    assert all(isinstance(one, Unread) for one in (nothing.mixed_sizes, nothing.can_mix_sizes, nothing.mig))
+    other = nvidiasmi.parse_modes(QUERY, A10[3])
+    assert all(isinstance(one, Unread) for one in (other.mixed_sizes, other.mig, other.gpu_instances))
+
+
+def test_a_driver_from_before_a_mode_has_its_heading_alone() -> None:
+    older = QUERY.replace("        vGPU Heterogeneous Mode           : Disabled\n", "")
+    assert nvidiasmi.parse_modes(older, A10[0]).mixed_sizes is None
+
+
+@given(st.text(alphabet="GPU 0:31.ab\n|-NA/EnabledMIGMode", max_size=300))
+def test_no_text_breaks_the_parsers(text: str) -> None:
+    for whole in (text, f"GPU 00000000:31:00.0\n{text}"):
+        modes = nvidiasmi.parse_modes(whole, A10[0])
+        assert modes.mixed_sizes is None or isinstance(modes.mixed_sizes, bool | Unread)
+        assert isinstance(nvidiasmi.parse_supported(whole, A10[0]), tuple | Unread)
+        assert isinstance(mig.parse_instances(whole), tuple | Unread)
+        assert isinstance(vgpuscheduler.parse_state(whole, A10[0]), Scheduler | Unread)
+
+
+TABLE = """+-------------------------------------------------------+
+| GPU instances:                                        |
+| GPU   Name             Profile  Instance   Placement  |
+|                          ID       ID       Start:Size |
+|=======================================================|
+|   0  MIG 1g.10gb         19       11          4:1     |
++-------------------------------------------------------+
+|   0  MIG 3g.40gb+me       9        2          0:4     |
++-------------------------------------------------------+
+"""
+
+
+def test_gpu_instances_are_the_rows_of_a_table() -> None:
+    assert mig.parse_instances(TABLE) == (
+        GpuInstance(id=11, profile="1g.10gb", profile_id=19, start=4, size=1),
+        GpuInstance(id=2, profile="3g.40gb+me", profile_id=9, start=0, size=4),
+    )
+    assert mig.parse_instances("No GPU instances found: Not Found\n") == ()
+
+
+@pytest.mark.parametrize("text", ["", "Segmentation fault", TABLE.replace("4:1 ", "four"), TABLE.replace("MIG 1", "1")])
+def test_a_table_that_is_not_understood_is_not_empty(text: str) -> None:
+    assert isinstance(mig.parse_instances(text), Unread)
+
+
+def test_types_that_a_gpu_supports(a30: Place) -> None:
+    found = nvidiasmi.read_supported(a30.tools, A30[1])
+    assert not isinstance(found, Unread)
+    shown = {str(one.name): (one.id, one.framebuffer_mib, one.most, one.profile_id) for one in found}
+    assert shown["NVIDIA A30-12C"] == (686, 12288, 2, None)
+    assert shown["NVIDIA A30-2-12C"] == (690, 12288, 2, 5)
+    text = a30.tools.nvidia_smi("vgpu", "-i", A30[1], "-s", "-v")
+    for broken in (text.replace("12288 MiB", "12 GB"), text.replace("Max Instances ", "Max ")):
+        assert isinstance(nvidiasmi.parse_supported(broken, A30[1]), Unread)
+
+
+# --- mixed sizes
+
+
+def test_vfs_come_with_their_types_and_go_again(a10: Place) -> None:
+    gpu = A10[2]
+    assert a10.host(gpu) is None, "without VFs it carries nothing"
+    sriov.enable_vfs(a10.kernel, a10.tools, gpu)
+    function = scan(a10.kernel).functions[gpu]
+    assert (len(function.virtfns), function.driver) == (32, "nvidia")
+    host = a10.host(gpu)
+    assert host is not None
+    assert set(host.slots) == set(function.virtfns)
+    assert "NVIDIA A10-24Q" in a10.offered(gpu)
+    sriov.disable_vfs(a10.kernel, a10.tools, gpu)
+    assert (a10.host(gpu), scan(a10.kernel).functions[gpu].virtfns) == (None, ())
+
+
+def test_mixed_sizes_are_forgotten_when_vfs_go_on_or_off(a10: Place) -> None:
+    gpu = A10[2]
+    nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
+    assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is True
+    sriov.enable_vfs(a10.kernel, a10.tools, gpu)
+    assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is False
+    nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
+    sriov.disable_vfs(a10.kernel, a10.tools, gpu)
+    assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is False
+
+
+def test_in_mixed_size_mode_other_sizes_find_room(a10: Place) -> None:
+    equal, mixed = a10.offered(A10[0]), a10.offered(A10[1])
+    assert equal == {"NVIDIA A10-6Q"}
+    assert {"NVIDIA A10-8Q", "NVIDIA A10-6Q", "NVIDIA A10-1Q"} <= mixed
+    assert {"NVIDIA A10-24Q", "NVIDIA A10-12Q"}.isdisjoint(mixed), "12 GB and 4 GB are taken"
+
+
+@pytest.mark.parametrize(("gpu", "code"), [(A10[0], 19), (A10[3], 6), (PciAddress("0000:99:00.0"), 6)])
+def test_mixed_sizes_are_refused_as_by_the_program(a10: Place, gpu: PciAddress, code: int) -> None:
+    with pytest.raises(ToolError) as failed:
+        nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
+    assert failed.value.exit_code == code
+
+
+# --- VFs
+
+
+def test_vfs_do_not_change_while_the_gpu_is_open(a10: Place) -> None:
+    process = a10.kernel.start_process("dcgm", "/dev/nvidia2")
+    with pytest.raises(ToolError, match=r"Cannot obtain unbindLock for 0000:b1:00\.0"):
+        sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+    assert len(a10.tools.commands) == 5, "tried again"
+    a10.tools.commands.clear()
+    a10.tools.before = lambda _: a10.kernel.end_machine(process) if len(a10.tools.commands) == 3 else None
+    sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+    assert len(a10.tools.commands) == 3
+
+
+def test_nvidias_driver_lets_nobody_else_make_vfs(a10: Place) -> None:
+    a10.tools = SimTools(a10.kernel, programs=())
+    with pytest.raises(FileNotFoundError):
+        sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+    a10.kernel.pci.functions[A10[2]].takes_numvfs = True
+    sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+    assert sriov.count_vfs(a10.kernel, A10[2]) == 32
+    assert a10.tools.commands == []
+
+
+def test_a_card_that_the_program_does_not_know_is_told(a10: Place) -> None:
+    a10.tools.before = lambda _: setattr(a10.kernel.pci.functions[A10[2]], "total_vfs", None)
+    with pytest.raises(VfsUnchangedError, match=r"b1:00.0/virtfn\*: 0 VFs; expected 32"):
+        sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+
+
+# --- MIG
+
+
+def test_a_gpu_in_mig_mode_offers_what_its_instances_have(a30: Place) -> None:
+    modes = nvidiasmi.read_modes(a30.tools, A30[0])
+    assert (modes.mig, modes.mig_pending) == (True, True)
+    assert not isinstance(modes.gpu_instances, Unread)
+    assert [one.profile for one in modes.gpu_instances] == ["2g.12gb", "1g.6gb", "1g.6gb"]
+    assert a30.offered(A30[0]) == {"NVIDIA A30-1-6C"}, "the other two instances have their vGPUs"
+    assert "NVIDIA A30-4C" in a30.offered(A30[1])
+
+
+def test_from_shared_time_to_gpu_instances_and_back(a30: Place) -> None:
+    gpu = A30[1]
+    mig.set_mode(a30.tools, gpu, on=True)
+    assert a30.offered(gpu) == set(), "no instance yet"
+    assert mig.read_instances(a30.tools, gpu) == ()
+    first = mig.create_instance(a30.tools, gpu, "2g.12gb")
+    second = mig.create_instance(a30.tools, gpu, "5")
+    assert first != second
+    with pytest.raises(ToolError, match="Insufficient Resources"):
+        mig.create_instance(a30.tools, gpu, "1g.6gb")
+    assert a30.offered(gpu) == {"NVIDIA A30-2-12C"}
+    for one in (first, second):
+        mig.destroy_instance(a30.tools, gpu, one)
+    mig.set_mode(a30.tools, gpu, on=False)
+    assert "NVIDIA A30-24C" in a30.offered(gpu)
+
+
+def test_an_instance_with_a_vgpu_stays_and_so_does_the_mode(a30: Place) -> None:
+    with pytest.raises(ToolError, match="In use by another client") as failed:
+        mig.destroy_instance(a30.tools, A30[0], 1)
+    assert failed.value.exit_code == 19
+    mig.set_mode(a30.tools, A30[0], on=False)
+    modes = nvidiasmi.read_modes(a30.tools, A30[0])
+    assert (modes.mig, modes.mig_pending) == (True, False), "after a reset"
+    assert len(build_inventory(scan(a30.kernel)).vgpus) == 2
+
+
+def test_a_card_without_mig_says_so(a10: Place) -> None:
+    with pytest.raises(ToolError) as failed:
+        mig.set_mode(a10.tools, A10[0], on=True)
+    assert failed.value.exit_code == 3
+    assert nvidiasmi.read_modes(a10.tools, A10[0]).mig is None
+
+
+# --- the scheduler
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Scheduler(SchedulerPolicy.EQUAL_SHARE, 3),
+        Scheduler(SchedulerPolicy.FIXED_SHARE),
+        Scheduler(SchedulerPolicy.BEST_EFFORT),
+    ],
+)
+def test_a_scheduler_is_set_and_read_back(a10: Place, wanted: Scheduler) -> None:
+    vgpuscheduler.set_scheduler(a10.tools, A10[0], wanted)
+    found = vgpuscheduler.read_scheduler(a10.tools, A10[0])
+    assert isinstance(found, Scheduler)
+    assert found.policy is wanted.policy
+    assert wanted.time_slice_ms in {None, found.time_slice_ms}
+
+
+def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a10: Place) -> None:
+    host = a10.host(A10[0])
+    assert host is not None
+    group = host.live[0].group
+    assert isinstance(group, int)
+    machine = a10.kernel.start_machine(group)
+    with pytest.raises(ToolError) as failed:
+        vgpuscheduler.set_scheduler(a10.tools, A10[0], Scheduler(SchedulerPolicy.EQUAL_SHARE))
+    assert failed.value.exit_code == 19
+    a10.kernel.end_machine(machine)
+    vgpuscheduler.set_scheduler(a10.tools, A10[0], Scheduler(SchedulerPolicy.EQUAL_SHARE))
+    a10.empty(A10[0])
+    sriov.disable_vfs(a10.kernel, a10.tools, A10[0])
+    found = vgpuscheduler.read_scheduler(a10.tools, A10[0])
+    assert found == Scheduler(SchedulerPolicy.BEST_EFFORT)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("Scheduler Policy : EQUAL_SHARE\n    Time Slice (ns) : 3000000", Scheduler(SchedulerPolicy.EQUAL_SHARE, 3)),
+        ("Policy : Fixed Share\n    Timeslice : 24 ms", Scheduler(SchedulerPolicy.FIXED_SHARE, 24)),
+        ("Policy : best effort", Scheduler(SchedulerPolicy.BEST_EFFORT)),
+        ("Policy : Equal Share\n    Time Slice : 3000000", None),
+        ("Policy : Equal Share", None),
+        ("Policy : Lottery", None),
+        ("Fairness : Equal Share", None),
+    ],
+)
+def test_what_the_scheduler_is_said_to_be(lines: str, expected: Scheduler | None) -> None:
+    found = vgpuscheduler.parse_state(f"GPU 00000000:31:00.0\n    {lines}\n", A10[0])
+    assert found == expected or (expected is None and isinstance(found, Unread))
+
+
+def test_options_are_those_that_the_program_names() -> None:
+    named = "  [-p | --policy]: 1, 2 or 3\n  [-ts | --timeslice]: In\n       microseconds.\n  [-i | --id]: x\n"
+    assert vgpuscheduler.parse_help(named) == vgpuscheduler.Options("--policy", "--timeslice", 1000)
+    assert vgpuscheduler.parse_help("[-p | --policy]: x\n[-t | --time-slice]: how long\n") == (
+        vgpuscheduler.Options("--policy")
+    ), "no unit, no option"
+    with pytest.raises(ToolError, match="names no option for a policy"):
+        vgpuscheduler.parse_help("Usage: nvidia-smi vgpu\n  [-x | --extra]: x\n")

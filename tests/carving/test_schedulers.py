@@ -1,0 +1,145 @@
+"""Which schedulers are refused, and the file that keeps them beyond the next load of the driver."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.platform import Attribute
+from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
+from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.moduleoption import FILE, HEAD, in_the_way, merge
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.scheduling import refuse, registry_value
+from gpuvirt.node.moduleoptions import persist
+from gpuvirt.paths import HostPath, HostRoots
+
+GPU, OTHER = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+BEST, EQUAL, FIXED = SchedulerPolicy.BEST_EFFORT, SchedulerPolicy.EQUAL_SHARE, SchedulerPolicy.FIXED_SHARE
+ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
+
+
+@pytest.mark.parametrize(
+    ("modes", "wanted", "expected"),
+    [
+        (GpuModes(GPU), Scheduler(EQUAL), None),
+        (GpuModes(GPU, mixed_sizes=False, mig=False), Scheduler(FIXED, 30), None),
+        (GpuModes(GPU, mixed_sizes=True), Scheduler(EQUAL, 1), None),
+        (GpuModes(GPU, mixed_sizes=True), Scheduler(FIXED), "mixed-size mode"),
+        (GpuModes(GPU, mig=True), Scheduler(BEST), "MIG mode"),
+        (GpuModes(GPU), Scheduler(EQUAL, 31), "31 ms"),
+        (GpuModes(GPU), Scheduler(FIXED, 0), "0 ms"),
+        (GpuModes(GPU), Scheduler(BEST, 2), "best-effort"),
+    ],
+)
+def test_what_a_gpu_does_not_take(modes: GpuModes, wanted: Scheduler, expected: str | None) -> None:
+    reasons = refuse(modes, wanted)
+    assert [reason.code for reason in reasons] == ([ReasonCode.SCHEDULER_UNFIT] if expected else [])
+    assert expected is None or expected in reasons[0].message
+
+
+def test_a_mode_that_is_not_known_is_none_that_fits() -> None:
+    assert [one.code for one in refuse(GpuModes(GPU, mig=ODD), Scheduler(EQUAL))] == [ReasonCode.UNREAD]
+    assert [one.code for one in refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(FIXED))] == [ReasonCode.UNREAD]
+    assert refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(EQUAL)) == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value"),
+    [
+        (Scheduler(BEST), 0x00),
+        (Scheduler(EQUAL), 0x01),
+        (Scheduler(FIXED), 0x11),
+        (Scheduler(EQUAL, 3), 0x00030003),
+        (Scheduler(FIXED, 24), 0x00180011),
+    ],
+)
+def test_values_are_those_of_nvidias_examples(wanted: Scheduler, value: int) -> None:
+    assert registry_value(wanted) == value
+
+
+def line(value: str) -> str:
+    return f'{HEAD}\noptions nvidia NVreg_RegistryDwordsPerDevice="{value}"\n'
+
+
+def test_each_gpu_has_its_place_in_one_line() -> None:
+    first = merge(None, OTHER, 0x00180011)
+    assert first == line(f"pci={OTHER};RmPVMRL=0x00180011")
+    both = merge(first, GPU, 0x01)
+    assert both == line(f"pci={GPU};RmPVMRL=0x01;pci={OTHER};RmPVMRL=0x00180011")
+    assert merge(both, GPU, 0x11) == line(f"pci={GPU};RmPVMRL=0x11;pci={OTHER};RmPVMRL=0x00180011")
+    assert merge(both, GPU, None) == first
+    assert merge(first, OTHER, None) is None
+    assert merge(None, GPU, None) is None
+
+
+def test_other_keys_of_our_file_stay() -> None:
+    text = line(f"pci={GPU};RmOther=0x5;RmPVMRL=0x01")
+    assert merge(text, GPU, None) == line(f"pci={GPU};RmOther=0x5")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "options nvidia NVreg_EnableMSI=1\n",
+        line(f"pci={GPU};RmPVMRL=0x01") + "blacklist nouveau\n",
+        line("RmPVMRL=0x01"),
+        line("pci=65:00;RmPVMRL=0x01"),
+        line(f"pci={GPU};RmPVMRL=lots"),
+        line(f"pci={GPU}").replace('"', ""),
+    ],
+)
+def test_a_file_that_is_not_as_we_write_it_is_left_alone(text: str) -> None:
+    with pytest.raises(DamagedError, match=str(FILE)):
+        merge(text, GPU, 0x01)
+
+
+ADDRESSES = st.builds(lambda bus: PciAddress(f"0000:{bus:02x}:00.0"), st.integers(0, 5))
+
+
+@given(st.lists(st.tuples(ADDRESSES, st.none() | st.integers(0, 0xFFFFFFFF)), max_size=12))
+def test_the_last_word_on_each_gpu_is_what_stands_there(words: list[tuple[PciAddress, int | None]]) -> None:
+    text: str | None = None
+    for gpu, value in words:
+        text = merge(text, gpu, value)
+    last = {gpu: value for gpu, value in dict(words).items() if value is not None}
+    stands = [part.split(";RmPVMRL=") for part in (text or "").partition('"')[2].rstrip('"\n').split(";pci=") if part]
+    assert {PciAddress(gpu.removeprefix("pci=")): int(value, 16) for gpu, value in stands} == last
+
+
+def test_another_file_that_sets_the_same_is_in_the_way() -> None:
+    mine = Attribute(FILE, line(f"pci={OTHER};RmPVMRL=0x01"))
+    harmless = Attribute(HostPath("/etc/modprobe.d/nvidia.conf"), 'options nvidia NVreg_RegistryDwords="RmPVMRL=0x01"')
+    assert in_the_way([mine, harmless], GPU) == ()
+    split = Attribute(
+        HostPath("/etc/modprobe.d/x.conf"),
+        'options \\\n nvidia NVreg_EnableMSI=1 NVreg_RegistryDwordsPerDevice="a=0x1"',
+    )
+    (reason,) = in_the_way([mine, harmless, split], GPU)
+    assert (reason.code, reason.seen is not None and "x.conf" in reason.seen) == (ReasonCode.OPTION_ELSEWHERE, True)
+    (unread,) = in_the_way([Attribute(HostPath("/etc/modprobe.d/y.conf"), ODD)], GPU)
+    assert unread.code is ReasonCode.UNREAD
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> HostRoots:
+    (tmp_path / "etc/modprobe.d").mkdir(parents=True)
+    return HostRoots.under(tmp_path)
+
+
+def test_a_host_keeps_schedulers_in_our_file_alone(roots: HostRoots) -> None:
+    kernel, mine, others = RealKernel(roots), roots.local(FILE), roots.root / "etc/modprobe.d/nvidia.conf"
+    assert persist(kernel, roots, GPU, Scheduler(FIXED, 24)) == ()
+    assert mine.read_text() == line(f"pci={GPU};RmPVMRL=0x00180011")
+    assert mine.stat().st_mode & 0o777 == 0o644
+    others.write_text(f'options nvidia NVreg_RegistryDwordsPerDevice="pci={OTHER};RmPVMRL=0x01"\n')
+    before = mine.read_text(), others.read_text()
+    assert [one.code for one in persist(kernel, roots, OTHER, Scheduler(EQUAL))] == [ReasonCode.OPTION_ELSEWHERE]
+    assert (mine.read_text(), others.read_text()) == before
+    assert persist(kernel, roots, GPU, None) == (), "what is ours can always be taken back"
+    assert not mine.exists()
+    assert others.exists()

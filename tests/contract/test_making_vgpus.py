@@ -1,0 +1,173 @@
+"""Back ends make and remove vGPUs, and VFs go on and off, on each host in the same way and with the same errnos."""
+
+import errno
+import os
+
+import pytest
+from hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
+
+from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.hardware import sriov
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.tools import ToolMissingError
+from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.paths import HostPath
+
+PARENT = PciAddress("0000:07:01.0")
+SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
+UUID = VgpuId("83b8f4f2-509f-382f-3c1e-e6bfe0fa1001")
+MDEV = backend_of(Framework.MDEV)
+SRIOV = PciAddress("0000:05:00.0")
+"""A GPU that can have four VFs."""
+NUMVFS = f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs"
+
+
+def uuid(number: int) -> VgpuId:
+    return VgpuId(f"{UUID[:-2]}{number:02}")
+
+
+def live(host: Host) -> tuple[LiveVgpu, ...]:
+    return scan(host.kernel).vgpu_hosts[PARENT].live
+
+
+def test_what_was_made_is_found_and_removed_under_a_lease(host: Host) -> None:
+    MDEV.create(host.kernel, PARENT, LARGE, UUID)
+    (made,) = live(host)
+    assert (made.id, made.type, made.slot, made.type_id) == (UUID, LARGE, PARENT, "nvidia-223")
+    group = group_of(host, UUID)
+    assert made.group == group
+    with host.kernel.lease(group):
+        MDEV.remove(host.kernel, made)
+    assert live(host) == ()
+
+
+def test_a_full_gpu_and_another_size_and_a_uuid_that_is_taken(host: Host) -> None:
+    for number in range(12):
+        MDEV.create(host.kernel, PARENT, LARGE, uuid(number))
+    for type_, one, expected in (
+        (LARGE, uuid(99), errno.ENOSPC),
+        (SMALL, uuid(99), errno.ENOSPC),
+        (LARGE, uuid(3), errno.EEXIST),
+    ):
+        with pytest.raises(OSError, match=os.strerror(expected)) as failed:
+            MDEV.create(host.kernel, PARENT, type_, one)
+        assert failed.value.errno == expected
+    assert len(live(host)) == 12
+
+
+def test_a_type_that_is_not_offered_is_told_with_those_that_are(host: Host) -> None:
+    with pytest.raises(VgpuUnavailableError, match=r"07:01.0 does not offer .* A10-4Q now; .* GRID T4-1B, GRID T4-2B"):
+        MDEV.create(host.kernel, PARENT, VgpuType("NVIDIA A10-4Q"), UUID)
+    bind(host, PARENT, "vfio-pci")
+    with pytest.raises(VgpuUnavailableError, match="has no type"):
+        MDEV.create(host.kernel, PARENT, LARGE, UUID)
+
+
+def test_one_that_is_gone_or_another_is_not_removed(host: Host) -> None:
+    MDEV.create(host.kernel, PARENT, LARGE, UUID)
+    (first,) = live(host)
+    MDEV.remove(host.kernel, first)
+    with pytest.raises(FileNotFoundError):
+        MDEV.remove(host.kernel, first)
+    MDEV.create(host.kernel, PARENT, SMALL, UUID)
+    with pytest.raises(VgpuUnavailableError, match="points to nvidia-222; expected nvidia-223"):
+        MDEV.remove(host.kernel, first)
+    assert [one.type for one in live(host)] == [SMALL]
+
+
+def test_one_whose_group_is_open_can_not_be_leased_and_its_machine_hears_nothing(host: Host) -> None:
+    MDEV.create(host.kernel, PARENT, LARGE, UUID)
+    group = group_of(host, UUID)
+    machine = host.start_machine(group)
+    with pytest.raises(Exception, match="in another process"), host.kernel.lease(group):
+        pytest.fail("leased, though it is in use")
+    assert not machine.asked_back()
+    machine.end()
+    until_free(host, group)
+
+
+class NoTools:
+    """Nothing of NVIDIA's is installed."""
+
+    def modprobe(self, module: str) -> None:
+        raise ToolMissingError(module)
+
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        raise ToolMissingError(f"{address} {enable}")
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        raise ToolMissingError(" ".join(arguments))
+
+
+def vfs(host: Host) -> tuple[PciAddress, ...]:
+    return scan(host.kernel).functions[SRIOV].virtfns
+
+
+def test_vfs_go_on_and_off_by_the_kernel_where_there_is_no_program(host: Host) -> None:
+    assert (sriov.read_total(host.kernel, SRIOV), sriov.count_vfs(host.kernel, SRIOV)) == (4, 0)
+    sriov.enable_vfs(host.kernel, NoTools(), SRIOV)
+    functions, found = scan(host.kernel).functions, vfs(host)
+    assert (len(found), sriov.count_vfs(host.kernel, SRIOV)) == (4, 4)
+    links = [host.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{one}/physfn")) for one in found]
+    assert {link.rpartition("/")[2] for link in links} == {SRIOV}
+    assert len({functions[one].iommu_group for one in (SRIOV, *found)}) == 5, "each can be isolated"
+    sriov.disable_vfs(host.kernel, NoTools(), SRIOV)
+    assert (vfs(host), sriov.count_vfs(host.kernel, SRIOV)) == ((), 0)
+    assert not any(exists(host, f"/sys/bus/pci/devices/{one}") for one in found)
+    sriov.enable_vfs(host.kernel, NoTools(), SRIOV, 2)
+    assert vfs(host) == found[:2]
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "expected", "after"),
+    [
+        ("0", "2", 0, 2),
+        ("0", "0x2\n", 0, 2),
+        ("0", "0", 0, 0),
+        ("2", "2", 0, 2),
+        ("2", "3", errno.EBUSY, 2),
+        ("2", "0", 0, 0),
+        ("0", "5", errno.ERANGE, 0),
+        ("0", "-1", errno.EINVAL, 0),
+        ("0", "70000", errno.EINVAL, 0),
+        ("0", "two", errno.EINVAL, 0),
+    ],
+)
+def test_numbers_of_vfs(host: Host, before: str, text: str, expected: int, after: int) -> None:
+    assert write(host, NUMVFS, before) == 0
+    assert write(host, NUMVFS, text) == expected
+    assert sriov.count_vfs(host.kernel, SRIOV) == after
+    assert int(host.kernel.read(HostPath(NUMVFS))) == after
+
+
+def test_a_driver_must_have_the_gpu_and_make_vfs(host: Host) -> None:
+    assert write(host, f"/sys/bus/pci/devices/{SRIOV}/driver/unbind", SRIOV) == 0
+    assert write(host, NUMVFS, "2") == errno.ENOENT
+    bind(host, SRIOV, "vfio-pci")
+    assert write(host, NUMVFS, "2") == errno.ENOENT
+
+
+def test_vfs_go_with_the_driver_that_made_them(host: Host) -> None:
+    assert write(host, NUMVFS, "2") == 0
+    assert write(host, f"/sys/bus/pci/devices/{SRIOV}/driver/unbind", SRIOV) == 0
+    assert vfs(host) == ()
+
+
+def test_a_vf_in_use_keeps_whoever_switches_it_off_waiting_and_its_user_is_asked(host: Host) -> None:
+    assert write(host, NUMVFS, "2") == 0
+    first = vfs(host)[0]
+    bind(host, first, "vfio-pci")
+    machine = host.start_machine(group_of(host, first))
+    job = host.start_write(NUMVFS, "0")
+    assert machine.asked_back(LONG_S), "this is what must never be begun"
+    assert job.answer(host.patience_s) is None
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+    assert vfs(host) == ()
+
+
+def test_no_vfs_where_there_can_be_none(host: Host) -> None:
+    with pytest.raises(VfsUnchangedError, match="it has no SR-IOV"):
+        sriov.enable_vfs(host.kernel, NoTools(), PARENT)
