@@ -13,6 +13,7 @@ from gpuvirt.model.plan import Step, Wish
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import binder, originals
 from gpuvirt.node.binder import Orders, Site
+from gpuvirt.node.guard import UnitBusyError
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")
@@ -151,7 +152,7 @@ def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
     unit = seen.inventory.gpus[H100].unit
 
     def meanwhile(_: Step) -> None:
-        with pytest.raises(binder.UnitBusyError, match="another process"):
+        with pytest.raises(UnitBusyError, match="another process"):
             binder.move(mover.site, unit, {H100: Wish.PASSTHROUGH}, NOBODY, lambda _: None)
 
     assert binder.move(mover.site, unit, {H100: Wish.PASSTHROUGH}, NOBODY, meanwhile) == ()

@@ -4,6 +4,9 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.cli import options
+from gpuvirt.cli.options import Output
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -11,9 +14,136 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def vgpu() -> None:
-    """Keep `gpuvirt vgpu` a group of commands, however few it has."""
+ConfigFile = Annotated[
+    str | None,
+    typer.Option(
+        "--config-file",
+        "-f",
+        envvar="VGPU_DM_CONFIG_FILE",
+        metavar="FILE",
+        help="vGPU configs; - for standard input. Without it, the built-in ones.",
+    ),
+]
+Selected = Annotated[
+    str | None,
+    typer.Option(
+        "--selected-config",
+        "-c",
+        envvar="VGPU_DM_SELECTED_CONFIG",
+        metavar="NAME",
+        help="Which of them: default, A10-4Q, ...; the only one where the file has just one.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the next steps, and take none.")]
+Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address of a GPU: 0000:65:00.0")]
+
+
+@app.command("apply")
+def apply(
+    *,
+    config_file: ConfigFile = None,
+    selected: Selected = None,
+    dry_run: DryRun = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Have GPUs carry the vGPUs that a config wants of them; one that is in use is never removed."""
+    from gpuvirt.cli import vgpuapply
+
+    site = vgpuapply.Where(host_root, kubelet_dir, output)
+    vgpuapply.apply(site, config_file, selected, dry_run=dry_run)
+
+
+@app.command("assert")
+def assert_(
+    *,
+    config_file: ConfigFile = None,
+    selected: Selected = None,
+    valid_config: Annotated[
+        bool,
+        typer.Option(
+            "--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only see that the file has that config."
+        ),
+    ] = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """End with 0 if the GPUs that a config is for carry what it wants, and with 1 and the reasons if not."""
+    from gpuvirt.cli import vgpuapply
+
+    site = vgpuapply.Where(host_root, kubelet_dir, output)
+    vgpuapply.check(site, config_file, selected, valid_only=valid_config)
+
+
+@app.command("list")
+def list_(
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show the vGPUs of this host, and who uses them."""
+    from gpuvirt.cli import render, vgpuhost, vgpurender
+    from gpuvirt.node import carver
+
+    here = vgpuhost.host(host_root, kubelet_dir)
+    rows = vgpurender.rows_of(vgpuhost.boards(carver.look(here.site, here.given)))
+    render.json_lines(rows) if output is Output.JSON else vgpurender.vgpus(rows)
+
+
+@app.command("types")
+def types(
+    addresses: Annotated[list[str] | None, typer.Argument(metavar="ADDRESS...", help="These GPUs alone.")] = None,
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show the vGPU types of each GPU, and how many more of each could be made as it is carved now."""
+    from gpuvirt.cli import render, vgpuhost, vgpurender
+    from gpuvirt.node import carver
+
+    here = vgpuhost.host(host_root, kubelet_dir)
+    seen = carver.look(here.site, here.given)
+    chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))
+    rows = vgpurender.types_of({gpu: board for gpu, board in vgpuhost.boards(seen).items() if gpu in chosen})
+    render.json_lines(rows) if output is Output.JSON else vgpurender.types(rows)
+
+
+@app.command("create")
+def create(  # noqa: PLR0913  a command's options
+    address: Address,
+    vgpu_type: Annotated[str, typer.Argument(metavar="TYPE", help="A10-4Q, or as the host has it: NVIDIA A10-4Q")],
+    *,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
+    dry_run: DryRun = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Make vGPUs on a GPU beside those that it carries."""
+    from gpuvirt.cli import vgpuapply
+
+    site = vgpuapply.Where(host_root, kubelet_dir, output)
+    vgpuapply.create(site, address, vgpu_type, count, dry_run=dry_run)
+
+
+@app.command("delete")
+def delete(
+    vgpus: Annotated[list[str], typer.Argument(metavar="VGPU...", help="Ids of vGPUs (gpuvirt vgpu list).")],
+    *,
+    dry_run: DryRun = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Remove vGPUs; one that is in use stays, and the command says whose it is."""
+    from gpuvirt.cli import vgpuapply
+
+    site = vgpuapply.Where(host_root, kubelet_dir, output)
+    vgpuapply.delete(site, vgpus, dry_run=dry_run)
 
 
 @app.command("default-config")

@@ -54,6 +54,14 @@ class ReasonCode(StrEnum):
     UNIT_BUSY = "UnitBusy"
     MANAGED = "ManagedByAgent"
 
+    # not carved into the vGPUs that are wanted
+    VGPU_IN_USE = "VgpuInUse"
+    SIZES_DIFFER = "SizesDiffer"
+    NO_ROOM = "NoRoom"
+    NO_SUCH_TYPE = "NoSuchType"
+    NO_VGPU_HOST = "NoVgpuHost"
+    VF_REFUSES = "VfRefuses"
+
     # no vGPU scheduler set
     SCHEDULER_UNFIT = "SchedulerUnfit"
     OPTION_ELSEWHERE = "OptionElsewhere"

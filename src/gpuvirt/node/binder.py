@@ -3,14 +3,10 @@
 One move a unit at a time on a host: whoever moves it has the unit's lock.
 """
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware import hostuse, modules, nativeusers
@@ -25,14 +21,11 @@ from gpuvirt.model.planning import HEADS, plan_unit
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node import originals
 from gpuvirt.node.executor import execute
+from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostRoots
 
 Tell = Callable[[Step], None]
-
-
-class UnitBusyError(GpuvirtError):
-    """Somebody else is moving this unit now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +83,7 @@ def move(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell) -
 
     The host is looked at anew under the unit's lock, so that the steps follow from what is there.
     """
-    with _locked(site.locks, unit):
+    with unit_locked(site.locks, unit):
         seen = look(site, orders)
         plan = plan_unit(seen, unit, wishes)
         if plan.refusals or not plan.steps:
@@ -141,19 +134,3 @@ def _forget(site: Site, plan: Plan) -> None:
     returned = overridden & {step.address for step in plan.steps if isinstance(step, Probe)}
     if returned & before.keys():
         originals.write(site.originals, {one: driver for one, driver in before.items() if one not in returned})
-
-
-@contextmanager
-def _locked(folder: Path, unit: UnitId) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / f"{unit}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UnitBusyError(
-                f"{unit}: another process is just moving these functions ({folder}/{unit}.lock)"
-            ) from error
-        yield
-    finally:
-        os.close(fd)

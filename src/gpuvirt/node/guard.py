@@ -1,7 +1,8 @@
-"""One agent a node: a lock on the kubelet's device-plugins folder itself.
+"""Who may change what on a node: one agent, and one process at a time for each unit.
 
-The folder is what two agents would fight over, and it is the one thing that both see whatever pods they run in. A lock
-file in it would not do: a kubelet that starts deletes files there, and a lock on a deleted file keeps nobody out.
+The agent's lock is on the kubelet's device-plugins folder: the folder is what two agents would fight over, and the one
+thing that both see whatever pods they run in. A lock file in it would not do: a kubelet that starts deletes files
+there, and a lock on a deleted file keeps nobody out.
 """
 
 import fcntl
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuvirt.errors import AlreadyRunningError
+from gpuvirt.errors import AlreadyRunningError, GpuvirtError
+from gpuvirt.model.isolation import UnitId
 
 
 @contextmanager
@@ -24,6 +26,27 @@ def only_agent(folder: Path) -> Iterator[None]:
             raise AlreadyRunningError(
                 f"{folder}: another gpuvirt agent serves this node;"
                 " stop it first (two DaemonSets? `kubectl get pods -A --field-selector spec.nodeName=NODE`)"
+            ) from error
+        yield
+    finally:
+        os.close(fd)
+
+
+class UnitBusyError(GpuvirtError):
+    """Somebody else is changing this unit now."""
+
+
+@contextmanager
+def unit_locked(folder: Path, unit: UnitId) -> Iterator[None]:
+    """Be the only one on this host who changes a unit, or raise UnitBusyError; `folder` does not outlive a boot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / f"{unit}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UnitBusyError(
+                f"{unit}: another process is just changing these functions ({folder}/{unit}.lock)"
             ) from error
         yield
     finally:

@@ -21,7 +21,8 @@ from gpuvirt.model.plan import Step, Wish, Wishes
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
-from gpuvirt.node.binder import Orders, Site, UnitBusyError
+from gpuvirt.node.binder import Orders, Site
+from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
 from gpuvirt.tasks import backoff_s

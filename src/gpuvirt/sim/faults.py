@@ -1,4 +1,4 @@
-"""What goes wrong on a simulated host: attributes that fail, that read as something else, or that do something."""
+"""What goes wrong on a simulated host: attributes that fail or refuse, that read as something else, or that act."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,15 +9,20 @@ from gpuvirt.sim.tree import fails
 
 @dataclass(slots=True)
 class Faults:
-    """Faults by the path that is read, listed or followed, as the reader writes it."""
+    """Faults by the path that is read, listed, followed or written, as whoever does it has it."""
 
     errors: dict[HostPath, int] = field(default_factory=dict)
     contents: dict[HostPath, bytes] = field(default_factory=dict)
     acts: dict[HostPath, Callable[[], None]] = field(default_factory=dict)
+    refusals: dict[HostPath, int] = field(default_factory=dict)
 
     def fail(self, path: HostPath, number: int) -> None:
         """Let `path` fail with an errno."""
         self.errors[path] = number
+
+    def refuse(self, path: HostPath, number: int) -> None:
+        """Let writes to `path` fail with an errno, and do nothing."""
+        self.refusals[path] = number
 
     def answer(self, path: HostPath, content: bytes) -> None:
         """Let `path` read as `content`."""
@@ -32,6 +37,12 @@ class Faults:
         self.errors.clear()
         self.contents.clear()
         self.acts.clear()
+        self.refusals.clear()
+
+    def apply_to_write(self, path: HostPath) -> None:
+        """Fail where writes are refused."""
+        if number := self.refusals.get(path):
+            raise fails(number, path)
 
     def apply(self, path: HostPath) -> bytes | None:
         """Act, fail, or return what `path` reads as instead; None when nothing is wrong with it."""

@@ -80,6 +80,7 @@ class SimKernel:
             node = self.tree.find(path)
             if not isinstance(node, File) or node.write is None:
                 raise fails(errno.EISDIR if isinstance(node, Folder) else errno.EACCES, path)
+            self.faults.apply_to_write(path)
             if data:  # the kernel does not even call the attribute
                 self.writes.append((path, data))
                 node.write(data.decode())

@@ -1,0 +1,71 @@
+"""vGPU configs on the command line: the file that was named, the config that was selected, and which GPUs it is for."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.model import vgpuconfig
+from gpuvirt.model.board import Board
+from gpuvirt.model.nearness import nearest
+from gpuvirt.model.vgpudefaults import builtin_configs
+from gpuvirt.model.vgpuentries import Entry, Note
+from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWishes, wanted
+from gpuvirt.node.carver import Look
+
+STDIN = "-"
+CLASSES = frozenset({0x030000, 0x030200})
+
+
+def read_configs(file: str | None) -> tuple[Mapping[str, tuple[Entry, ...]], tuple[Note, ...]]:
+    """Return the configs of a file, `-` for standard input, the built-in ones without one; raise ConfigError."""
+    if file is None:
+        return builtin_configs(), ()
+    if file == STDIN:
+        found = vgpuconfig.parse(sys.stdin.read(), where="standard input")
+    else:
+        try:
+            text = Path(file).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=file) from error
+        except OSError as error:
+            raise ConfigError(f"can't be read: {error.strerror}", where=file) from error
+        found = vgpuconfig.parse(text, where=file)
+    return found.configs, found.notes
+
+
+def select(configs: Mapping[str, tuple[Entry, ...]], name: str | None) -> str:
+    """Return the name of the config that is meant: the only one where none is named; raise ConfigError."""
+    if name is None:
+        if len(configs) != 1:
+            raise ConfigError(f"there are {len(configs)} configs; name one", where="--selected-config")
+        return next(iter(configs))
+    if name not in configs:
+        meant = nearest(name, configs)
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(list(configs)[:8]) or 'none'}"
+        raise ConfigError(f"there is no config {name!r}; {hint}", where="--selected-config")
+    return name
+
+
+def wishes(seen: Look, boards: Mapping[PciAddress, Board], entries: tuple[Entry, ...]) -> VgpuWishes:
+    """Return what a config wants of the GPUs of a host."""
+    ours = [
+        gpu.function
+        for _, gpu in sorted(seen.inventory.gpus.items())
+        if gpu.function.id.vendor == NVIDIA and gpu.function.class_code in CLASSES
+    ]
+    return wanted(
+        entries,
+        [
+            ConfigGpu(
+                function.address,
+                function.id,
+                function.subsystem,
+                index,
+                frozenset(boards[function.address].known_types if function.address in boards else ()),
+            )
+            for index, function in enumerate(ours)
+        ],
+    )

@@ -1,0 +1,125 @@
+"""What `gpuvirt vgpu` shows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from gpuvirt.cli import render
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model.board import Board
+from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one GPU, or would."""
+
+    gpu: PciAddress
+    steps: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    wished: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuRow:
+    """One vGPU."""
+
+    id: VgpuId
+    type: str
+    gpu: PciAddress
+    slot: PciAddress
+    group: int | None
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """One type on one GPU."""
+
+    gpu: PciAddress
+    type: str
+    name: str
+    """As configs have it."""
+    there: int
+    left: int
+    """How many more could be made as the GPU is carved now."""
+
+
+def rows_of(boards: Mapping[PciAddress, Board]) -> list[VgpuRow]:
+    """Return the vGPUs that there are."""
+    return [
+        VgpuRow(
+            one.id,
+            "unknown" if isinstance(one.type, Unread) else one.type,
+            gpu,
+            one.slot,
+            one.group if isinstance(one.group, int) else None,
+            board.users.get(one.id, ()),
+        )
+        for gpu, board in boards.items()
+        for one in sorted(board.host.live, key=lambda one: (one.slot, one.id))
+    ]
+
+
+def types_of(boards: Mapping[PciAddress, Board]) -> list[TypeRow]:
+    """Return what each GPU carries of each type, and could still make."""
+    return [
+        TypeRow(
+            gpu,
+            vgpu_type,
+            profile_name(vgpu_type),
+            sum(1 for one in board.host.live if one.type == vgpu_type),
+            sum(left.get(vgpu_type, 0) for left in board.host.slots.values()),
+        )
+        for gpu, board in boards.items()
+        for vgpu_type in board.known_types
+    ]
+
+
+def vgpus(rows: Sequence[VgpuRow]) -> None:
+    """Write the table of vGPUs."""
+    out = render.console()
+    if not rows:
+        out.print("No vGPU on this host.")
+        return
+    table = render.table(("VGPU", "TYPE", "GPU", "ON", "GROUP", "USED BY"))
+    for row in rows:
+        group = render.NOTHING if row.group is None else str(row.group)
+        on = render.NOTHING if row.slot in {row.gpu, row.id} else row.slot
+        table.add_row(row.id, row.type, row.gpu, on, group, ", ".join(row.users) or render.NOTHING)
+    out.print(table)
+
+
+def types(rows: Sequence[TypeRow]) -> None:
+    """Write the table of types."""
+    out = render.console()
+    if not rows:
+        out.print("No GPU of this host makes vGPUs now; see: gpuvirt doctor")
+        return
+    table = render.table(("GPU", "TYPE", "IN CONFIGS", "THERE", "COULD BE MADE"))
+    for row in rows:
+        table.add_row(row.gpu, row.type, row.name, str(row.there), str(row.left))
+    out.print(table)
+
+
+def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
+    """Write what became of each GPU, or would."""
+    if as_json:
+        render.json_lines(done)
+        return
+    out = render.console()
+    for result in done:
+        for step in result.steps if dry_run else ():
+            out.print(step, soft_wrap=True)
+        for reason in result.reasons:
+            out.print(reason.text, style="yellow", soft_wrap=True)
+        if not result.reasons:
+            carries = ", ".join(f"{count} {name}" for name, count in sorted(result.wished.items())) or "no vGPU"
+            would = "would then carry" if dry_run and result.steps else "carries"
+            already = "" if result.steps else " already"
+            out.print(Text(f"{result.gpu}: {would} {carries}{already}", style="green"), soft_wrap=True)
+    if not done:
+        out.print("The config is for no GPU of this host.")

@@ -1,0 +1,168 @@
+"""What is known of one GPU when it is carved: what it carries, who has what of it, what pods had before a reboot."""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs, vf_type
+from gpuvirt.model import catalog
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.ledger import Entry
+from gpuvirt.model.profiles import Profile, card_names, parse_profile, profile_name
+from gpuvirt.model.refusals import named
+
+NAMESPACE = uuid.UUID("6f1e5a0c-93c5-5d0e-8d0b-2f9b1f1f7a11")
+"""Of all ids that are made here; a host's own follows from it and the host's name."""
+
+
+Counts = Mapping[VgpuType, int]
+"""How many of each type, by the host's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A vGPU that a pod has, by the ledger."""
+
+    gpu: PciAddress
+    vgpu: VgpuId
+    type: VgpuType | None
+    holder: str
+    seen_this_boot: bool
+    """Whether the host has shown it since it was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All that the plan of one GPU follows from."""
+
+    host: VgpuHost
+    users: Mapping[VgpuId, tuple[str, ...]] = field(default_factory=dict)
+    """Who has which of its vGPUs."""
+    remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    """What was there before, and comes back with the same ids: what pods had when the host was last up, to begin with,
+    since the kubelet starts them again with these."""
+    leaving: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    """What pods have and the host no longer shows: somebody is removing it, and its place is taken until then."""
+    most: Counts = field(default_factory=dict)
+    """How many of a type fit at most, where that is known."""
+    mixed_sizes: bool = False
+    """Whether vGPUs of several sizes may share the GPU."""
+    namespace: uuid.UUID = NAMESPACE
+
+    @property
+    def known_types(self) -> tuple[VgpuType, ...]:
+        """The types that the host has been heard to name."""
+        named = {one for left in self.host.slots.values() for one in left}
+        live = {one.type for one in self.host.live if not isinstance(one.type, Unread)}
+        return tuple(sorted({*named, *live, *self.host.type_names.values()}))
+
+
+def host_namespace(machine: str) -> uuid.UUID:
+    """Return the namespace of a host's ids, by what tells it from all others: `/etc/machine-id`, or its name."""
+    return uuid.uuid5(NAMESPACE, machine)
+
+
+def holdings_of(entries: Iterable[Entry], *, same_boot: bool) -> tuple[Holding, ...]:
+    """Return what pods have by a ledger; `same_boot`: the host was not restarted since it was written."""
+    return tuple(
+        Holding(
+            one.target.gpu,
+            one.target.vgpu or VgpuId(one.target.gpu),
+            one.target.type,
+            one.holder,
+            seen_this_boot=same_boot and one.group is not None,
+        )
+        for one in entries
+    )
+
+
+def board_of(inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding], namespace: uuid.UUID) -> Board | None:
+    """Return what the plan of a GPU follows from, None where nothing on it makes vGPUs now."""
+    function = inventory.facts.functions[gpu]
+    host = inventory.gpus[gpu].vgpu_host or host_of_vfs(function)
+    if host is None:
+        return None
+    # What was carved in full no longer names what it carries; the inventory still knows.
+    host = replace(host, live=tuple(_as_known(inventory, one) for one in host.live))
+    if host.framework is Framework.SRIOV_VF:
+        counts = range(1, (function.sriov_total_vfs or 0) + 1)
+        host = replace(host, type_names={str(count): vf_type(count) for count in counts})
+    live = {one.id for one in host.live}
+    ours = [_as_ours(host, function, one) for one in holdings if one.gpu == gpu or one.gpu in function.virtfns]
+    gone = {one.vgpu: one for one in ours if one.vgpu not in live and one.type is not None}
+    board = Board(
+        host,
+        users=_users(inventory, host, ours),
+        remembered={id_: one.type for id_, one in gone.items() if one.type and not one.seen_this_boot},
+        leaving={id_: one.type for id_, one in gone.items() if one.type and one.seen_this_boot},
+        namespace=namespace,
+    )
+    return replace(board, most=_most(function, board.known_types))
+
+
+def _most(function: PciFunction, known: Iterable[VgpuType]) -> Counts:
+    """Return how many of each type fit by the catalog, where all cards that the GPU can be say the same."""
+    names = card_names(known)
+    cards = [card for card in catalog.cards_of(function.id, function.subsystem) if card.gpu in names]
+    found: dict[VgpuType, int] = {}
+    for vgpu_type in known:
+        profile = _profile(vgpu_type)
+        types = {one.most if (one := card.find(profile)) is not None else None for card in cards} if profile else set()
+        if len(types) == 1 and (most := types.pop()) is not None:
+            found[vgpu_type] = most
+    return found
+
+
+def _profile(vgpu_type: VgpuType) -> Profile | None:
+    try:
+        return parse_profile(profile_name(vgpu_type))
+    except InvalidIdError:
+        return None
+
+
+def size_of(vgpu_type: VgpuType) -> int | None:
+    """Return the framebuffer of a type in MiB by its name, None for a name of another grammar."""
+    profile = _profile(vgpu_type)
+    return profile.framebuffer_mib if profile is not None else None
+
+
+def is_mig(vgpu_type: VgpuType) -> bool:
+    """Return whether a type stands on a GPU instance of its own."""
+    profile = _profile(vgpu_type)
+    return profile is not None and profile.is_mig
+
+
+def _as_ours(host: VgpuHost, function: PciFunction, holding: Holding) -> Holding:
+    """Return a holding by the id that the GPU's report has for it: one VF in use keeps the whole set."""
+    if host.framework is Framework.SRIOV_VF and holding.gpu in function.virtfns:
+        return replace(holding, gpu=function.address, vgpu=VgpuId(function.address))
+    return holding
+
+
+def _as_known(inventory: Inventory, one: LiveVgpu) -> LiveVgpu:
+    vgpu = inventory.vgpus.get(one.id)
+    return vgpu.live if vgpu is not None else one
+
+
+def _users(inventory: Inventory, host: VgpuHost, holdings: Iterable[Holding]) -> Mapping[VgpuId, tuple[str, ...]]:
+    """Return who has what: pods, and processes that have the nodes open."""
+    found: dict[VgpuId, tuple[str, ...]] = {}
+    for holding in holdings:
+        found[holding.vgpu] = (*found.get(holding.vgpu, ()), holding.holder)
+    for one in host.live:
+        processes = _processes(inventory, host, one)
+        if processes and one.id not in found:
+            found[one.id] = (named(processes),)
+    return found
+
+
+def _processes(inventory: Inventory, host: VgpuHost, one: LiveVgpu) -> tuple[User, ...]:
+    facts = inventory.facts
+    groups = [one.group]
+    if host.framework is Framework.SRIOV_VF:
+        groups = [facts.functions[vf].iommu_group for vf in facts.functions[host.gpu].virtfns if vf in facts.functions]
+    return tuple(user for group in groups if isinstance(group, int) for user in (facts.users or {}).get(group, ()))

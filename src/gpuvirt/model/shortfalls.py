@@ -1,0 +1,134 @@
+"""Why a GPU does not carry the vGPUs that are wanted of it: each a reason with what was seen, where, and the fix."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.vgpu import LiveVgpu
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+
+def unread(subject: str, odd: Unread) -> Reason:
+    """What it carries is not known, and nothing follows from what is not known."""
+    return Reason(
+        ReasonCode.UNREAD,
+        subject,
+        "can't be carved, since what it carries could not be read",
+        seen=f"{odd.path}: {odd.said}",
+        fix="look at the kernel's log for that device",
+    )
+
+
+def vgpu_in_use(one: LiveVgpu, users: Sequence[str]) -> Reason:
+    """A machine would lose it."""
+    return Reason(
+        ReasonCode.VGPU_IN_USE,
+        one.id,
+        f"is no longer wanted, and stays for as long as it is in use: {', '.join(users)}",
+        seen=f"{one.type} on {one.slot}",
+        fix="end its user in good order; it is removed then",
+    )
+
+
+def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
+    """Somebody removes what a machine still has."""
+    return Reason(
+        ReasonCode.UNBIND_PENDING,
+        gpu,
+        f"does not show vGPU {vgpu} any more, which a pod has: somebody is removing it, and its place is still taken",
+        seen=f"/sys/bus/mdev/devices/{vgpu}: not there",
+        fix="end the pod in good order; nothing else can be done to that vGPU",
+    )
+
+
+def sizes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
+    """Vgpus of one GPU have one size, unless told otherwise."""
+    return Reason(
+        ReasonCode.SIZES_DIFFER,
+        gpu,
+        f"is to carry vGPUs of several sizes, and mixed sizes are not switched on: {', '.join(types)}",
+        fix="want one size, or on cards that can: sizes: mixed",
+    )
+
+
+def too_many(gpu: PciAddress, wanted: Mapping[VgpuType, int], most: int) -> Reason:
+    """More than its framebuffer holds."""
+    asked = ", ".join(f"{number} {vgpu_type}" for vgpu_type, number in sorted(wanted.items()))
+    return Reason(
+        ReasonCode.NO_ROOM,
+        gpu,
+        f"is to carry {asked}, and at most {most} of that size fit",
+        fix=f"want {most} or fewer",
+    )
+
+
+def no_slot(gpu: PciAddress, short: int) -> Reason:
+    """It has too few VFs."""
+    return Reason(
+        ReasonCode.NO_ROOM,
+        gpu,
+        f"has no place for {short} of the vGPUs that it is to carry: each takes a VF of its own",
+        seen=f"/sys/bus/pci/devices/{gpu}/virtfn*",
+        fix="want fewer, or see why VFs are missing or refuse types: gpuvirt doctor",
+    )
+
+
+def no_such_type(gpu: PciAddress, wished: str, known: Collection[str]) -> Reason:
+    """The card is another, or NVIDIA's manager an older one."""
+    shown = ", ".join(sorted(known)) or "none"
+    return Reason(
+        ReasonCode.NO_SUCH_TYPE,
+        gpu,
+        f"knows no vGPU type {wished}",
+        seen=f"its types: {shown}",
+        fix="want one of these (gpuvirt vgpu types), or install a vGPU manager that has it",
+    )
+
+
+def no_vgpu_host(function: PciFunction, why: str) -> Reason:
+    """No driver is there that makes vGPUs."""
+    return Reason(
+        ReasonCode.NO_VGPU_HOST,
+        function.address,
+        f"can't be carved: {why}",
+        seen=f"/sys/bus/pci/devices/{function.address}/driver -> {function.driver or 'none'}",
+        fix="bind it to the driver of the vendor's vGPU manager: gpuvirt vfio unbind, and see gpuvirt doctor",
+    )
+
+
+def gone(gpu: PciAddress) -> Reason:
+    """It was unplugged, or was never there."""
+    return Reason(
+        ReasonCode.NO_VGPU_HOST, gpu, "can't be carved: no such GPU is on this host", fix="see: gpuvirt devices"
+    )
+
+
+def not_holdable(subject: str) -> Reason:
+    """Nobody can be kept from starting to use it meanwhile."""
+    return Reason(
+        ReasonCode.NO_IOMMU_GROUP,
+        subject,
+        "can't be held while it goes, since it is in no IOMMU group that is known",
+        fix="end all that use vGPUs of its GPU, and remove it by hand",
+    )
+
+
+def slot_refused(slot: PciAddress, said: str) -> Reason:
+    """A VF does not take what it offers."""
+    return Reason(
+        ReasonCode.VF_REFUSES,
+        slot,
+        "refused a vGPU type that it had offered, and is passed over",
+        seen=said,
+        fix="switch SR-IOV off and on when none of the GPU's VFs is in use; see the kernel's log",
+    )
+
+
+def not_nearer(gpu: PciAddress, rounds: int) -> Reason:
+    """What is done does not last."""
+    return Reason(
+        ReasonCode.STEP_FAILED,
+        gpu,
+        f"does not carry what is wanted after {rounds} rounds of steps that all went well",
+        fix="see who else makes or removes vGPUs on this host: another device manager, KubeVirt's own mediated devices",
+    )

@@ -1,0 +1,146 @@
+"""GPUs carved anew while machines and pods come and go, and carvers are killed: nobody is ever asked for a vGPU."""
+
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
+from typing_extensions import override
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.board import Holding
+from gpuvirt.model.carving import CarveStep
+from gpuvirt.model.profiles import profile_name
+from gpuvirt.node import carver
+from gpuvirt.node.binder import Site
+from gpuvirt.node.carver import Given
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+
+MACHINES = {"4xT4": "T4", "4xA10": "A10", "4xL40S": "L40S"}
+SIZES = st.sampled_from([None, "4Q", "8Q", "1Q"])
+NUMBERS = st.integers(0, 40)
+
+
+class Killed(Exception):  # noqa: N818
+    """The process is no more."""
+
+
+class Carving(RuleBasedStateMachine):
+    """One host, whose GPUs somebody carves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.kernel: SimKernel
+        self.machines: list[tuple[Process, VgpuId]] = []
+        self.pods: dict[VgpuId, Holding] = {}
+
+    @override
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @initialize(machine=st.sampled_from(sorted(MACHINES)))
+    def build(self, machine: str) -> None:
+        spec = load_machine(machine)
+        slots = [
+            replace(slot, vfs=min(slot.vfs, 6)) for slot in spec.slots
+        ]  # looks at more take longer, and show no more
+        self.kernel = build_machine(replace(spec, slots=tuple(slots)))
+        self.card = MACHINES[machine]
+        folder = Path(self.folder.name)
+        self.site = Site(self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks")
+        self.gpus = sorted(scan(self.kernel).vgpu_hosts)
+
+    @property
+    def given(self) -> Given:
+        return Given(tuple(self.pods.values()))
+
+    def live(self) -> list[tuple[VgpuId, str, PciAddress]]:
+        hosts = scan(self.kernel).vgpu_hosts.values()
+        return [(one.id, str(one.type), host.gpu) for host in hosts for one in host.live]
+
+    def wish(self, size: str | None, number: int) -> dict[str, int]:
+        return {f"{self.card}-{size}": 1 + number % 2} if size is not None else {}
+
+    @rule(number=NUMBERS, size=SIZES)
+    def carve(self, number: int, size: str | None) -> None:
+        gpu, wished = self.gpus[number % len(self.gpus)], self.wish(size, number)
+        taken: list[str] = []
+        reasons = carver.carve(self.site, gpu, wished, self.given, lambda step: taken.append(step.text))
+        if not reasons:
+            assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wished
+        taken.clear()
+        carver.carve(self.site, gpu, wished, self.given, lambda step: taken.append(step.text))
+        assert taken == [], "carved once more, there is nothing to do"
+
+    @rule(number=NUMBERS, size=SIZES, after=st.integers(0, 5))
+    def crash(self, number: int, size: str | None, after: int) -> None:
+        """Carve a GPU, and be killed between two steps."""
+        taken: list[str] = []
+
+        def tell(step: CarveStep) -> None:
+            taken.append(step.text)
+            if len(taken) > after:
+                raise Killed
+
+        with suppress(Killed):
+            carver.carve(self.site, self.gpus[number % len(self.gpus)], self.wish(size, number), self.given, tell)
+
+    @rule(number=NUMBERS)
+    def start_machine(self, number: int) -> None:
+        """Start one on a vGPU that none has; of no pod, as one that somebody runs by hand."""
+        had = {vgpu for _, vgpu in self.machines}
+        free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
+        if free:
+            vgpu = free[number % len(free)]
+            group = next(number for number, one in self.kernel.vfio.groups.items() if vgpu in one.vfio_devices)
+            self.machines.append((self.kernel.start_machine(group), vgpu))
+
+    @rule(number=NUMBERS)
+    def end_machine(self, number: int) -> None:
+        if self.machines:
+            self.kernel.end_machine(self.machines.pop(number % len(self.machines))[0])
+
+    @rule(number=NUMBERS)
+    def admit_pod(self, number: int) -> None:
+        """A pod has been given a vGPU, and its machine is not there yet."""
+        if live := self.live():
+            vgpu, vgpu_type, gpu = live[number % len(live)]
+            self.pods[vgpu] = Holding(gpu, vgpu, VgpuType(vgpu_type), "pod default/vm", seen_this_boot=True)
+
+    @rule(number=NUMBERS)
+    def end_pod(self, number: int) -> None:
+        if self.pods:
+            del self.pods[sorted(self.pods)[number % len(self.pods)]]
+
+    @rule(number=NUMBERS)
+    def somebody_removes(self, number: int) -> None:
+        """What nobody has goes, by another program."""
+        had = {*self.pods, *(vgpu for _, vgpu in self.machines)}
+        free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
+        if free:
+            vgpu = free[number % len(free)]
+            if ":" in vgpu:
+                self.kernel.write(HostPath(f"/sys/bus/pci/devices/{vgpu}/nvidia/current_vgpu_type"), b"0")
+            else:
+                self.kernel.write(HostPath(f"/sys/bus/mdev/devices/{vgpu}/remove"), b"1")
+
+    @invariant()
+    def what_somebody_has_is_there(self) -> None:
+        if hasattr(self, "site"):
+            assert self.kernel.vfio.requests == []
+            there = {vgpu for vgpu, _, _ in self.live()}
+            assert there >= {*self.pods, *(vgpu for _, vgpu in self.machines)}
+
+
+TestCarving = Carving.TestCase
+TestCarving.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

@@ -1,0 +1,224 @@
+"""What is removed and made so that a GPU carries what is wanted: the least, and nothing that anybody has."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.model.board import Board, host_namespace
+from gpuvirt.model.carving import CarvePlan, CreateVgpu, RemoveVgpu, plan_carving
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.paths import HostPath
+
+GPU = PciAddress("0000:65:00.0")
+VFS = [PciAddress(f"0000:65:{number // 8:02x}.{number % 8}") for number in range(4, 36)]
+A10_4Q, A10_8Q, A10_12Q, A10_12C = (VgpuType(f"NVIDIA A10-{name}") for name in ("4Q", "8Q", "12Q", "12C"))
+MOST = {A10_4Q: 6, A10_8Q: 3, A10_12Q: 2, A10_12C: 2}
+SIZES = {A10_4Q: 4, A10_8Q: 8, A10_12Q: 12, A10_12C: 12}
+
+
+def board(*slots: PciAddress, framework: Framework = Framework.MDEV) -> Board:
+    """Return an empty A10 whose vGPUs go on these functions."""
+    return Board(VgpuHost(GPU, framework, {slot: dict.fromkeys(MOST, 1) for slot in slots}), most=MOST)
+
+
+def after(one: Board, plan: CarvePlan) -> Board:
+    """Return the board when a plan was carried out; fail where no GPU would do that."""
+    live = {vgpu.id: vgpu for vgpu in one.host.live}
+    for step in plan.steps:
+        if isinstance(step, RemoveVgpu):
+            assert step.vgpu not in one.users, "somebody has it"
+            assert live.pop(step.vgpu).slot == step.slot
+        else:
+            assert isinstance(step, CreateVgpu)
+            assert step.vgpu not in live
+            beside = {SIZES[vgpu.type] for vgpu in live.values() if isinstance(vgpu.type, str)}
+            assert beside <= {SIZES[step.type]}
+            assert len(live) < MOST[step.type]
+            assert step.slot == GPU or step.slot not in {vgpu.slot for vgpu in live.values()}
+            live[step.vgpu] = LiveVgpu(step.vgpu, step.type, step.slot, None)
+    return replace(one, host=replace(one.host, live=tuple(live.values())))
+
+
+def carved(one: Board, wanted: Mapping[VgpuType, int]) -> Board:
+    return after(one, plan_carving(one, wanted))
+
+
+def counts(one: Board) -> Counter[str]:
+    return Counter(str(vgpu.type) for vgpu in one.host.live)
+
+
+def used(one: Board, *ids: VgpuId) -> Board:
+    return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)))
+
+
+def made(plan: CarvePlan) -> dict[VgpuId, PciAddress]:
+    return {step.vgpu: step.slot for step in plan.steps if isinstance(step, CreateVgpu)}
+
+
+def codes(plan: CarvePlan) -> list[ReasonCode]:
+    return [reason.code for reason in (*plan.refusals, *plan.pending)]
+
+
+EMPTY = [board(GPU), board(*VFS), board(*VFS, framework=Framework.VENDOR_VFIO)]
+BOARDS = pytest.mark.parametrize("empty", EMPTY, ids=["on the GPU", "on VFs", "vendor VFIO"])
+WISHES: list[dict[VgpuType, int]] = [
+    {},
+    {A10_4Q: 6},
+    {A10_4Q: 1},
+    {A10_8Q: 3},
+    {A10_12Q: 2},
+    {A10_12Q: 1, A10_12C: 1},
+]
+
+
+@BOARDS
+def test_the_configs_of_the_article(empty: Board) -> None:
+    """Seed 002: two A10-12Q, then six A10-4Q, then three A10-8Q."""
+    one = carved(empty, {A10_12Q: 2})
+    assert counts(one) == {A10_12Q: 2}
+    one = carved(one, {A10_4Q: 6})
+    assert counts(one) == {A10_4Q: 6}
+    assert counts(carved(one, {A10_8Q: 3})) == {A10_8Q: 3}
+
+
+@given(st.sampled_from(EMPTY), st.lists(st.sampled_from(WISHES), min_size=1, max_size=4), st.data())
+def test_any_way_leads_there_and_nobody_loses_anything(
+    empty: Board, wishes: list[dict[VgpuType, int]], data: st.DataObject
+) -> None:
+    one = empty
+    for wanted in wishes:
+        ids = [vgpu.id for vgpu in one.host.live]
+        one = used(one, *data.draw(st.sets(st.sampled_from(ids)) if ids else st.just(set())))
+        plan = plan_carving(one, wanted)
+        assert plan.refusals == ()
+        one = after(one, plan)  # asserts that no step touches what is used
+        again = plan_carving(one, wanted)
+        assert again.steps == (), "a plan that was carried out leaves nothing to do"
+        assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}
+        one = carved(used(one), wanted)
+        assert counts(one) == wanted, "once all are free"
+        assert plan_carving(one, wanted).met
+
+
+@given(st.sampled_from(EMPTY), st.sampled_from(WISHES))
+def test_the_same_wish_makes_the_same_ids(empty: Board, wanted: dict[VgpuType, int]) -> None:
+    assert carved(empty, wanted) == carved(empty, wanted)
+    other = replace(empty, namespace=host_namespace("another host"))
+    if wanted and empty.host.framework is Framework.MDEV:
+        assert not {one.id for one in carved(empty, wanted).host.live} & {
+            one.id for one in carved(other, wanted).host.live
+        }
+
+
+@BOARDS
+def test_one_more_or_less_leaves_the_others_alone(empty: Board) -> None:
+    four = carved(empty, {A10_4Q: 4})
+    six = plan_carving(four, {A10_4Q: 6})
+    assert [type(step) for step in six.steps] == [CreateVgpu, CreateVgpu]
+    three = plan_carving(four, {A10_4Q: 3})
+    assert [type(step) for step in three.steps] == [RemoveVgpu]
+
+
+@BOARDS
+def test_what_is_in_use_is_the_last_to_go(empty: Board) -> None:
+    four = carved(empty, {A10_4Q: 4})
+    busy = four.host.live[0].id
+    plan = plan_carving(used(four, busy), {A10_4Q: 1})
+    assert len(plan.steps) == 3
+    assert busy not in {step.vgpu for step in plan.steps if isinstance(step, RemoveVgpu)}
+    assert plan.pending == ()
+
+
+@BOARDS
+def test_a_used_vgpu_of_another_size_is_waited_for_and_named(empty: Board) -> None:
+    two = carved(empty, {A10_12Q: 2})
+    plan = plan_carving(used(two, two.host.live[0].id), {A10_4Q: 6})
+    assert [type(step) for step in plan.steps] == [RemoveVgpu]
+    assert codes(plan) == [ReasonCode.VGPU_IN_USE]
+    assert "pod default/vm-a" in plan.pending[0].text
+    mixed = replace(used(two, two.host.live[0].id), mixed_sizes=True)
+    assert {type(step) for step in plan_carving(mixed, {A10_4Q: 2}).steps} == {RemoveVgpu, CreateVgpu}
+
+
+def test_what_others_made_is_adopted_with_its_id() -> None:
+    foreign = LiveVgpu(VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11"), A10_12Q, GPU, None)
+    one = board(GPU)
+    one = replace(one, host=replace(one.host, live=(foreign,)))
+    plan = plan_carving(one, {A10_12Q: 2})
+    assert [type(step) for step in plan.steps] == [CreateVgpu]
+    assert plan_carving(one, {A10_12Q: 1}).met
+
+
+@BOARDS
+def test_after_a_reboot_pods_find_what_they_had(empty: Board) -> None:
+    """The kubelet starts containers again from the answer that it kept, with the ids in it."""
+    before = carved(empty, {A10_4Q: 6})
+    had = before.host.live[4]
+    assert isinstance(had.type, str)
+    plan = plan_carving(replace(empty, remembered={had.id: had.type}), {A10_4Q: 2})
+    assert made(plan)[had.id] == had.slot
+    assert len(made(plan)) == 2
+
+
+def test_an_id_that_somebody_else_chose_comes_back_too() -> None:
+    chosen = VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11")
+    plan = plan_carving(replace(board(*VFS), remembered={chosen: A10_4Q}), {A10_4Q: 1})
+    assert list(made(plan)) == [chosen]
+
+
+def test_what_somebody_is_removing_keeps_its_place() -> None:
+    """A held mdev is no longer shown as soon as its removal starts, and still takes its part of the GPU."""
+    two = carved(board(GPU), {A10_12Q: 2})
+    shown, hidden = two.host.live
+    one = replace(two, host=replace(two.host, live=(shown,)), leaving={hidden.id: A10_12Q})
+    plan = plan_carving(one, {A10_12Q: 2})
+    assert plan.steps == ()
+    assert codes(plan) == [ReasonCode.UNBIND_PENDING]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ({A10_4Q: 7}, ReasonCode.NO_ROOM),
+        ({A10_12Q: 2, A10_12C: 1}, ReasonCode.NO_ROOM),
+        ({A10_4Q: 1, A10_12Q: 1}, ReasonCode.SIZES_DIFFER),
+    ],
+)
+def test_what_can_never_be_is_refused_before_anything_is_removed(wanted: dict[VgpuType, int], code: ReasonCode) -> None:
+    plan = plan_carving(carved(board(GPU), {A10_8Q: 3}), wanted)
+    assert (plan.steps, codes(plan)) == ((), [code])
+
+
+def test_too_few_vfs_are_told() -> None:
+    plan = plan_carving(board(*VFS[:4]), {A10_4Q: 6})
+    assert (plan.steps, codes(plan)) == ((), [ReasonCode.NO_ROOM])
+    one = board(*VFS[:7])
+    one = replace(one, host=replace(one.host, quarantined={VFS[0]: "EIO", VFS[1]: "EIO"}))
+    assert codes(plan_carving(one, {A10_4Q: 6})) == [ReasonCode.NO_ROOM]
+    assert not {VFS[0], VFS[1]} & set(made(plan_carving(one, {A10_4Q: 5})).values())
+
+
+def test_nothing_follows_from_what_could_not_be_read() -> None:
+    odd = Unread(HostPath("/sys/bus/mdev/devices"), errno=5)
+    one = carved(board(GPU), {A10_8Q: 3})
+    unread = replace(one, host=replace(one.host, live=(*one.host.live[:2], replace(one.host.live[2], type=odd))))
+    for blind in (unread, replace(one, host=replace(one.host, unread=(odd,)))):
+        plan = plan_carving(blind, {A10_4Q: 6})
+        assert (plan.steps, codes(plan)) == ((), [ReasonCode.UNREAD])
+
+
+def test_sets_of_vfs_are_switched_as_one() -> None:
+    """AMD's and Intel's VFs split a GPU evenly: the whole set is one vGPU of the report."""
+    sets = {VgpuType(f"{number} VFs"): 1 for number in (2, 4, 8)}
+    one = Board(VgpuHost(GPU, Framework.SRIOV_VF, {GPU: sets}))
+    one = replace(one, host=replace(one.host, live=(LiveVgpu(VgpuId(GPU), VgpuType("4 VFs"), GPU, None),)))
+    plan = plan_carving(one, {VgpuType("8 VFs"): 1})
+    assert [step.text.split(": ")[1].split()[0] for step in plan.steps] == ["remove", "create"]
+    assert plan_carving(used(one, VgpuId(GPU)), {VgpuType("8 VFs"): 1}).steps == ()

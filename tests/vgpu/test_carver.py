@@ -1,0 +1,233 @@
+"""GPUs are carved on simulated hosts: what is wished is there afterwards, and what anybody has is still there."""
+
+import errno
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.board import Holding
+from gpuvirt.model.carving import CarveStep
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node import carver
+from gpuvirt.node.binder import Site
+from gpuvirt.node.carver import Given
+from gpuvirt.node.guard import UnitBusyError, unit_locked
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+
+T4 = PciAddress("0000:3b:00.0")
+A10, A10_WITHOUT_VFS, A10_ON_VFIO = (PciAddress(f"0000:{bus}:00.0") for bus in ("31", "b1", "ca"))
+L40S = PciAddress("0000:25:00.0")
+FLEX = PciAddress("0000:4d:00.0")
+
+
+class Carver:
+    """Carves the GPUs of a host."""
+
+    def __init__(self, machine: str, folder: Path) -> None:
+        self.kernel: SimKernel = build_machine(load_machine(machine))
+        self.tools = SimTools(self.kernel)
+        self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
+        self.given = Given()
+        self.steps: list[str] = []
+
+    def carve(self, gpu: PciAddress, **wished: int) -> tuple[Reason, ...]:
+        return self.carve_types(gpu, {name.replace("_", "-"): count for name, count in wished.items()})
+
+    def carve_types(self, gpu: PciAddress, wished: Mapping[str, int]) -> tuple[Reason, ...]:
+        self.steps.clear()
+        return carver.carve(self.site, gpu, wished, self.given, lambda step: self.steps.append(step.text))
+
+    def carries(self, gpu: PciAddress) -> Counter[str]:
+        return Counter(self.types(gpu).values())
+
+    def types(self, gpu: PciAddress) -> dict[VgpuId, str]:
+        host = scan(self.kernel).vgpu_hosts[gpu]
+        return {one.id: str(one.type).rpartition(" ")[2] for one in host.live}
+
+    def group_of(self, vgpu: VgpuId) -> IommuGroup:
+        return self.kernel.mdev.devices[vgpu].group
+
+
+def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
+    return [reason.code for reason in reasons]
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "card"), [("4xA10", A10, "A10"), ("4xL40S", L40S, "L40S"), ("4xT4", T4, "T4")]
+)
+def test_one_config_after_another(machine: str, gpu: PciAddress, card: str, tmp_path: Path) -> None:
+    host = Carver(machine, tmp_path)
+    for name, count in ((f"{card}-4Q", 4), (f"{card}-8Q", 2), (f"{card}-4Q", 2), (f"{card}-4Q", 3)):
+        assert host.carve_types(gpu, {name: count}) == ()
+        assert host.carries(gpu) == {name: count}
+        assert host.carve_types(gpu, {name: count}) == ()
+        assert host.steps == []
+    assert host.carve(gpu) == ()
+    assert host.carries(gpu) == {}
+
+
+def test_the_same_config_has_the_same_ids_after_a_reboot(tmp_path: Path) -> None:
+    host = Carver("4xA10", tmp_path)
+    host.carve(A10, A10_4Q=6)
+    before = host.types(A10)
+    again = Carver("4xA10", tmp_path)
+    again.carve(A10)  # what the machine file has
+    again.carve(A10, A10_4Q=6)
+    assert again.types(A10) == before
+
+
+def test_a_machines_vgpu_stays_and_it_hears_nothing(tmp_path: Path) -> None:
+    host = Carver("4xT4", tmp_path)
+    host.carve(T4, T4_8Q=2)
+    mine, other = host.types(T4)
+    machine = host.kernel.start_machine(host.group_of(mine))
+    reasons = host.carve(T4, T4_4Q=4)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert f"qemu-system-x86 (pid {machine.pid})" in reasons[0].text
+    assert list(host.types(T4)) == [mine]
+    assert host.kernel.vfio.requests == []
+    host.kernel.end_machine(machine)
+    assert host.carve(T4, T4_4Q=4) == ()
+    assert host.carries(T4) == {"T4-4Q": 4}
+    assert other not in host.types(T4)
+
+
+def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None:
+    """It came after the look that the plan was made from: the lease finds it."""
+    host = Carver("4xT4", tmp_path)
+    host.carve(T4, T4_8Q=2)
+    first, second = sorted(host.types(T4))
+    steps: list[str] = []
+
+    def start(step: CarveStep) -> None:
+        steps.append(step.text)
+        if len(steps) == 1:
+            host.kernel.start_machine(host.group_of(second))
+
+    reasons = carver.carve(host.site, T4, {"T4-4Q": 4}, host.given, start)
+    assert ReasonCode.IN_USE in codes(reasons)
+    assert host.kernel.vfio.requests == []
+    assert host.types(T4) == {first: "T4-8Q", second: "T4-8Q"}, "the first came back with its id"
+
+
+def test_a_pods_vgpu_stays_before_the_pods_machine_has_opened_it(tmp_path: Path) -> None:
+    host = Carver("4xT4", tmp_path)
+    host.carve(T4, T4_8Q=2)
+    mine = min(host.types(T4))
+    host.given = Given((Holding(T4, mine, VgpuType("GRID T4-8Q"), "pod default/vm-a", seen_this_boot=True),))
+    reasons = host.carve(T4)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert "pod default/vm-a" in reasons[0].text
+    assert list(host.types(T4)) == [mine]
+
+
+def test_what_fails_half_the_way_leaves_what_was_there(tmp_path: Path) -> None:
+    host = Carver("2xA30", tmp_path)
+    gpu = PciAddress("0000:17:00.0")
+    before = host.types(gpu)
+    assert len(before) == 2
+    reasons = host.carve(gpu, A30_1_6C=4)  # there are GPU instances for two
+    assert codes(reasons) == [ReasonCode.STEP_FAILED]
+    assert "No space left on device" in reasons[0].text
+    assert host.types(gpu) == before
+
+
+def test_more_than_fits_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    host = Carver("4xA10", tmp_path)
+    before = host.types(A10)
+    assert codes(host.carve(A10, A10_4Q=7)) == [ReasonCode.NO_ROOM]
+    assert codes(host.carve(A10, A10_5Q=1)) == [ReasonCode.NO_SUCH_TYPE]
+    assert codes(host.carve(A10, A10_4Q=1, A10_8Q=1)) == [ReasonCode.SIZES_DIFFER]
+    assert (host.steps, host.types(A10)) == ([], before)
+
+
+def test_vfs_are_switched_on_where_vgpus_stand_on_them(tmp_path: Path) -> None:
+    host = Carver("4xA10", tmp_path)
+    assert host.carve(A10_WITHOUT_VFS, A10_12Q=2) == ()
+    assert host.carries(A10_WITHOUT_VFS) == {"A10-12Q": 2}
+    assert ("sriov-manage", "-e", A10_WITHOUT_VFS) in host.tools.commands
+
+
+def test_a_gpu_that_a_process_uses_gets_no_vfs(tmp_path: Path) -> None:
+    """Its driver would let it go for a moment."""
+    host = Carver("4xA10", tmp_path)
+    number = next(
+        line.partition(":")[2].strip()
+        for line in host.kernel.read(HostPath(f"/proc/driver/nvidia/gpus/{A10_WITHOUT_VFS}/information"))
+        .decode()
+        .splitlines()
+        if line.startswith("Device Minor")
+    )
+    process = host.kernel.start_process("python3", f"/dev/nvidia{number}")
+    reasons = host.carve(A10_WITHOUT_VFS, A10_12Q=2)
+    assert codes(reasons) == [ReasonCode.IN_USE]
+    assert f"python3 (pid {process.pid})" in reasons[0].text
+    assert host.tools.commands == []
+
+
+def test_a_gpu_for_machines_is_not_carved(tmp_path: Path) -> None:
+    host = Carver("4xA10", tmp_path)
+    assert codes(host.carve(A10_ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
+    assert host.carve(A10_ON_VFIO) == (), "it carries none, as is wished"
+    assert codes(host.carve(PciAddress("0000:00:1f.0"))) == [ReasonCode.NO_VGPU_HOST]
+
+
+def test_a_vf_that_refuses_is_passed_over_and_told(tmp_path: Path) -> None:
+    host = Carver("4xL40S", tmp_path)
+    assert host.carve(L40S) == ()
+    slot = min(scan(host.kernel).vgpu_hosts[L40S].slots)
+    host.kernel.faults.refuse(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), errno.EIO)
+    reasons = host.carve(L40S, L40S_12Q=4)
+    assert codes(reasons) == [ReasonCode.VF_REFUSES]
+    assert slot in reasons[0].text
+    assert host.carries(L40S) == {"L40S-12Q": 4}
+    assert VgpuId(slot) not in host.types(L40S)
+
+
+def test_a_set_of_vfs_that_splits_a_gpu_is_changed_as_one(tmp_path: Path) -> None:
+    host = Carver("2xFlex170", tmp_path)
+    assert host.carve_types(FLEX, {"16 VFs": 1}) == ()
+    assert len(scan(host.kernel).functions[FLEX].virtfns) == 16
+    assert host.carve_types(FLEX, {}) == ()
+    assert scan(host.kernel).functions[FLEX].virtfns == ()
+
+
+def test_a_machine_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
+    host = Carver("2xFlex170", tmp_path)
+    vf = scan(host.kernel).functions[FLEX].virtfns[0]
+    host.kernel.rebind(vf, "vfio-pci")
+    group = scan(host.kernel).functions[vf].iommu_group
+    assert isinstance(group, int)
+    host.kernel.start_machine(IommuGroup(group))
+    assert codes(host.carve_types(FLEX, {"16 VFs": 1})) == [ReasonCode.VGPU_IN_USE]
+    assert host.kernel.vfio.requests == []
+
+
+def test_two_do_not_carve_one_gpu_at_a_time(tmp_path: Path) -> None:
+    host = Carver("4xT4", tmp_path)
+    unit = carver.look(host.site, host.given).inventory.gpus[T4].unit
+    with unit_locked(host.site.locks, unit), pytest.raises(UnitBusyError, match="another process"):
+        host.carve(T4)
+
+
+def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
+    host = Carver("4xT4", tmp_path)
+    host.carve(T4, T4_4Q=4)
+    first, second, *_ = host.types(T4)
+    host.kernel.start_machine(host.group_of(second))
+
+    def remove(vgpu: VgpuId) -> list[ReasonCode]:
+        return codes(carver.remove(host.site, T4, vgpu, host.given, lambda _: None))
+
+    assert remove(first) == []
+    assert remove(second) == [ReasonCode.VGPU_IN_USE]
+    assert remove(first) == [], "it is gone already"
+    assert len(host.types(T4)) == 3
