@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import demo, devices, doctor, node, sim, support, vfio, vfiomanage, vgpu, why
+from gpuvirt.cli import demo, devices, doctor, node, sim, support, vfio, vfiomanage, vgpu, vgpudm, why
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -64,6 +64,14 @@ def nvidia_kubevirt_gpu_device_plugin() -> None:
 def vfio_manage() -> None:
     """Run in the place of NVIDIA's vfio-manage."""
     run(sys.argv[1:], vfiomanage.app, "vfio-manage")
+
+
+def nvidia_vgpu_dm() -> None:
+    """Run in the place of NVIDIA's vgpu-device-manager on a host; it ends with 1 whatever fails."""
+    try:
+        run(sys.argv[1:], vgpudm.app, "nvidia-vgpu-dm")
+    except SystemExit as end:
+        sys.exit(FAILED if end.code else 0)
 
 
 def run(arguments: list[str], program: typer.Typer = app, name: str = "gpuvirt") -> None:

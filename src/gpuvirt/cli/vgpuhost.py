@@ -89,9 +89,9 @@ def removed(here: Host, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: 
 
     if dry_run:
         plan = carver.plan_removal(carver.look(here.site, here.given), gpu, vgpu)
-        return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan), {})
+        return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan))
     reasons = in_lane(gpu, lambda: carver.remove(here.site, gpu, vgpu, here.given, tell), taken)
-    return Result(gpu, tuple(taken), reasons, {})
+    return Result(gpu, tuple(taken), reasons)
 
 
 def in_lane(gpu: PciAddress, job: Callable[[], tuple[Reason, ...]], taken: Sequence[str]) -> tuple[Reason, ...]:

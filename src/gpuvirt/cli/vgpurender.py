@@ -20,7 +20,8 @@ class Result:
     gpu: PciAddress
     steps: tuple[str, ...]
     reasons: tuple[Reason, ...]
-    wished: dict[str, int]
+    wished: dict[str, int] | None = None
+    """What it is to carry; None where something alone is to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
             out.print(step, soft_wrap=True)
         for reason in result.reasons:
             out.print(reason.text, style="yellow", soft_wrap=True)
-        if not result.reasons:
+        if not result.reasons and result.wished is not None:
             carries = ", ".join(f"{count} {name}" for name, count in sorted(result.wished.items())) or "no vGPU"
             would = "would then carry" if dry_run and result.steps else "carries"
             already = "" if result.steps else " already"

@@ -1,0 +1,103 @@
+"""`nvidia-vgpu-dm`, by the name and with the options of NVIDIA's program: vGPUs of a host by hand or from a script.
+
+It does what `gpuvirt vgpu apply` and `assert` do. Where the original removes all vGPUs of a GPU to change one, and may
+end half the way, this one changes what differs, leaves what is in use, and puts back what was there. `assert` asks of
+the GPUs that the config is for, and not of all that the host has.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuvirt import __version__
+from gpuvirt.cli import options
+from gpuvirt.cli.options import Output
+
+if TYPE_CHECKING:
+    from gpuvirt.cli.vgpuapply import Where
+
+app = typer.Typer(
+    name="nvidia-vgpu-dm",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Apply vGPU configs to the GPUs of this host, and see whether they are applied.",
+)
+
+ConfigFile = Annotated[
+    str,
+    typer.Option(
+        "--config-file",
+        "-f",
+        envvar="VGPU_DM_CONFIG_FILE",
+        metavar="FILE",
+        help="vGPU configs; - for standard input.",
+    ),
+]
+Selected = Annotated[
+    str | None,
+    typer.Option(
+        "--selected-config",
+        "-c",
+        envvar="VGPU_DM_SELECTED_CONFIG",
+        metavar="NAME",
+        help="Which of them; the only one where the file has just one.",
+    ),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gpuvirt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    debug: Annotated[bool, typer.Option("--debug", "-d", envvar="VGPU_DM_DEBUG", help="Say more.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,  # noqa: ARG001
+) -> None:
+    """Apply vGPU configs, and see whether they are applied."""
+    if debug:
+        from gpuvirt.apps import logs
+
+        logs.set_up(logs.LogFormat.TEXT, verbose=True)
+
+
+@app.command("apply")
+def apply(
+    config_file: ConfigFile,
+    selected: Selected = None,
+    *,
+    host_root: options.HostRoot = options.ROOT,
+) -> None:
+    """Have the GPUs of this host carry what a config wants of them."""
+    from gpuvirt.cli import vgpuapply
+
+    vgpuapply.apply(_where(host_root), config_file, selected, dry_run=False)
+
+
+@app.command("assert")
+def assert_(
+    config_file: ConfigFile,
+    selected: Selected = None,
+    *,
+    valid_config: Annotated[
+        bool,
+        typer.Option("--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only see that the file has it."),
+    ] = False,
+    host_root: options.HostRoot = options.ROOT,
+) -> None:
+    """End with 0 if the GPUs that a config is for carry what it wants, with 1 if not."""
+    from gpuvirt.cli import vgpuapply
+
+    vgpuapply.check(_where(host_root), config_file, selected, valid_only=valid_config)
+
+
+def _where(host_root: Path) -> "Where":
+    from gpuvirt.cli import vgpuapply
+
+    return vgpuapply.Where(host_root, None, Output.TABLE)

@@ -1,0 +1,89 @@
+"""`gpuvirt vgpu` and `nvidia-vgpu-dm` on a mounted machine, as a person runs them."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mounting import GPUVIRT, mount, shell
+
+pytestmark = pytest.mark.ring("mount")
+
+VGPU = f"{' '.join(GPUVIRT)} vgpu"
+VGPU_DM = f"{sys.executable} -c 'from gpuvirt.cli.main import nvidia_vgpu_dm; nvidia_vgpu_dm()'"
+GPU, OTHER = "0000:3b:00.0", "0000:5e:00.0"
+CONFIG = """version: v1
+vgpu-configs:
+  quarters:
+    - {devices: [0], vgpu-devices: {T4-4Q: 4}}
+"""
+
+
+def carries(folder: Path, gpu: str) -> Counter[str]:
+    parent = folder / "host/sys/class/mdev_bus" / gpu / "mdev_supported_types"
+    made = {(one / "name").read_text().strip(): len(list((one / "devices").iterdir())) for one in parent.iterdir()}
+    return Counter({name: count for name, count in made.items() if count})
+
+
+def test_apply_and_assert_change_what_differs(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "4xT4"):
+        assert shell(f"{VGPU} assert -c T4-4Q --host-root host", tmp_path).returncode == 1
+        planned = shell(f"{VGPU} apply -c T4-4Q --dry-run --host-root host", tmp_path)
+        assert (planned.returncode, carries(tmp_path, GPU)) == (0, {"GRID T4-8Q": 2})
+        assert f"{GPU}: would then carry 4 T4-4Q" in planned.stdout
+        done = shell(f"{VGPU} apply -c T4-4Q --host-root host", tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert carries(tmp_path, GPU) == carries(tmp_path, OTHER) == {"GRID T4-4Q": 4}
+        assert shell(f"{VGPU} assert -c T4-4Q --host-root host", tmp_path).returncode == 0
+        again = json.loads(shell(f"{VGPU} apply -c T4-4Q --host-root host -o json", tmp_path).stdout)
+        assert [one["steps"] for one in again] == [[]] * 4
+
+
+def test_one_by_one(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "4xT4"):
+        listed = json.loads(shell(f"{VGPU} list --host-root host -o json", tmp_path).stdout)
+        mine = [one["id"] for one in listed if one["gpu"] == GPU]
+        types = json.loads(shell(f"{VGPU} types {GPU} --host-root host -o json", tmp_path).stdout)
+        assert {one["name"]: (one["there"], one["left"]) for one in types}["T4-8Q"] == (2, 0)
+        full = shell(f"{VGPU} create {GPU} T4-8Q --host-root host", tmp_path)
+        assert full.returncode == 1
+        assert "NoRoom" in full.stdout
+        gone = shell(f"{VGPU} delete {mine[0]} --host-root host", tmp_path)
+        assert (gone.returncode, carries(tmp_path, GPU)) == (0, {"GRID T4-8Q": 1}), gone.stderr
+        made = shell(f"{VGPU} create {GPU} 'GRID T4-8Q' --host-root host", tmp_path)
+        assert (made.returncode, carries(tmp_path, GPU)) == (0, {"GRID T4-8Q": 2}), made.stderr
+        unknown = shell(f"{VGPU} delete {GPU} --host-root host", tmp_path)
+        assert unknown.returncode == 2
+        assert "no such vGPU" in unknown.stderr
+
+
+def test_nvidias_command_line(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    with mount(tmp_path / "host", "4xT4"):
+        dm = f"GPUVIRT_HOST_ROOT=host {VGPU_DM}"
+        assert shell(f"{dm} assert -f config.yaml -a", tmp_path).returncode == 0
+        assert shell(f"{dm} assert -f config.yaml -c quarters", tmp_path).returncode == 1
+        done = shell(f"{dm} -d apply -f - -c quarters < config.yaml", tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (carries(tmp_path, GPU), carries(tmp_path, OTHER)) == ({"GRID T4-4Q": 4}, {"GRID T4-1Q": 4})
+        named = shell(f"VGPU_DM_CONFIG_FILE=config.yaml VGPU_DM_SELECTED_CONFIG=quarters {dm} assert", tmp_path)
+        assert named.returncode == 0, "it asks of the GPUs that the config is for"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("apply", "--config-file"),
+        ("apply -f nowhere.yaml", "nowhere.yaml"),
+        ("apply -f config.yaml -c eights", "no config 'eights'"),
+        ("assert -f bad.yaml -a", "bad.yaml:4"),
+    ],
+)
+def test_what_is_wrong_ends_with_1(tmp_path: Path, arguments: str, said: str) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "bad.yaml").write_text(CONFIG.replace("T4-4Q: 4", "T4-04Q: 4"))
+    done = shell(f"{VGPU_DM} {arguments}", tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
