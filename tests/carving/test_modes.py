@@ -18,9 +18,11 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
 
-A10 = [PciAddress(f"0000:{bus}:00.0") for bus in ("31", "4b", "b1", "ca")]
+MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
+"""One in mixed-size mode, and one whose VFs are off."""
+A100, ON_VFIO = PciAddress("0000:07:00.0"), PciAddress("0000:87:00.0")
+"""One with four vGPUs of one size, and one that its driver has not."""
 A30 = [PciAddress(f"0000:{bus}:00.0") for bus in ("17", "ca")]
-L40S = PciAddress("0000:da:00.0")
 
 
 class Place:
@@ -45,12 +47,19 @@ class Place:
 
 @pytest.fixture
 def a10() -> Place:
-    return Place("4xA10")
+    return Place("2xA10-vgpu")
+
+
+@pytest.fixture
+def a100() -> Place:
+    return Place("8xA100")
 
 
 @pytest.fixture
 def a30() -> Place:
-    return Place("2xA30")
+    place = Place("2xA30")
+    sriov.enable_vfs(place.kernel, place.tools, A30[1])
+    return place
 
 
 # As the published outputs have it, with fields left out.
@@ -64,7 +73,7 @@ vGPU Driver Capability
         Heterogenous Multi-vGPU           : Supported
 
 Attached GPUs                             : 2
-GPU 00000000:31:00.0
+GPU 00000000:B1:00.0
     Product Name                          : NVIDIA A10
     Display Mode                          : Enabled
     vGPU Device Capability
@@ -82,7 +91,7 @@ GPU 00000000:31:00.0
         Host VGPU Mode                    : SR-IOV
         vGPU Heterogeneous Mode           : Disabled
     PCI
-        Bus Id                            : 00000000:31:00.0
+        Bus Id                            : 00000000:B1:00.0
 GPU 00000000:4B:00.0
     MIG Mode
         Current                           : Enabled
@@ -93,36 +102,36 @@ GPU 00000000:4B:00.0
 
 
 def test_modes_are_read_of_the_gpu_that_was_asked_for() -> None:
-    assert nvidiasmi.parse_modes(QUERY, A10[0]) == GpuModes(
-        A10[0], mixed_sizes=False, can_mix_sizes=True, mig=None, mig_pending=None
+    assert nvidiasmi.parse_modes(QUERY, OFF) == GpuModes(
+        OFF, mixed_sizes=False, can_mix_sizes=True, mig=None, mig_pending=None
     )
-    second = nvidiasmi.parse_modes(QUERY, A10[1])
+    second = nvidiasmi.parse_modes(QUERY, MIXED)
     assert (second.mixed_sizes, second.mig, second.mig_pending) == (True, True, False)
 
 
 def test_what_is_not_understood_is_unread_and_never_off() -> None:
-    odd = nvidiasmi.parse_modes(QUERY.replace(": Disabled", ": Vielleicht"), A10[0])
+    odd = nvidiasmi.parse_modes(QUERY.replace(": Disabled", ": Vielleicht"), OFF)
     assert isinstance(odd.mixed_sizes, Unread)
     assert odd.mixed_sizes.seen == "-q: GPU Virtualization Mode / vGPU Heterogeneous Mode: Vielleicht"
-    nothing = nvidiasmi.parse_modes("GPU 00000000:31:00.0\n    Product Name : NVIDIA A10\n", A10[0])
+    nothing = nvidiasmi.parse_modes("GPU 00000000:B1:00.0\n    Product Name : NVIDIA A10\n", OFF)
     assert all(isinstance(one, Unread) for one in (nothing.mixed_sizes, nothing.can_mix_sizes, nothing.mig))
-    other = nvidiasmi.parse_modes(QUERY, A10[3])
+    other = nvidiasmi.parse_modes(QUERY, A100)
     assert all(isinstance(one, Unread) for one in (other.mixed_sizes, other.mig, other.gpu_instances))
 
 
 def test_a_driver_from_before_a_mode_has_its_heading_alone() -> None:
     older = QUERY.replace("        vGPU Heterogeneous Mode           : Disabled\n", "")
-    assert nvidiasmi.parse_modes(older, A10[0]).mixed_sizes is None
+    assert nvidiasmi.parse_modes(older, OFF).mixed_sizes is None
 
 
 @given(st.text(alphabet="GPU 0:31.ab\n|-NA/EnabledMIGMode", max_size=300))
 def test_no_text_breaks_the_parsers(text: str) -> None:
-    for whole in (text, f"GPU 00000000:31:00.0\n{text}"):
-        modes = nvidiasmi.parse_modes(whole, A10[0])
+    for whole in (text, f"GPU 00000000:B1:00.0\n{text}"):
+        modes = nvidiasmi.parse_modes(whole, OFF)
         assert modes.mixed_sizes is None or isinstance(modes.mixed_sizes, bool | Unread)
-        assert isinstance(nvidiasmi.parse_supported(whole, A10[0]), tuple | Unread)
+        assert isinstance(nvidiasmi.parse_supported(whole, OFF), tuple | Unread)
         assert isinstance(mig.parse_instances(whole), tuple | Unread)
-        assert isinstance(vgpuscheduler.parse_state(whole, A10[0]), Scheduler | Unread)
+        assert isinstance(vgpuscheduler.parse_state(whole, OFF), Scheduler | Unread)
 
 
 TABLE = """+-------------------------------------------------------+
@@ -165,7 +174,7 @@ def test_types_that_a_gpu_supports(a30: Place) -> None:
 
 
 def test_vfs_come_with_their_types_and_go_again(a10: Place) -> None:
-    gpu = A10[2]
+    gpu = OFF
     assert a10.host(gpu) is None, "without VFs it carries nothing"
     sriov.enable_vfs(a10.kernel, a10.tools, gpu)
     function = scan(a10.kernel).functions[gpu]
@@ -179,7 +188,7 @@ def test_vfs_come_with_their_types_and_go_again(a10: Place) -> None:
 
 
 def test_mixed_sizes_are_forgotten_when_vfs_go_on_or_off(a10: Place) -> None:
-    gpu = A10[2]
+    gpu = OFF
     nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
     assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is True
     sriov.enable_vfs(a10.kernel, a10.tools, gpu)
@@ -189,17 +198,20 @@ def test_mixed_sizes_are_forgotten_when_vfs_go_on_or_off(a10: Place) -> None:
     assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is False
 
 
-def test_in_mixed_size_mode_other_sizes_find_room(a10: Place) -> None:
-    equal, mixed = a10.offered(A10[0]), a10.offered(A10[1])
-    assert equal == {"NVIDIA A10-6Q"}
+def test_in_mixed_size_mode_other_sizes_find_room(a10: Place, a100: Place) -> None:
+    mixed = a10.offered(MIXED)
     assert {"NVIDIA A10-8Q", "NVIDIA A10-6Q", "NVIDIA A10-1Q"} <= mixed
     assert {"NVIDIA A10-24Q", "NVIDIA A10-12Q"}.isdisjoint(mixed), "12 GB and 4 GB are taken"
+    host = a100.host(A100)
+    assert host is not None
+    backend_of(host.framework).remove(a100.kernel, host.live[0])
+    assert a100.offered(A100) == {"NVIDIA A100DX-20C"}, "in equal-size mode"
 
 
-@pytest.mark.parametrize(("gpu", "code"), [(A10[0], 19), (A10[3], 6), (PciAddress("0000:99:00.0"), 6)])
-def test_mixed_sizes_are_refused_as_by_the_program(a10: Place, gpu: PciAddress, code: int) -> None:
+@pytest.mark.parametrize(("gpu", "code"), [(A100, 19), (ON_VFIO, 6), (PciAddress("0000:99:00.0"), 6)])
+def test_mixed_sizes_are_refused_as_by_the_program(a100: Place, gpu: PciAddress, code: int) -> None:
     with pytest.raises(ToolError) as failed:
-        nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
+        nvidiasmi.set_mixed_sizes(a100.tools, gpu, on=True)
     assert failed.value.exit_code == code
 
 
@@ -207,30 +219,30 @@ def test_mixed_sizes_are_refused_as_by_the_program(a10: Place, gpu: PciAddress, 
 
 
 def test_vfs_do_not_change_while_the_gpu_is_open(a10: Place) -> None:
-    process = a10.kernel.start_process("dcgm", "/dev/nvidia2")
+    process = a10.kernel.start_process("dcgm", "/dev/nvidia1")
     with pytest.raises(ToolError, match=r"Cannot obtain unbindLock for 0000:b1:00\.0"):
-        sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+        sriov.enable_vfs(a10.kernel, a10.tools, OFF)
     assert len(a10.tools.commands) == 5, "tried again"
     a10.tools.commands.clear()
     a10.tools.before = lambda _: a10.kernel.end_machine(process) if len(a10.tools.commands) == 3 else None
-    sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+    sriov.enable_vfs(a10.kernel, a10.tools, OFF)
     assert len(a10.tools.commands) == 3
 
 
 def test_nvidias_driver_lets_nobody_else_make_vfs(a10: Place) -> None:
     a10.tools = SimTools(a10.kernel, programs=())
     with pytest.raises(FileNotFoundError):
-        sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
-    a10.kernel.pci.functions[A10[2]].takes_numvfs = True
-    sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
-    assert sriov.count_vfs(a10.kernel, A10[2]) == 32
+        sriov.enable_vfs(a10.kernel, a10.tools, OFF)
+    a10.kernel.pci.functions[OFF].takes_numvfs = True
+    sriov.enable_vfs(a10.kernel, a10.tools, OFF)
+    assert sriov.count_vfs(a10.kernel, OFF) == 32
     assert a10.tools.commands == []
 
 
 def test_a_card_that_the_program_does_not_know_is_told(a10: Place) -> None:
-    a10.tools.before = lambda _: setattr(a10.kernel.pci.functions[A10[2]], "total_vfs", None)
+    a10.tools.before = lambda _: setattr(a10.kernel.pci.functions[OFF], "total_vfs", None)
     with pytest.raises(VfsUnchangedError, match=r"b1:00.0/virtfn\*: 0 VFs; expected 32"):
-        sriov.enable_vfs(a10.kernel, a10.tools, A10[2])
+        sriov.enable_vfs(a10.kernel, a10.tools, OFF)
 
 
 # --- MIG
@@ -274,9 +286,9 @@ def test_an_instance_with_a_vgpu_stays_and_so_does_the_mode(a30: Place) -> None:
 
 def test_a_card_without_mig_says_so(a10: Place) -> None:
     with pytest.raises(ToolError) as failed:
-        mig.set_mode(a10.tools, A10[0], on=True)
+        mig.set_mode(a10.tools, OFF, on=True)
     assert failed.value.exit_code == 3
-    assert nvidiasmi.read_modes(a10.tools, A10[0]).mig is None
+    assert nvidiasmi.read_modes(a10.tools, OFF).mig is None
 
 
 # --- the scheduler
@@ -290,28 +302,28 @@ def test_a_card_without_mig_says_so(a10: Place) -> None:
         Scheduler(SchedulerPolicy.BEST_EFFORT),
     ],
 )
-def test_a_scheduler_is_set_and_read_back(a10: Place, wanted: Scheduler) -> None:
-    vgpuscheduler.set_scheduler(a10.tools, A10[0], wanted)
-    found = vgpuscheduler.read_scheduler(a10.tools, A10[0])
+def test_a_scheduler_is_set_and_read_back(a100: Place, wanted: Scheduler) -> None:
+    vgpuscheduler.set_scheduler(a100.tools, A100, wanted)
+    found = vgpuscheduler.read_scheduler(a100.tools, A100)
     assert isinstance(found, Scheduler)
     assert found.policy is wanted.policy
     assert wanted.time_slice_ms in {None, found.time_slice_ms}
 
 
-def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a10: Place) -> None:
-    host = a10.host(A10[0])
+def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a100: Place) -> None:
+    host = a100.host(A100)
     assert host is not None
     group = host.live[0].group
     assert isinstance(group, int)
-    machine = a10.kernel.start_machine(group)
+    machine = a100.kernel.start_machine(group)
     with pytest.raises(ToolError) as failed:
-        vgpuscheduler.set_scheduler(a10.tools, A10[0], Scheduler(SchedulerPolicy.EQUAL_SHARE))
+        vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     assert failed.value.exit_code == 19
-    a10.kernel.end_machine(machine)
-    vgpuscheduler.set_scheduler(a10.tools, A10[0], Scheduler(SchedulerPolicy.EQUAL_SHARE))
-    a10.empty(A10[0])
-    sriov.disable_vfs(a10.kernel, a10.tools, A10[0])
-    found = vgpuscheduler.read_scheduler(a10.tools, A10[0])
+    a100.kernel.end_machine(machine)
+    vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
+    a100.empty(A100)
+    sriov.disable_vfs(a100.kernel, a100.tools, A100)
+    found = vgpuscheduler.read_scheduler(a100.tools, A100)
     assert found == Scheduler(SchedulerPolicy.BEST_EFFORT)
 
 
@@ -328,7 +340,7 @@ def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a10: Plac
     ],
 )
 def test_what_the_scheduler_is_said_to_be(lines: str, expected: Scheduler | None) -> None:
-    found = vgpuscheduler.parse_state(f"GPU 00000000:31:00.0\n    {lines}\n", A10[0])
+    found = vgpuscheduler.parse_state(f"GPU 00000000:B1:00.0\n    {lines}\n", OFF)
     assert found == expected or (expected is None and isinstance(found, Unread))
 
 
