@@ -76,7 +76,7 @@ def _adapted(manifest: Mapping[str, object], host: Path) -> Manifest:
         return adapted
     pod = adapted["spec"]["template"]["spec"]  # type: ignore[index]
     (container,) = pod["containers"]
-    container["env"] = [{"name": "GPUVIRT_HOST_ROOT", "value": "/host"}]
+    container.setdefault("env", []).append({"name": "GPUVIRT_HOST_ROOT", "value": "/host"})
     container["volumeMounts"].append({"name": "host", "mountPath": "/host"})
     pod["volumes"].append({"name": "host", "hostPath": {"path": str(host)}})
     return adapted

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.agent import wishes
-from gpuvirt.cluster.agent.statelabel import StateLabel
+from gpuvirt.cluster.agent.statelabel import Source, StateLabel
 from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.credentials import Credentials
@@ -16,8 +17,16 @@ from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, ConfigMap, Node, config_maps
 from gpuvirt.facts.ids import ConfigMapName, NodeName
-from gpuvirt.node.agent import Agent
+from gpuvirt.model.reasons import Reason
 from gpuvirt.tasks import keep_going
+
+
+class Follower(wishes.Listener, Source, Protocol):
+    """The agent, as far as it has to do with the cluster."""
+
+    def hear_trouble(self, who: str, trouble: Reason | None, /) -> None:
+        """Take what is wrong, None when nothing is any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,7 @@ class ClusterSide:
     node: NodeName
     config_map: ConfigMapName
 
-    async def run(self, agent: Agent, clock: Clock) -> None:
+    async def run(self, agent: Follower, clock: Clock) -> None:
         """Hear and tell for ever; what fails is started again by itself."""
         client, random = Client(self.credentials), Random()  # noqa: S311  it keeps agents apart, and no secrets
         namespace = self.credentials.namespace

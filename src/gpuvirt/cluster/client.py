@@ -110,20 +110,20 @@ class Client:
         asked = Asked("get", resource, name)
         return _decoded(asked, await self._call(asked, Request("GET", resource.path_of(name))), shape)
 
-    async def list(self, collection: Collection[T]) -> Listed[T]:
-        """Return all objects of a collection, read page by page at one version; raises ApiError.
+    async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
+        """Return all objects of a collection, read in pages of so many at one version; raises ApiError.
 
         Raises GoneError where it took so long that the server no longer keeps that version.
         """
         asked, items, at = Asked("list", collection.resource, collection.name), list[T](), ""
         while True:
-            query = collection.query(limit=str(PAGE), **({"continue": at} if at else {}))
+            query = collection.query(limit=str(page), **({"continue": at} if at else {}))
             body = await self._call(asked, Request("GET", f"{collection.resource.path}?{query}"))
-            page = _decoded(asked, body, _Page)
-            items += [_decoded(asked, raw, collection.shape) for raw in page.items]
-            at = page.metadata.continues_at
+            part = _decoded(asked, body, _Page)
+            items += [_decoded(asked, raw, collection.shape) for raw in part.items]
+            at = part.metadata.continues_at
             if not at:
-                return Listed(tuple(items), page.metadata.resource_version)
+                return Listed(tuple(items), part.metadata.resource_version)
 
     @asynccontextmanager
     async def watch(

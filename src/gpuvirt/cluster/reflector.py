@@ -32,7 +32,7 @@ class Reflector(Generic[T]):
         self._collection = collection
         self._clock = clock
         self._random = random
-        self._mirror = Mirror[T]()
+        self._mirror: Mirror[T] = Mirror()
         self._watching_since_s: float | None = None
 
     async def run(self, hear: Callable[[News[T]], None], tell: Callable[[ApiError | None], None]) -> None:
