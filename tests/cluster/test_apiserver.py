@@ -13,7 +13,14 @@ from lab.cluster.cluster import Cluster
 
 from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
 from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
-from gpuvirt.cluster.failures import ConflictError, ForbiddenError, GoneError, NotFoundError, RefusedError, UnreachableError
+from gpuvirt.cluster.failures import (
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    RefusedError,
+    UnreachableError,
+)
 from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuwish import ConfigText, Heard, StateName, VgpuState, VgpuWish
