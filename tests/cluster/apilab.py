@@ -33,11 +33,12 @@ class ApiLab:
         self.cluster = cluster
         self.token = folder / "token"
         """The file that the agent's token is read from."""
+        self.ca = cluster.folder / "certs/apiserver.crt"
         self.credentials = Credentials(
             settings.ADDRESS,
             settings.PORT,
             NAMESPACE,
-            ca=cluster.folder / "certs/apiserver.crt",
+            ca=self.ca,
             token=self.token,
         )
 

@@ -1,6 +1,7 @@
 """What speaks to the API server, with a real one: wishes and states through all that goes wrong in between."""
 
 import asyncio
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from apilab import ACCOUNT, MAPS, NAMESPACE, NODE, ApiLab, following, proxied, until
+from clusterlab import LabNode
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
@@ -24,6 +26,8 @@ from gpuvirt.cluster.failures import (
 from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuwish import ConfigText, Heard, StateName, VgpuState, VgpuWish
+from gpuvirt.model.view import NodeView
+from gpuvirt.node import inlets
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -31,16 +35,18 @@ WHERE = f"ConfigMap {NAMESPACE}/{MAPS}, key config.yaml"
 SOON_S = 2.0
 STATE = r".metadata.labels.nvidia\.com/vgpu\.config\.state"
 REASON = r".metadata.annotations.gpuvirt\.io/vgpu\.config\.reason"
+A10 = "nvidia.com/GA102GL_A10"
 PENDING = VgpuState(StateName.PENDING, "waits for pod default/vm-a")
 SUCCESS = VgpuState(StateName.SUCCESS)
 
 
 @pytest.fixture
-async def api(lab: Cluster, tmp_path: Path) -> ApiLab:
+def api(lab: Cluster, tmp_path: Path) -> ApiLab:
     api = ApiLab(lab, tmp_path)
     api.apply_roles()
     account = ("get", "serviceaccount", ACCOUNT, "--namespace", NAMESPACE)
-    await until(lambda: lab.kubectl(*account).returncode == 0, lambda: "no service account")
+    while lab.kubectl(*account).returncode:
+        time.sleep(0.1)  # noqa: TID251  the controller manager's time
     api.token.write_text(api.token_of())
     api.set_configs(None)
     api.label(f"{CONFIG_LABEL}-", f"{STATE_LABEL}-")
@@ -249,3 +255,48 @@ async def test_a_stale_update_is_a_conflict_and_a_missing_node_is_not_found(api:
         api.label("example.com/changed-")
     with pytest.raises(NotFoundError):
         await client.get(NODES, "no-such-node", Node)
+
+
+def kubeconfig(api: ApiLab, folder: Path) -> Path:
+    """The agent's credentials as a file."""
+    path = folder / "kubeconfig"
+    path.write_text(f"""apiVersion: v1
+kind: Config
+clusters: [{{name: lab, cluster: {{server: "https://{settings.ADDRESS}:{settings.PORT}",
+  certificate-authority: {api.ca}}}}}]
+users: [{{name: agent, user: {{tokenFile: {api.token}}}}}]
+contexts: [{{name: lab, context: {{cluster: lab, user: agent, namespace: {NAMESPACE}}}}}]
+current-context: lab
+""")
+    return path
+
+
+def test_the_agent_goes_on_with_what_it_heard_before_its_restart(node: LabNode, api: ApiLab, tmp_path: Path) -> None:
+    options = ("--node-name", NODE, "--kubeconfig", str(kubeconfig(api, tmp_path)))
+    api.label(f"{CONFIG_LABEL}=A10-4Q")
+    api.set_configs("version: v1")
+    wanted = VgpuWish(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
+
+    def kept(host: Path) -> VgpuWish | None:
+        path = host / "var/lib/gpuvirt/wishes.json"
+        return inlets.decode(path.read_bytes()).vgpu if path.exists() else None
+
+    with node.machine("2xA10") as host:
+        with node.agent(options=options):
+            node.until(lambda: kept(host) == wanted, lambda: str(kept(host)))
+            node.until_allocatable(A10, 2)
+        api.cluster.stop("apiserver")
+        try:
+            with node.agent(options=options):
+                node.until(lambda: ReasonCode.API_SERVER_AWAY in notes(host), lambda: str(notes(host)))
+                assert kept(host) == wanted
+        finally:
+            api.cluster.start_api_server()
+
+
+def notes(host: Path) -> set[ReasonCode]:
+    """What is wrong with the node, as its agent says."""
+    path = host / "run/gpuvirt/node.json"
+    return (
+        {note.code for note in msgspec.json.decode(path.read_bytes(), type=NodeView).notes} if path.exists() else set()
+    )

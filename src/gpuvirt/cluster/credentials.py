@@ -50,6 +50,8 @@ class Credentials:
     def context(self) -> ssl.SSLContext:
         """Return how to connect. Raises OSError (ssl.SSLError is one) or ValueError for what can't be used."""
         ca = None if self.ca is None else _content(self.ca).decode("latin-1")
+        if ca is not None and not ca.strip():
+            raise ssl.SSLError(f"no certificate in {self.ca!r}")  # Python would trust the system's instead
         context = ssl.create_default_context(cadata=ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.certificate is not None and self.key is not None:
