@@ -87,7 +87,7 @@ async def test_broken_connections_lose_nothing(api: ApiLab) -> None:
 
 
 async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_restart(api: ApiLab) -> None:
-    """A server that starts keeps no older versions: 410, and a deletion that no watch ever tells."""
+    """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
     wanted = VgpuWish(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
@@ -95,12 +95,17 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
         await until(lambda: heard.wish == wanted, lambda: heard)
         proxy.open = False
         proxy.cut()
+        maps = Collection(config_maps(NAMESPACE), ConfigMap, MAPS)
+        last = (await Client(api.credentials).list(maps)).version
         api.set_configs(None)
         api.label(f"{CONFIG_LABEL}=A10-8Q")
         api.cluster.stop("apiserver")
         await until(lambda: len(heard.codes) >= 2, lambda: heard.codes)
         assert heard.wish == wanted, "while nobody answers, it stays as it was"
         await asyncio.to_thread(api.cluster.start_api_server)  # noqa: TID251  the agent's loop goes on meanwhile
+        with pytest.raises(GoneError):
+            async with Client(api.credentials).watch(maps, last, for_s=5) as events:
+                assert [event async for event in events] == []
         proxy.open = True
         await until(lambda: heard.wish == VgpuWish(Heard("A10-8Q"), Heard(None)), lambda: heard)
         await until(lambda: not heard.troubles, lambda: heard.troubles)

@@ -1,5 +1,6 @@
 """Which API server an agent speaks to, and as whom: from options, or from what the kubelet gives a pod."""
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,8 @@ from gpuvirt.facts.ids import ConfigMapName, NodeName, parse_node_name
 
 if TYPE_CHECKING:
     from gpuvirt.apps.node import ClusterTask
+
+log = logging.getLogger(__name__)
 
 NodeNameOption = Annotated[
     str | None,
@@ -51,4 +54,7 @@ def cluster_side(node: NodeName | None, kubeconfig: Path | None, config_map: Con
         found: credentials.Credentials | None = credentials.from_kubeconfig(kubeconfig)
     else:
         found = credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
-    return ClusterSide(found, node, config_map).run if found is not None else None
+    if found is None:
+        log.info("no API server is asked: the pod has no service account's token, and there is no --kubeconfig")
+        return None
+    return ClusterSide(found, node, config_map).run
