@@ -128,13 +128,15 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--peer", metavar="CMD", help="another plugin's program, run with the host at its usual paths")
+    parser.add_argument("--agent-options", default="", metavar="OPTIONS", help="more options of our agent, one text")
     parser.add_argument("--rounds", type=int, default=5, help="starts of each size, of which the median counts")
     parser.add_argument("--calls", type=int, default=5000, help="Allocate calls of each size")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of being left alone")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
         work = Path(folder)
-        ours = asyncio.run(measure(Plugin("gpuvirt", OURS), arguments, work))
+        ours_as = Plugin("gpuvirt", (*OURS, *shlex.split(arguments.agent_options)))
+        ours = asyncio.run(measure(ours_as, arguments, work))
         peer = None
         if arguments.peer:
             plugin = Plugin("peer", shlex.split(arguments.peer), wants_fixed_paths=True)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.hardware.tools import Tools
 from gpuvirt.model import pciids
 from gpuvirt.model.attachment import Attachment
@@ -123,6 +123,8 @@ async def running_node(
         ledger=folder / "ledger.json",
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",
+        wishes=folder / "wishes.json",
+        node_name=NodeName("node01"),
         moving=Moving(
             binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
             moving,

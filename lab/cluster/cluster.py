@@ -46,8 +46,7 @@ class Cluster:
         leftovers.make_bridge()
         self._start("etcd", "etcd", *_etcd(self.folder))
         self._until(lambda: self._answers("http://127.0.0.1:12379/health"), "etcd")
-        self._start("apiserver", "kube-apiserver", *_api_server(self.folder))
-        self._until(lambda: self._answers(f"https://{settings.ADDRESS}:{settings.PORT}/readyz"), "apiserver")
+        self.start_api_server()
         self._start("controllers", "kube-controller-manager", *_controllers(self.folder))
         self._start("scheduler", "kube-scheduler", "--kubeconfig=kubeconfig", "--leader-elect=false", "--secure-port=0")
         self._start("containerd", "containerd", "-c", "containerd.toml")
@@ -64,6 +63,11 @@ class Cluster:
         for name in ("containerd", "proxy", "scheduler", "controllers", "apiserver", "etcd"):
             self.stop(name)
         leftovers.clear(self.folder)
+
+    def start_api_server(self) -> None:
+        """Start the API server, and wait until it is ready."""
+        self._start("apiserver", "kube-apiserver", *_api_server(self.folder))
+        self._until(lambda: self._answers(f"https://{settings.ADDRESS}:{settings.PORT}/readyz"), "apiserver")
 
     def start_kubelet(self) -> None:
         """Start the kubelet."""

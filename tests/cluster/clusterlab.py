@@ -120,12 +120,22 @@ class LabNode:
                 clear_nodes()
 
     @contextmanager
-    def agent(self, config: str = "") -> Iterator["subprocess.Popen[str]"]:
+    def agent(self, config: str = "", options: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:
         """Run the agent on that machine, as a process of the real host."""
         (self.host / "etc").mkdir(exist_ok=True)
         file = self.host / "etc/node.yaml"
         file.write_text(config)
-        options = ["--host-root", str(self.host), "--config", str(file), "--listen", "", "--log-format", "json"]
+        options = [
+            "--host-root",
+            str(self.host),
+            "--config",
+            str(file),
+            "--listen",
+            "",
+            "--log-format",
+            "json",
+            *options,
+        ]
         log = self.cluster.folder / "log/agent.log"
         with log.open("a") as output, subprocess.Popen([*GPUVIRT, "node", *options], stderr=output, text=True) as agent:
             try:

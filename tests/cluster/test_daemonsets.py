@@ -12,6 +12,9 @@ from lab.cluster.cluster import Cluster
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME, make_image
 
+from gpuvirt.model.heard import Heard, VgpuRequest
+from gpuvirt.node import inlets
+
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 ROOT = Path(__file__).parent.parent.parent
@@ -76,7 +79,7 @@ def _adapted(manifest: Mapping[str, object], host: Path) -> Manifest:
         return adapted
     pod = adapted["spec"]["template"]["spec"]  # type: ignore[index]
     (container,) = pod["containers"]
-    container["env"] = [{"name": "GPUVIRT_HOST_ROOT", "value": "/host"}]
+    container.setdefault("env", []).append({"name": "GPUVIRT_HOST_ROOT", "value": "/host"})
     container["volumeMounts"].append({"name": "host", "mountPath": "/host"})
     pod["volumes"].append({"name": "host", "hostPath": {"path": str(host)}})
     return adapted
@@ -112,3 +115,18 @@ def test_the_agents_pages_answer_in_its_pod(daemon_set: DaemonSet) -> None:
     address = daemon_set.kubectl("get", "pods", "-o", "jsonpath={.items[0].status.podIP}")
     page = daemon_set.node.run("asks", Wish({}, f"wget -q -O - http://{address}:9410/metrics"))
     assert f'gpuvirt_resource_registered{{resource="{A10}",reason=""}} 1' in page
+
+
+def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, image: None) -> None:  # noqa: ARG001
+    with node.machine("2xA10") as host, DaemonSet(node, "node.yaml") as daemon_set:
+        kept = host / "var/lib/gpuvirt/wishes.json"
+
+        def wish() -> VgpuRequest | None:
+            return inlets.decode(kept.read_bytes()).vgpu if kept.exists() else None
+
+        node.until(lambda: wish() == VgpuRequest(Heard(None), Heard(None)), daemon_set.logs)
+        node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config=A10-4Q")
+        try:
+            node.until(lambda: wish() == VgpuRequest(Heard("A10-4Q"), Heard(None)), daemon_set.logs)
+        finally:
+            node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config-")

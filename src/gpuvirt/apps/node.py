@@ -5,19 +5,20 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
-from gpuvirt.node import binder
+from gpuvirt.node import binder, inlets
 from gpuvirt.node.agent import Agent, Moving, Site
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.lane import Lane, ThreadLane
@@ -31,6 +32,9 @@ from gpuvirt.web.probes import Answer, Probes
 log = logging.getLogger(__name__)
 
 FOLDER_CHECK_S = 1.0
+
+
+ClusterTask = Callable[[Agent, Clock], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,10 @@ class NodeOptions:
     pace: Pace = field(default_factory=Pace)
     lanes: Callable[[str], Lane] = ThreadLane
     markers: Markers | None = None
+    node_name: NodeName | None = None
+    """What the cluster calls this node."""
+    cluster: ClusterTask | None = None
+    """The cluster's side, None where there is none: an agent that needs no API server loads no client of it."""
     moves: binder.Site | None = None
     """Where GPUs are brought to the drivers that they are wanted on; None where none is."""
 
@@ -89,6 +97,8 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
             group.create_task(agent.run())
             group.create_task(plugins.run())
             group.create_task(keep_going("holders", lambda: holders.run(agent), options.clock))
+            if (cluster := options.cluster) is not None:
+                group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if options.listen is not None:
                 host, port = options.listen
                 probes = Probes(pages(agent))
@@ -152,6 +162,8 @@ def _site(options: NodeOptions) -> Site:
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
         markers=options.markers,
         moving=Moving(options.moves, options.lanes) if options.moves is not None else None,
+        wishes=options.ledger.with_name(inlets.FILE) if options.node_name is not None else None,
+        node_name=options.node_name,
         sees_processes=not options.plugin_only,
     )
 

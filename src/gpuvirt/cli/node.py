@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.cli import options
+from gpuvirt.cli import apiserver, options
 from gpuvirt.errors import ConfigError
 from gpuvirt.paths import HostRoots, KubeletPaths
 
@@ -28,6 +28,8 @@ def node(  # noqa: PLR0913  one parameter an option
     kubelet_dir: options.KubeletDir = options.KUBELET_DIR,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
+    node_name: apiserver.NodeNameOption = None,
+    kubeconfig: apiserver.KubeConfigOption = None,
     plugin_only: Annotated[
         bool,
         typer.Option(
@@ -62,6 +64,7 @@ def node(  # noqa: PLR0913  one parameter an option
     It runs until SIGTERM or SIGINT. Starting and ending change no device, so it may be restarted at any time.
     """
     from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
+    from gpuvirt.facts.ids import parse_config_map_name
     from gpuvirt.hardware.kernel import RealKernel
     from gpuvirt.model.settings import CdiUse
     from gpuvirt.model.wanted import WantedMode
@@ -84,6 +87,8 @@ def node(  # noqa: PLR0913  one parameter an option
             path="$.mode" if settings.mode is not WantedMode.UNMANAGED else "$.modes",
         )
     kernel = RealKernel(roots)
+    node = None if plugin_only else apiserver.node_name_of(node_name)
+    config_map = parse_config_map_name(settings.vgpu_config_map)
     asyncio.run(
         run_until_told_to_stop(
             NodeOptions(
@@ -97,6 +102,8 @@ def node(  # noqa: PLR0913  one parameter an option
                 settings=settings,
                 ids=options.read_pci_ids(pci_ids, roots),
                 plugin_only=plugin_only,
+                node_name=node,
+                cluster=apiserver.cluster_side(node, kubeconfig, config_map),
                 listen=_address(listen),
             )
         )

@@ -31,12 +31,19 @@ BootId = NewType("BootId", str)
 
 PodUid = NewType("PodUid", str)
 
+NodeName = NewType("NodeName", str)
+"""What the cluster calls a node."""
+
+ConfigMapName = NewType("ConfigMapName", str)
+"""A ConfigMap, in a namespace that is known."""
+
 _ADDRESS = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RESOURCE = re.compile(
     r"(?=.{1,253}/)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*/"
     r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
+_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 
 
@@ -98,6 +105,20 @@ def parse_resource_name(text: str) -> ResourceName:
             "a resource name", text, "domain/name, the name of at most 63 letters, digits, '-', '_' and '.'"
         )
     return ResourceName(text)
+
+
+def parse_node_name(text: str) -> NodeName:
+    """Return `text` as a node's name, or raise InvalidIdError. Source: Kubernetes' names are DNS subdomains."""
+    if not _SUBDOMAIN.fullmatch(text):
+        raise InvalidIdError("a node's name", text, "lower case letters, digits, '-' and '.', at most 253")
+    return NodeName(text)
+
+
+def parse_config_map_name(text: str) -> ConfigMapName:
+    """Return `text` as a ConfigMap's name, or raise InvalidIdError."""
+    if not _SUBDOMAIN.fullmatch(text):
+        raise InvalidIdError("a ConfigMap's name", text, "lower case letters, digits, '-' and '.', at most 253")
+    return ConfigMapName(text)
 
 
 def slot_of(address: PciAddress) -> str:

@@ -76,6 +76,10 @@ class ReasonCode(StrEnum):
     LEDGER_NOT_WRITTEN = "LedgerNotWritten"
     CDI_NOT_WRITTEN = "CdiNotWritten"
     HOLDERS_UNHEARD = "HoldersUnheard"
+    WISHES_LOST = "WishesLost"
+    WISHES_NOT_WRITTEN = "WishesNotWritten"
+    API_SERVER_AWAY = "ApiServerAway"
+    API_FORBIDDEN = "ApiForbidden"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ResourceName, parse_pci_address, parse_resource_name
+from gpuvirt.facts.ids import ResourceName, parse_config_map_name, parse_pci_address, parse_resource_name
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.naming import env_name
 from gpuvirt.model.wanted import WantedMode
@@ -64,6 +64,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     modes: dict[str, WantedMode] = {}
     """What is wanted of single GPUs instead: `"0000:65:00.0": passthrough`."""
 
+    vgpu_config_map: str = "default-vgpu-devices-config"
+    """The ConfigMap in the agent's namespace whose key `config.yaml` has the vGPU configurations."""
+
     @property
     def manages(self) -> bool:
         """Return whether any GPU is to be brought anywhere."""
@@ -84,6 +87,10 @@ def check(settings: Settings, *, where: str) -> Settings:
                 where=where,
                 path=f"$.offer[{index}]",
             )
+    try:
+        parse_config_map_name(settings.vgpu_config_map)
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where=where, path="$.vgpu_config_map") from error
     _check_modes(settings, where)
     variables: dict[str, str] = {}
     for name, alias in settings.aliases.items():

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.clock import Clock, Signal, Timer
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, NodeName, PciAddress, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.heard import ConfigText, VgpuRequest, VgpuState
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
@@ -27,6 +28,7 @@ from gpuvirt.node import binder
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.markers import Markers
@@ -75,6 +77,10 @@ class Site:
     """The files by which NVIDIA's operands wait; None where nobody asked for them."""
     moving: Moving | None = None
     """Where GPUs are moved between drivers; None where they are left alone."""
+    wishes: Path | None = None
+    """Where it is kept what the cluster wants of this node; None for nowhere."""
+    node_name: NodeName | None = None
+    """What the cluster calls this node."""
     sees_processes: bool = True
     """Whether `/proc` shows the host's processes, and not just our own pod's."""
 
@@ -88,6 +94,10 @@ class Agent:
         """Set after each allocation, for whoever asks the kubelet for holders."""
         self._site = site
         self._pace = pace
+        self.vgpu_states: Cell[VgpuState | None] = Cell(None)
+        """How far what the cluster wants of vGPUs has come, for it to be told; None: it is told nothing."""
+        self._inlets = Inlets(site.wishes, site.node_name, site.writing, site.clock)
+        self._inlets.load()
         self._journal = Journal(site.ledger, site.writing, site.clock)
         self._state = NodeState(settings, ids, self._journal.load(), agent)
         self._stale = Signal()
@@ -115,6 +125,7 @@ class Agent:
                     reconciler = Reconciler(moving.site, moving.lanes, self._site.clock, self._pace)
                     group.create_task(keep_going("moves", lambda: reconciler.run(self), self._site.clock))
                 group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
+                group.create_task(self._inlets.run(lambda trouble: self.hear_trouble("inlets", trouble)))
                 if self._site.state_file is not None:
                     state_file = StateFile(self._site.state_file, self._site.clock, self._pace)
                     group.create_task(state_file.run(self.views))
@@ -124,6 +135,7 @@ class Agent:
         finally:
             self._journal.save(self._state.ledger)
             await self._journal.flush()
+            await self._inlets.flush()
 
     @property
     def looked(self) -> bool:
@@ -139,6 +151,25 @@ class Agent:
     def wishes(self) -> Wishes:
         """What is wanted of GPUs."""
         return self._state.wishes
+
+    @property
+    def vgpu_wish(self) -> VgpuRequest:
+        """What the cluster wants of this node's vGPUs, as it was last heard, before a restart too."""
+        return self._inlets.vgpu_wish
+
+    @property
+    def good_configs(self) -> ConfigText | None:
+        """The last vGPU configurations that could be used, as `hear_good_configs` took them."""
+        return self._inlets.good_configs
+
+    def hear_vgpu_wish(self, news: VgpuRequest) -> None:
+        """Take what the cluster wants of vGPUs; what `news` has not heard stays as it was."""
+        if self._inlets.hear_vgpu_wish(news):
+            self._stale.set()
+
+    def hear_good_configs(self, configs: ConfigText) -> None:
+        """Take that vGPU configurations could be used, so that they are kept should others follow that can't."""
+        self._inlets.hear_good_configs(configs)
 
     def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
         """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""

@@ -1,4 +1,4 @@
-"""The ledger on disk: two lines, a header with the digest of the second's bytes, and the content.
+"""The ledger on disk, sealed.
 
 It is written behind: the kubelet's own checkpoint is the durable account of which pod has what, so an answer to the
 kubelet does not wait for our disk. Fields that this version does not know are kept as they are.
@@ -6,7 +6,6 @@ kubelet does not wait for our disk. Fields that this version does not know are k
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpuvirt.model.ledger import Ledger
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.lane import Lane
+from gpuvirt.node.sealed import seal, unseal
 from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)
@@ -27,11 +27,6 @@ log = logging.getLogger(__name__)
 VERSION = 1
 WRITE_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 5.0
-
-
-class _Header(msgspec.Struct, frozen=True):
-    version: int
-    sha256: str
 
 
 class Journal:
@@ -133,20 +128,12 @@ _KNOWN = frozenset(field.name for field in dataclasses.fields(Ledger))
 def encode(ledger: Ledger, unknown: dict[str, msgspec.Raw] | None = None) -> bytes:
     """Return the content of a ledger's file."""
     known = msgspec.json.decode(msgspec.json.encode(ledger), type=dict[str, msgspec.Raw])
-    body = msgspec.json.encode((unknown or {}) | known)
-    header = _Header(VERSION, hashlib.sha256(body).hexdigest())
-    return msgspec.json.encode(header) + b"\n" + body + b"\n"
+    return seal(msgspec.json.encode((unknown or {}) | known), VERSION)
 
 
 def decode(content: bytes) -> tuple[Ledger, dict[str, msgspec.Raw]]:
     """Return a ledger and the fields that this version does not know; raise DamagedError."""
-    head, newline, rest = content.partition(b"\n")
-    body = rest.removesuffix(b"\n")
-    header = from_json(head, _Header)
-    if header.version != VERSION:
-        raise DamagedError(f"it is of version {header.version}, and this gpuvirt reads {VERSION}")
-    if not newline or hashlib.sha256(body).hexdigest() != header.sha256:
-        raise DamagedError("its digest is not that of its content")
+    body = unseal(content, VERSION)
     fields = from_json(body, dict[str, msgspec.Raw])
     ledger = from_json(body, Ledger)
     return ledger, {name: raw for name, raw in fields.items() if name not in _KNOWN}

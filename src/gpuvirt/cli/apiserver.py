@@ -1,0 +1,60 @@
+"""Which API server an agent speaks to, and as whom: from options, or from what the kubelet gives a pod."""
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import ConfigMapName, NodeName, parse_node_name
+
+if TYPE_CHECKING:
+    from gpuvirt.apps.node import ClusterTask
+
+log = logging.getLogger(__name__)
+
+NodeNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--node-name",
+        envvar=["GPUVIRT_NODE_NAME", "NODE_NAME"],
+        metavar="NAME",
+        help="The node's name in the cluster; without it the agent asks no API server.",
+    ),
+]
+KubeConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        envvar="KUBECONFIG",
+        metavar="FILE",
+        help="How to reach the API server; else as the service account of the agent's pod.",
+    ),
+]
+
+
+def node_name_of(text: str | None) -> NodeName | None:
+    """Return the node's name, None where there is none; raise ConfigError."""
+    try:
+        return parse_node_name(text) if text else None
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--node-name") from error
+
+
+def cluster_side(node: NodeName | None, kubeconfig: Path | None, config_map: ConfigMapName) -> "ClusterTask | None":
+    """Return the agent's cluster side, None where it has none: no node, or no credentials. Raises ConfigError."""
+    if node is None:
+        return None
+    from gpuvirt.apps.clusterside import ClusterSide
+    from gpuvirt.cluster import credentials
+
+    if kubeconfig is not None:
+        found: credentials.Credentials | None = credentials.from_kubeconfig(kubeconfig)
+    else:
+        found = credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+    if found is None:
+        log.info("no API server is asked: the pod has no service account's token, and there is no --kubeconfig")
+        return None
+    return ClusterSide(found, node, config_map).run

@@ -1,0 +1,13 @@
+"""The labels, annotations and keys by which a node and its agent talk.
+
+Source: NVIDIA's vgpu-device-manager, whose label, states and ConfigMap these are; the annotation is gpuvirt's own.
+"""
+
+CONFIG_LABEL = "nvidia.com/vgpu.config"
+"""Which configuration the node is to have."""
+STATE_LABEL = "nvidia.com/vgpu.config.state"
+"""How far that has come: pending, success, failed."""
+REASON_ANNOTATION = "gpuvirt.io/vgpu.config.reason"
+"""Why; a label's value has no room for it."""
+CONFIG_MAP = "default-vgpu-devices-config"
+CONFIG_KEY = "config.yaml"

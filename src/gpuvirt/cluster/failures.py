@@ -1,0 +1,110 @@
+"""What can go wrong between us and the API server: one class for each failure that somebody answers differently.
+
+Source of the codes and of `Status`: Kubernetes' API conventions, "HTTP Status codes" and "Response Status Kind".
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from gpuvirt.cluster.resources import Resource
+from gpuvirt.errors import GpuvirtError
+
+MOST_TOLD = 300
+"""Characters of what a server says; a proxy may answer with a page."""
+
+
+class ApiError(GpuvirtError):
+    """Base of what the API server's side raises."""
+
+    retry_after_s: float = 0.0
+    """How long the server asks to be left alone."""
+
+
+class UnreachableError(ApiError):
+    """There was no answer: no connection, a broken or slow one, a certificate that can't be trusted, or no HTTP."""
+
+
+class NotUnderstoodError(ApiError):
+    """The answer is not what this kind of request is answered with."""
+
+
+class UnauthorizedError(ApiError):
+    """The server does not know us (401): the token has expired, or is another cluster's."""
+
+
+class ForbiddenError(ApiError):
+    """The server knows us, and we may not (403); the text has the line that a role lacks."""
+
+
+class NotFoundError(ApiError):
+    """There is no such object (404)."""
+
+
+class ConflictError(ApiError):
+    """The object has changed since it was read (409)."""
+
+
+class GoneError(ApiError):
+    """The version to go on from is no longer kept (410): list again."""
+
+
+class RefusedError(ApiError):
+    """Any other refusal: too many requests, not valid, a server that fails."""
+
+
+_BY_CODE = {404: NotFoundError, 409: ConflictError, 410: GoneError}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for: RBAC's verb, the collection, and the object where there is one."""
+
+    verb: str
+    resource: Resource
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The request as people say it: `get nodes node01`."""
+        within = f" in namespace {self.resource.namespace}" if self.resource.namespace is not None else ""
+        return " ".join(filter(None, (self.verb, self.resource.plural, self.name))) + within
+
+    @property
+    def rule(self) -> str:
+        """The line that a role needs for it."""
+        resources = self.resource.plural
+        return f'{{apiGroups: ["{self.resource.group}"], resources: [{resources}], verbs: [{self.verb}]}}'
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Kubernetes' answer to what it does not do."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+def failure(asked: Asked, code: int, body: bytes, *, retry_after: str = "") -> ApiError:
+    """Return what an answer with status `code` means; `retry_after` is the header of that name."""
+    said = _said(body)
+    text = f"{asked.text}: the API server answers {code}: {said}"
+    if code == 401:
+        return UnauthorizedError(f"{text}; expected a token of this cluster that has not expired")
+    if code == 403:
+        kind = "Role" if asked.resource.namespace is not None else "ClusterRole"
+        return ForbiddenError(f"{text}; to permit it, add to the {kind}: {asked.rule}")
+    if code in _BY_CODE:
+        return _BY_CODE[code](text)
+    refused = RefusedError(text)
+    refused.retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+    return refused
+
+
+def _said(body: bytes) -> str:
+    try:
+        said = msgspec.json.decode(body, type=Status).message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        said = ""
+    line = " ".join((said or body.decode(errors="replace")).split())
+    return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]}..."

@@ -1,0 +1,71 @@
+"""Kinds of objects at the API server: where they lie, and the fields of theirs that are read.
+
+Fields are those of Kubernetes' API reference (core/v1); what is not declared here is not kept in memory.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote
+
+import msgspec
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """What every object has, and what all of our readers need of it."""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class KubernetesObject(Protocol):
+    """Any shape that an object is decoded into."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Its name and version."""
+        ...
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node, as far as the agent reads it."""
+
+    metadata: Metadata
+
+
+class ConfigMap(msgspec.Struct, frozen=True):
+    """A ConfigMap."""
+
+    metadata: Metadata
+    data: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A collection of objects: its group (empty for core), version and plural name, and its namespace if it has one."""
+
+    plural: str
+    group: str = ""
+    version: str = "v1"
+    namespace: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The collection's path at the API server."""
+        api = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        within = f"/namespaces/{quote(self.namespace, safe='')}" if self.namespace is not None else ""
+        return f"{api}{within}/{self.plural}"
+
+    def path_of(self, name: str) -> str:
+        """Return one object's path."""
+        return f"{self.path}/{quote(name, safe='')}"
+
+
+NODES = Resource("nodes")
+
+
+def config_maps(namespace: str) -> Resource:
+    """Return the ConfigMaps of a namespace."""
+    return Resource("configmaps", namespace=namespace)

@@ -1,0 +1,153 @@
+"""One HTTPS request and its answer: a connection of its own, h11 for HTTP, and a limit for every wait.
+
+A connection a request costs a handshake (5 ms), and spares us the ones that have silently died; what runs for long are
+watches. While one is quiet, the kernel asks after the other side, so that a machine that is gone is noticed in
+a minute.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import h11
+
+from gpuvirt import __version__
+from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.failures import NotUnderstoodError, UnreachableError
+
+CONNECT_S = 10.0
+ANSWER_S = 30.0
+"""Until an answer begins, and between two parts of one that does not wait for news."""
+READ_BYTES = 1 << 16
+MOST_BYTES = 32 << 20
+"""Of one answer, or of one line of a watch: a page of 500 nodes with all their images is a third of that."""
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: `target` is path and query."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Answer:
+    """An answer whose head has arrived."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], parts: AsyncIterator[bytes]) -> None:
+        """`headers` have names in lower case."""
+        self.status = status
+        self.headers = headers
+        self.parts = parts
+        """The body as it arrives; raises UnreachableError where it breaks off."""
+
+    async def body(self) -> bytes:
+        """Return all of the body; raises UnreachableError, and NotUnderstoodError for one without end."""
+        found = bytearray()
+        async for part in self.parts:
+            found += part
+            if len(found) > MOST_BYTES:
+                raise NotUnderstoodError(f"the answer is longer than {MOST_BYTES >> 20} MiB; ask for smaller pages")
+        return bytes(found)
+
+
+class Transport:
+    """Speaks HTTP with one API server."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self._where = f"https://{credentials.host}:{credentials.port}"
+
+    @asynccontextmanager
+    async def ask(self, request: Request, *, quiet_s: float = ANSWER_S) -> AsyncIterator[Answer]:
+        """Send a request, and give its answer for as long as the context lasts. Raises UnreachableError.
+
+        `quiet_s` is how long the body may bring nothing.
+        """
+        reader, writer = await self._connect()
+        try:
+            http = h11.Connection(h11.CLIENT)
+            with self._broken():
+                async with asyncio.timeout(ANSWER_S):
+                    writer.write(self._head(http, request))
+                    await writer.drain()
+                    head = await _next(http, reader)
+            if not isinstance(head, h11.Response):
+                raise UnreachableError(f"{self._where}: expected an answer, got {type(head).__name__}")
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+            yield Answer(head.status_code, headers, self._parts(http, reader, quiet_s))
+        finally:
+            writer.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        credentials = self.credentials
+        with self._broken():
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    credentials.host,
+                    credentials.port,
+                    ssl=credentials.context(),
+                    server_hostname=credentials.server_name or credentials.host,
+                    limit=READ_BYTES,
+                )
+        tcp = writer.get_extra_info("socket")
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            tcp.setsockopt(socket.IPPROTO_TCP, option, value)
+        return reader, writer
+
+    def _head(self, http: h11.Connection, request: Request) -> bytes:
+        """Return the request as bytes. Raises OSError where the token can't be read."""
+        credentials = self.credentials
+        headers = {
+            "Host": f"{credentials.host}:{credentials.port}",
+            "User-Agent": f"gpuvirt/{__version__}",
+            "Accept": "application/json",
+            "Connection": "close",
+            **request.headers,
+        }
+        if (authorization := credentials.authorization()) is not None:
+            headers["Authorization"] = authorization
+        if request.body:
+            headers["Content-Length"] = str(len(request.body))
+        target = credentials.path + request.target
+        head = http.send(h11.Request(method=request.method, target=target, headers=list(headers.items())))
+        body = http.send(h11.Data(data=request.body)) if request.body else b""
+        return (head or b"") + (body or b"") + (http.send(h11.EndOfMessage()) or b"")
+
+    async def _parts(self, http: h11.Connection, reader: asyncio.StreamReader, quiet_s: float) -> AsyncIterator[bytes]:
+        while True:
+            with self._broken():
+                async with asyncio.timeout(quiet_s):
+                    event = await _next(http, reader)
+            if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                return
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+
+    @contextmanager
+    def _broken(self) -> Iterator[None]:
+        """Turn what breaks a connection into UnreachableError."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise UnreachableError(f"{self._where}: nothing was heard in time") from error
+        except (OSError, ValueError, h11.ProtocolError) as error:
+            raise UnreachableError(f"{self._where}: {str(error) or type(error).__name__}") from error
+
+
+async def _next(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
+    """Return the next event of the answer."""
+    while True:
+        event = http.next_event()
+        if isinstance(event, h11.Event) and not isinstance(event, h11.InformationalResponse):
+            return event
+        if event is h11.PAUSED:
+            raise h11.RemoteProtocolError("the server speaks after its answer has ended")
+        if event is h11.NEED_DATA:
+            http.receive_data(await reader.read(READ_BYTES))

@@ -1,0 +1,59 @@
+"""What the cluster wants of a node's vGPUs, as it was heard, and what it is told in return.
+
+Three values keep apart what must not be mixed up: `Heard("A10-4Q")`, `Heard(None)` (there is none, and that was heard),
+and None (nothing was heard). Where nothing was heard, all stays as it was.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Generic[T]):
+    """What was heard of something."""
+
+    value: T | None
+    """None: there is no such thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigText:
+    """The text of a vGPU configuration, not yet read."""
+
+    text: str
+    where: str
+    """What it is called in messages: `ConfigMap gpuvirt/default-vgpu-devices-config, key config.yaml`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuRequest:
+    """What is wanted; each part None until it was heard."""
+
+    config: Heard[str] | None = None
+    """The name of the configuration: the node's label `nvidia.com/vgpu.config`."""
+    configs: Heard[ConfigText] | None = None
+    """The configurations that there are: the ConfigMap. None of the value: it is not there, or lacks the key."""
+
+    def updated(self, news: "VgpuRequest") -> "VgpuRequest":
+        """Return this with what `news` has heard in the place of what was heard before."""
+        return VgpuRequest(news.config or self.config, news.configs or self.configs)
+
+
+class StateName(StrEnum):
+    """Values of the node's label `nvidia.com/vgpu.config.state`; NVIDIA's device manager and its users know them."""
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuState:
+    """How far what is wanted has come."""
+
+    name: StateName
+    reason: str = ""
+    """Why, for a person; empty where nothing needs to be said."""

@@ -1,0 +1,98 @@
+"""What an API server answers: lines in pieces, and failures that say what to do."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster import failures
+from gpuvirt.cluster.failures import Asked, ForbiddenError, GoneError, NotUnderstoodError, RefusedError, failure
+from gpuvirt.cluster.lines import Lines
+from gpuvirt.cluster.resources import NODES, Resource, config_maps
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"x"))), st.integers(1, 9))
+def test_lines_are_the_same_wherever_the_network_cuts(lines: list[bytes], size: int) -> None:
+    body = b"".join(line + b"\n" for line in lines)
+    reader = Lines()
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    found = [line for piece in pieces for line in reader.feed(piece)]
+    assert found == [line for line in lines if line.strip()]
+
+
+def test_what_has_no_end_yet_is_no_line() -> None:
+    """A connection that breaks in the middle of an event leaves none."""
+    assert list(Lines().feed(b'{"type": "MODI')) == []
+
+
+def test_a_line_without_end_is_refused() -> None:
+    reader = Lines(most_bytes=10)
+    assert list(reader.feed(b"0123456789")) == []
+    with pytest.raises(NotUnderstoodError, match="10 bytes"):
+        list(reader.feed(b"x"))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (401, failures.UnauthorizedError),
+        (403, ForbiddenError),
+        (404, failures.NotFoundError),
+        (409, failures.ConflictError),
+        (410, GoneError),
+        (422, RefusedError),
+        (429, RefusedError),
+        (500, RefusedError),
+        (503, RefusedError),
+    ],
+)
+def test_each_code_is_answered_in_its_own_way(code: int, kind: type[Exception]) -> None:
+    body = b'{"kind": "Status", "message": "this is why", "code": 1}'
+    error = failure(Asked("get", NODES, "node01"), code, body)
+    assert type(error) is kind
+    assert str(error).startswith(f"get nodes node01: the API server answers {code}: this is why")
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (
+            Asked("patch", NODES, "node01"),
+            'add to the ClusterRole: {apiGroups: [""], resources: [nodes], verbs: [patch]}',
+        ),
+        (
+            Asked("watch", config_maps("gpuvirt")),
+            'add to the Role: {apiGroups: [""], resources: [configmaps], verbs: [watch]}',
+        ),
+        (
+            Asked("list", Resource("kubevirts", group="kubevirt.io")),
+            'add to the ClusterRole: {apiGroups: ["kubevirt.io"], resources: [kubevirts], verbs: [list]}',
+        ),
+    ],
+)
+def test_who_may_not_is_told_the_line_that_lets_them(asked: Asked, line: str) -> None:
+    assert line in str(failure(asked, 403, b"{}"))
+
+
+@pytest.mark.parametrize(("header", "wait_s"), [("7", 7.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)])
+def test_a_server_that_wants_to_be_left_alone_is(header: str, wait_s: float) -> None:
+    assert failure(Asked("list", NODES), 429, b"{}", retry_after=header).retry_after_s == wait_s
+
+
+@given(st.binary(max_size=2000))
+def test_any_answer_is_one_short_line(body: bytes) -> None:
+    """A proxy's page in the API server's place, for instance."""
+    text = str(failure(Asked("list", NODES), 502, body))
+    assert "\n" not in text
+    assert len(text) < 400
+
+
+def test_names_can_not_leave_their_place_in_a_path() -> None:
+    assert NODES.path_of("../secrets?x=/") == "/api/v1/nodes/..%2Fsecrets%3Fx%3D%2F"
+    assert config_maps("a/b").path == "/api/v1/namespaces/a%2Fb/configmaps"
+    assert Resource("kubevirts", "kubevirt.io").path == "/apis/kubevirt.io/v1/kubevirts"
+
+
+def test_statuses_are_kubernetes() -> None:
+    status = msgspec.json.decode(b'{"code": 410, "reason": "Expired", "message": "too old"}', type=failures.Status)
+    assert (status.code, status.reason, status.message) == (410, "Expired", "too old")

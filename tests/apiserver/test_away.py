@@ -1,0 +1,104 @@
+"""Nobody answers, or something that is no API server: the agent does all else, and says what is wrong."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.apps.clusterside import ClusterSide
+from gpuvirt.apps.node import ClusterTask
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.failures import UnreachableError
+from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
+from gpuvirt.model.heard import Heard, StateName, VgpuRequest, VgpuState
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.agent import Agent
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt.sim.machine import load_machine
+from kubeletnode import CLOCK, Cluster, agent_on, options_for, until
+
+A10 = ResourceName("nvidia.com/GA102GL_A10")
+NODES_OF = Collection(NODES, Node, "node01")
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[Credentials]:
+    """Give the address of something that says one thing to whoever connects, and hangs up."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Credentials("127.0.0.1", server.sockets[0].getsockname()[1], "default", token=b"x")
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n{}", b"\x16\x03\x01"])
+async def test_what_speaks_no_tls_is_unreachable(answer: bytes) -> None:
+    async with answering(answer) as credentials:
+        with pytest.raises(UnreachableError, match=f"https://127.0.0.1:{credentials.port}: "):
+            await Client(credentials).list(NODES_OF)
+
+
+async def test_a_closed_port_and_missing_files_are_unreachable(tmp_path: Path) -> None:
+    credentials = Credentials("127.0.0.1", closed_port(), "default", token=b"x")
+    with pytest.raises(UnreachableError, match="Connect call failed"):
+        await Client(credentials).list(NODES_OF)
+    with pytest.raises(UnreachableError, match="No such file"):
+        await Client(replace(credentials, ca=tmp_path / "ca.crt")).list(NODES_OF)
+    (tmp_path / "ca.crt").write_text("")
+    with pytest.raises(UnreachableError, match="no certificate in"):
+        await Client(replace(credentials, ca=tmp_path / "ca.crt")).list(NODES_OF)
+
+
+@asynccontextmanager
+async def node_beside(cluster: ClusterTask, folder: Path) -> AsyncIterator[Cluster]:
+    """Run an agent with a cluster's side, and a kubelet."""
+    kernel = build_machine(load_machine("2xA10"))
+    options = replace(options_for(kernel, folder), node_name=NodeName("node01"), cluster=cluster)
+    async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
+        yield Cluster(kernel, kubelet, agent)
+
+
+async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> None:
+    credentials = Credentials("127.0.0.1", closed_port(), "gpuvirt", token=b"x")
+    side = ClusterSide(credentials, NodeName("node01"), ConfigMapName("configs"))
+    async with node_beside(side.run, short_path) as node:
+        node.agent.hear_vgpu_wish(VgpuRequest(config=Heard("A10-4Q")))
+        node.agent.vgpu_states.set(VgpuState(StateName.PENDING))
+        await node.until_registered()
+        await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.notes})
+        assert node.agent.allocate(A10, [[DeviceId("0000:65:00.0")]])
+        assert node.agent.vgpu_wish == VgpuRequest(config=Heard("A10-4Q")), "no answer takes nothing away"
+
+
+async def test_a_cluster_side_that_fails_is_started_again_and_harms_nothing(short_path: Path) -> None:
+    starts = 0
+
+    async def fails(agent: Agent, clock: Clock) -> None:  # noqa: ARG001
+        nonlocal starts
+        starts += 1
+        raise RuntimeError("a fault of ours")
+
+    async with node_beside(fails, short_path) as node:
+        await node.until_registered()
+        await until(lambda: starts >= 2)
+        assert node.agent.allocate(A10, [[DeviceId("0000:65:00.0")]])

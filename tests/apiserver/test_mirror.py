@@ -1,0 +1,196 @@
+"""What a list and a watch have said, in whatever order they say it: the reflector's state machine."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.client import EventType, Listed, Watched
+from gpuvirt.cluster.mirror import (
+    MOST_PAUSE_S,
+    SHORT_WATCH_S,
+    WATCHES_A_LIST,
+    Ended,
+    Failed,
+    Input,
+    Mirror,
+    News,
+    ObjectKey,
+    pause_s,
+    step,
+)
+from gpuvirt.cluster.resources import Metadata, Node
+
+LONG_S = SHORT_WATCH_S + 1
+NAMES = ("a", "b", "c")
+
+
+def node(name: str, version: int, label: str = "x") -> Node:
+    return Node(Metadata(name=name, resource_version=str(version), labels={"label": label}))
+
+
+def key(name: str) -> ObjectKey:
+    return ObjectKey("", name)
+
+
+def after(*came: Input[Node], mirror: Mirror[Node] | None = None) -> tuple[Mirror[Node], Sequence[News[Node]]]:
+    """Where inputs lead, and all news on the way."""
+    now: Mirror[Node] = mirror or Mirror()
+    news = []
+    for one in came:
+        result = step(now, one)
+        now = result.mirror
+        news += [result.news] if result.news is not None else []
+    return now, news
+
+
+def modified(name: str, version: int, label: str = "x") -> Watched[Node]:
+    return Watched(EventType.MODIFIED, str(version), node(name, version, label))
+
+
+def deleted(name: str, version: int) -> Watched[Node]:
+    return Watched(EventType.DELETED, str(version), node(name, version))
+
+
+def bookmark(version: int) -> Watched[Node]:
+    return Watched(EventType.BOOKMARK, str(version), None)
+
+
+def test_an_empty_list_is_news_once() -> None:
+    """That there is nothing was heard, which is other than not having heard."""
+    mirror, news = after(Listed((), "5"), Ended(LONG_S), Failed(), Listed((), "9"))
+    assert mirror.objects == {}
+    assert [dict(one.objects) for one in news] == [{}]
+
+
+def test_nothing_is_known_until_a_list_was_whole() -> None:
+    mirror, news = after(Failed(), Failed(expired=True), Failed())
+    assert (mirror.objects, mirror.version, news) == (None, None, [])
+
+
+def test_what_went_unseen_comes_out_of_the_next_list() -> None:
+    listed = Listed((node("a", 1), node("b", 2)), "5")
+    mirror, news = after(listed, Failed(expired=True), Listed((node("b", 7, "y"),), "9"))
+    assert (set(news[-1].changed), set(news[-1].removed)) == ({key("b")}, {key("a")})
+    assert mirror.objects == {key("b"): node("b", 7, "y")}
+    assert mirror.version == "9"
+
+
+def test_a_failure_keeps_what_is_known_and_goes_on_where_it_was() -> None:
+    before, _ = after(Listed((node("a", 1),), "5"), modified("a", 8))
+    mirror, news = after(Failed(), Failed(), mirror=before)
+    assert (mirror.objects, mirror.version, news) == (before.objects, "8", [])
+
+
+def test_a_bookmark_is_no_news_and_is_gone_on_from() -> None:
+    mirror, news = after(Listed((), "5"), bookmark(90))
+    assert (mirror.version, len(news)) == ("90", 1)
+
+
+def test_what_is_said_twice_is_news_once() -> None:
+    _, news = after(Listed((node("a", 1),), "5"), modified("a", 8), modified("a", 8), deleted("b", 9))
+    assert [one.changed for one in news] == [{key("a")}, {key("a")}]
+
+
+def test_a_server_restored_from_a_backup_is_listed_again_some_day() -> None:
+    mirror, _ = after(Listed((), "5"), *[Ended(LONG_S)] * (WATCHES_A_LIST - 1))
+    assert mirror.version == "5"
+    mirror, _ = after(Ended(LONG_S), mirror=mirror)
+    assert mirror.version is None
+
+
+def test_pauses_grow_to_half_a_minute_and_start_anew_once_a_watch_went_well() -> None:
+    mirror, _ = after(Listed((), "5"))
+    assert pause_s(mirror, 1.0) == 0.0
+    pauses = []
+    for _ in range(12):
+        mirror, _ = after(Failed(), mirror=mirror)
+        pauses.append(pause_s(mirror, 1.0))
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == MOST_PAUSE_S
+    listed, _ = after(Failed(expired=True), Listed((), "9"), mirror=mirror)
+    assert pause_s(listed, 1.0) == 0.0, "what was listed is watched at once"
+    mended, _ = after(bookmark(10), Failed(), mirror=listed)
+    assert pause_s(mended, 1.0) == 0.5
+    broken, _ = after(Failed(after_s=LONG_S), mirror=mirror)
+    assert pause_s(broken, 1.0) == 0.5
+
+
+def test_a_server_that_lists_and_ends_each_watch_is_asked_ever_more_rarely() -> None:
+    mirror: Mirror[Node] = Mirror()
+    pauses = []
+    for _ in range(8):
+        mirror, _ = after(Listed((), "5"), Failed(expired=True), mirror=mirror)
+        pauses.append(pause_s(mirror, 0.0))
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MOST_PAUSE_S / 2
+    ended, _ = after(Listed((), "5"), *[Ended(0.0)] * 3)
+    assert pause_s(ended, 1.0) == 2.0
+
+
+@given(st.floats(0, 1), st.integers(0, 10_000))
+def test_a_pause_is_within_its_bounds(chance: float, failures: int) -> None:
+    mirror: Mirror[Node] = Mirror(failures=max(failures, 1), failed=True)
+    assert 0 < pause_s(mirror, chance) <= MOST_PAUSE_S
+
+
+class World:
+    """The server's objects and what the mirror knows of them; a consumer applies what news call changed and removed."""
+
+    def __init__(self) -> None:
+        self.truth: dict[ObjectKey, Node] = {}
+        self.applied: dict[ObjectKey, Node] = {}
+        self.mirror: Mirror[Node] = Mirror()
+        self.missed = False
+        """Whether something has happened since the last list that no watch has told."""
+        self.version = 0
+
+    def live(self, kind: str, name: str, *, seen: bool) -> None:
+        self.version += 1
+        if kind == "set":
+            self.truth[key(name)] = node(name, self.version)
+        elif self.truth.pop(key(name), None) is None:
+            return
+        if seen and self.mirror.version is not None:
+            self.take((modified if kind == "set" else deleted)(name, self.version))
+        else:
+            self.missed = True
+
+    def list(self) -> None:
+        self.take(Listed(tuple(self.truth.values()), str(self.version)))
+        self.missed = False
+
+    def take(self, came: Input[Node]) -> None:
+        result = step(self.mirror, came)
+        assert self.mirror.objects is None or result.mirror.objects is not None, "what was heard once is never unheard"
+        self.mirror = result.mirror
+        if result.news is not None:
+            self.applied |= {one: result.news.objects[one] for one in result.news.changed}
+            self.applied = {one: item for one, item in self.applied.items() if one not in result.news.removed}
+        assert self.applied == (self.mirror.objects or {})
+
+
+lives = st.tuples(st.sampled_from(["set", "delete"]), st.sampled_from(NAMES), st.booleans())
+inputs = st.sampled_from([Ended(LONG_S), Ended(0.0), Failed(), Failed(LONG_S), Failed(expired=True)])
+
+
+@given(st.lists(lives | inputs | st.just("list") | st.just("bookmark"), max_size=60))
+def test_whatever_happens_what_is_known_is_what_there_is(
+    happenings: Sequence[tuple[str, str, bool] | Ended | Failed | str],
+) -> None:
+    world = World()
+    for happening in happenings:
+        match happening:
+            case (kind, name, seen):
+                world.live(kind, name, seen=seen)
+            case "list":
+                world.list()
+            case "bookmark":
+                world.take(bookmark(world.version))
+            case Ended() | Failed():
+                world.take(happening)
+            case _:
+                raise AssertionError(happening)
+        assert world.mirror.objects is None or world.missed or world.mirror.objects == world.truth
+    world.list()
+    assert world.mirror.objects == world.applied == world.truth

@@ -1,0 +1,130 @@
+"""A node's label and ConfigMap as wishes, and a state as its label: what is said, and what is never made up."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
+from gpuvirt.cluster.agent.statelabel import MOST_REASON, patch_of, patched
+from gpuvirt.cluster.agent.troubles import trouble_of
+from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
+from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
+from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.resources import ConfigMap, Metadata, Node
+from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest, VgpuState
+from gpuvirt.model.reasons import ReasonCode
+
+MAP = ObjectKey("gpuvirt", "configs")
+WAITS = VgpuState(StateName.PENDING, "waits for pod default/vm-a")
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [({CONFIG_LABEL: "A10-4Q"}, Heard("A10-4Q")), ({}, Heard(None)), ({CONFIG_LABEL: ""}, Heard(None))],
+)
+def test_a_label_is_a_wish_and_none_is_heard_to_be_none(labels: dict[str, str], wanted: Heard[str]) -> None:
+    assert wish_of_node(Node(Metadata(name="node01", labels=labels))) == VgpuRequest(config=wanted)
+
+
+def test_a_node_that_is_not_there_wants_what_it_wanted_before() -> None:
+    """Its machines run while somebody deletes it to have it registered anew."""
+    before = VgpuRequest(Heard("A10-4Q"), Heard(None))
+    assert before.updated(wish_of_node(None)) == before
+
+
+def test_a_config_map_is_a_text_with_its_place() -> None:
+    where = "ConfigMap gpuvirt/configs, key config.yaml"
+    config_map = ConfigMap(Metadata(), {"config.yaml": "version: v1"})
+    assert wish_of_config_map(MAP, config_map) == VgpuRequest(configs=Heard(ConfigText("version: v1", where)))
+    assert wish_of_config_map(MAP, ConfigMap(Metadata(), {"config.yaml": ""})).configs == Heard(ConfigText("", where))
+
+
+@pytest.mark.parametrize("config_map", [None, ConfigMap(Metadata()), ConfigMap(Metadata(), {"config.yml": "x"})])
+def test_a_config_map_without_the_key_is_none(config_map: ConfigMap | None) -> None:
+    assert wish_of_config_map(MAP, config_map) == VgpuRequest(configs=Heard(None))
+
+
+def test_what_is_not_heard_stays() -> None:
+    config = VgpuRequest(config=Heard("A10-4Q"))
+    both = config.updated(VgpuRequest(configs=Heard(None)))
+    assert both == VgpuRequest(Heard("A10-4Q"), Heard(None))
+    assert both.updated(VgpuRequest()) == both
+    assert both.updated(VgpuRequest(config=Heard(None))) == VgpuRequest(Heard(None), Heard(None))
+
+
+def said(state: str | None, reason: str | None) -> Metadata:
+    labels = {STATE_LABEL: state} if state is not None else {}
+    annotations = {REASON_ANNOTATION: reason} if reason is not None else {}
+    return Metadata(name="node01", labels=labels, annotations=annotations)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "heard"),
+    [
+        (None, said(None, None)),
+        (None, said("failed", "old")),
+        (WAITS, None),
+        (WAITS, said("pending", WAITS.reason)),
+        (VgpuState(StateName.SUCCESS), said("success", None)),
+        (VgpuState(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
+    ],
+)
+def test_nothing_is_written_where_all_is_said_or_nothing_was_heard(
+    wanted: VgpuState | None, heard: Metadata | None
+) -> None:
+    assert patch_of(wanted, heard) is None
+
+
+states = st.builds(VgpuState, st.sampled_from(StateName), st.text(max_size=3000))
+texts = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
+
+
+@given(states, texts, texts, st.none() | st.sampled_from(["pending", "junk"]))
+def test_a_patched_node_says_it_and_keeps_everything_else(
+    wanted: VgpuState, labels: dict[str, str], annotations: dict[str, str], state: str | None
+) -> None:
+    before = said(state, "old")
+    heard = Metadata(labels=labels | before.labels, annotations=annotations | before.annotations)
+    metadata = {"labels": heard.labels, "annotations": heard.annotations, "uid": "u", "resourceVersion": "7"}
+    fields = msgspec.json.decode(
+        msgspec.json.encode({"kind": "Node", "spec": {"unknown": [1.5, None]}, "metadata": metadata}),
+        type=dict[str, msgspec.Raw],
+    )
+    patch = patch_of(wanted, heard)
+    assert patch is not None
+    written = msgspec.json.encode(patched(fields, patch))
+    node = msgspec.json.decode(written, type=Node)
+    assert patch_of(wanted, node.metadata) is None, "what was written says it"
+    assert len(node.metadata.annotations.get(REASON_ANNOTATION, "")) <= MOST_REASON + 3
+    others = {name: text for name, text in node.metadata.labels.items() if name != STATE_LABEL}
+    assert others == labels
+    notes = {name: text for name, text in node.metadata.annotations.items() if name != REASON_ANNOTATION}
+    assert notes == annotations
+    assert b'"spec":{"unknown":[1.5,null]}' in written
+    assert b'"resourceVersion":"7"' in written
+
+
+def test_a_node_without_labels_can_be_patched() -> None:
+    patch = patch_of(WAITS, Metadata())
+    assert patch is not None
+    node = patched({"metadata": msgspec.Raw(b'{"name":"node01"}')}, patch)
+    assert bytes(node["metadata"]) == msgspec.json.encode(
+        {"name": "node01", "labels": {STATE_LABEL: "pending"}, "annotations": {REASON_ANNOTATION: WAITS.reason}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnreachableError("x"), ReasonCode.API_SERVER_AWAY),
+        (RefusedError("x"), ReasonCode.API_SERVER_AWAY),
+        (ForbiddenError("x"), ReasonCode.API_FORBIDDEN),
+        (UnauthorizedError("x"), ReasonCode.API_FORBIDDEN),
+    ],
+)
+def test_what_is_wrong_is_a_reason(error: RefusedError, code: ReasonCode) -> None:
+    trouble = trouble_of(error, "to label its node")
+    assert trouble is not None
+    assert (trouble.code, trouble.seen) == (code, "x")
+    assert trouble_of(None, "to label its node") is None

@@ -1,0 +1,172 @@
+"""The lab's API server for tests of what speaks to it: as whom, through what, and what is heard of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+from lab.cluster import settings
+from lab.cluster.cluster import Cluster
+
+from gpuvirt.apps.clusterside import ClusterSide
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.facts.ids import ConfigMapName, NodeName
+from gpuvirt.model.heard import Heard, VgpuRequest, VgpuState
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.cell import Cell
+
+ROOT = Path(__file__).parent.parent.parent
+NAMESPACE = "gpuvirt"
+ACCOUNT = "gpuvirt-node"
+MAPS = ConfigMapName("default-vgpu-devices-config")
+NODE = NodeName(settings.NODE)
+PATIENCE_S = 60.0
+
+
+class ApiLab:
+    """The API server, as its admin and as the agent's service account."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.token = folder / "token"
+        """The file that the agent's token is read from."""
+        self.ca = cluster.folder / "certs/apiserver.crt"
+        self.credentials = Credentials(
+            settings.ADDRESS,
+            settings.PORT,
+            NAMESPACE,
+            ca=self.ca,
+            token=self.token,
+        )
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        done = self.cluster.kubectl(*arguments, given=given)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def apply_roles(self) -> None:
+        """Apply what deploy/node.yaml lets an agent do, and its namespace; no DaemonSet."""
+        manifests = list(yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text()))
+        chosen = [one for one in manifests if one["kind"] not in {"DaemonSet", "ConfigMap"}]
+        self.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(chosen))
+
+    def token_of(self, account: str = ACCOUNT, node: str = NODE) -> str:
+        """Return a token as the kubelet of a node gives it to a pod."""
+        bound = ("--bound-object-kind=Node", f"--bound-object-name={node}")
+        return self.kubectl("create", "token", account, "--namespace", NAMESPACE, *bound).strip()
+
+    def label(self, *labels: str) -> None:
+        """Change labels of the node: `key=value`, or `key-`."""
+        self.kubectl("label", "node", NODE, "--overwrite", *labels)
+
+    def node_field(self, path: str) -> str:
+        """Return a field of the node, by its JSON path."""
+        return self.kubectl("get", "node", NODE, "-o", f"jsonpath={{{path}}}")
+
+    def set_configs(self, text: str | None) -> None:
+        """Have the ConfigMap hold a text, or not be there."""
+        self.kubectl("delete", "configmap", MAPS, "--namespace", NAMESPACE, "--ignore-not-found")
+        if text is not None:
+            literal = f"--from-literal=config.yaml={text}"
+            self.kubectl("create", "configmap", MAPS, "--namespace", NAMESPACE, literal)
+
+
+@dataclass
+class Listener:
+    """An agent, as far as the cluster's side is concerned."""
+
+    wish: VgpuRequest = field(default_factory=VgpuRequest)
+    vgpu_states: Cell[VgpuState | None] = field(default_factory=lambda: Cell(None))
+    troubles: dict[str, Reason] = field(default_factory=dict)
+    codes: list[ReasonCode] = field(default_factory=list)
+    """Everything that was ever wrong."""
+
+    def wants(self, config: str) -> bool:
+        return self.wish.config == Heard(config)
+
+    def hear_vgpu_wish(self, news: VgpuRequest) -> None:
+        self.wish = self.wish.updated(news)
+
+    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
+        self.troubles.pop(who, None)
+        if trouble is not None:
+            self.troubles[who] = trouble
+            self.codes.append(trouble.code)
+
+
+class Proxy:
+    """Stands between an agent and the API server, and breaks what goes through."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.open = True
+        """Whether new connections are taken."""
+        self.served = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def cut(self) -> None:
+        """Break all connections, in the middle of whatever is said."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.open:
+            writer.transport.abort()
+            return
+        self.served += 1
+        try:
+            upstream, out = await asyncio.open_connection(settings.ADDRESS, settings.PORT)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, out}
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pass(reader, out))
+            group.create_task(self._pass(upstream, writer))
+        self._writers -= {writer, out}
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while part := await reader.read(65536):
+                writer.write(part)
+                await writer.drain()
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def proxied(credentials: Credentials) -> AsyncIterator[tuple[Proxy, Credentials]]:
+    """Give a proxy, and credentials that lead through it."""
+    proxy = Proxy()
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    through = replace(credentials, host="127.0.0.1", port=proxy.port, server_name=credentials.host)
+    try:
+        yield proxy, through
+    finally:
+        server.close()
+        proxy.cut()
+
+
+@asynccontextmanager
+async def following(credentials: Credentials) -> AsyncIterator[Listener]:
+    """Run the cluster's side for as long as the context lasts."""
+    listener = Listener()
+    side = ClusterSide(credentials, NODE, MAPS)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(side.run(listener, RealClock()))
+        try:
+            yield listener
+        finally:
+            running.cancel()
+
+
+async def until(met: Callable[[], bool], seen: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait until something is so."""
+    clock = RealClock()
+    deadline_s = clock.monotonic_s() + within_s
+    while not met():
+        assert clock.monotonic_s() < deadline_s, seen()
+        await clock.sleep(0.02)

@@ -1,0 +1,307 @@
+"""What speaks to the API server, with a real one: wishes and states through all that goes wrong in between."""
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from apilab import ACCOUNT, MAPS, NAMESPACE, NODE, ApiLab, following, proxied, until
+from clusterlab import LabNode
+from lab.cluster import settings
+from lab.cluster.cluster import Cluster
+
+from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
+from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
+from gpuvirt.cluster.failures import (
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    RefusedError,
+    UnreachableError,
+)
+from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
+from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest, VgpuState
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.view import NodeView
+from gpuvirt.node import inlets
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+WHERE = f"ConfigMap {NAMESPACE}/{MAPS}, key config.yaml"
+SOON_S = 2.0
+STATE = r".metadata.labels.nvidia\.com/vgpu\.config\.state"
+REASON = r".metadata.annotations.gpuvirt\.io/vgpu\.config\.reason"
+A10 = "nvidia.com/GA102GL_A10"
+PENDING = VgpuState(StateName.PENDING, "waits for pod default/vm-a")
+SUCCESS = VgpuState(StateName.SUCCESS)
+
+
+@pytest.fixture
+def api(lab: Cluster, tmp_path: Path) -> ApiLab:
+    api = ApiLab(lab, tmp_path)
+    api.apply_roles()
+    account = ("get", "serviceaccount", ACCOUNT, "--namespace", NAMESPACE)
+    while lab.kubectl(*account).returncode:
+        time.sleep(0.1)  # noqa: TID251  the controller manager's time
+    api.token.write_text(api.token_of())
+    api.set_configs(None)
+    api.label(f"{CONFIG_LABEL}-", f"{STATE_LABEL}-")
+    api.kubectl("annotate", "node", NODE, f"{REASON_ANNOTATION}-")
+    return api
+
+
+def admin(api: ApiLab) -> Client:
+    return Client(replace(api.credentials, token=settings.TOKENS.partition(",")[0].encode()))
+
+
+async def test_a_label_and_a_config_map_are_heard_soon_and_so_is_their_end(api: ApiLab) -> None:
+    async with following(api.credentials) as heard:
+        await until(lambda: heard.wish == VgpuRequest(Heard(None), Heard(None)), lambda: heard)
+        api.label(f"{CONFIG_LABEL}=A10-4Q")
+        await until(lambda: heard.wish.config == Heard("A10-4Q"), lambda: heard, SOON_S)
+        api.set_configs("version: v1")
+        text = Heard(ConfigText("version: v1", WHERE))
+        await until(lambda: heard.wish.configs == text, lambda: heard, SOON_S)
+        api.label(f"{CONFIG_LABEL}=A10-8Q")
+        await until(lambda: heard.wish == VgpuRequest(Heard("A10-8Q"), text), lambda: heard, SOON_S)
+        api.label(f"{CONFIG_LABEL}-")
+        await until(lambda: heard.wish.config == Heard(None), lambda: heard, SOON_S)
+        api.set_configs(None)
+        await until(lambda: heard.wish.configs == Heard(None), lambda: heard, SOON_S)
+        assert heard.codes == []
+
+
+async def test_broken_connections_lose_nothing(api: ApiLab) -> None:
+    async with proxied(api.credentials) as (proxy, through), following(through) as heard:
+        await until(lambda: heard.wish.config == Heard(None), lambda: heard)
+        for wanted in ("c0", "c1", "c2"):
+            proxy.cut()
+            api.label(f"{CONFIG_LABEL}={wanted}")
+            await until(partial(heard.wants, wanted), lambda: heard, 3 * SOON_S)
+        await until(lambda: not heard.troubles, lambda: heard.troubles)
+        assert set(heard.codes) == {ReasonCode.API_SERVER_AWAY}
+
+
+async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_restart(api: ApiLab) -> None:
+    """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
+    api.label(f"{CONFIG_LABEL}=A10-4Q")
+    api.set_configs("version: v1")
+    wanted = VgpuRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
+    async with proxied(api.credentials) as (proxy, through), following(through) as heard:
+        await until(lambda: heard.wish == wanted, lambda: heard)
+        proxy.open = False
+        proxy.cut()
+        maps = Collection(config_maps(NAMESPACE), ConfigMap, MAPS)
+        last = (await Client(api.credentials).list(maps)).version
+        api.set_configs(None)
+        api.label(f"{CONFIG_LABEL}=A10-8Q")
+        api.cluster.stop("apiserver")
+        await until(lambda: len(heard.codes) >= 2, lambda: heard.codes)
+        assert heard.wish == wanted, "while nobody answers, it stays as it was"
+        await asyncio.to_thread(api.cluster.start_api_server)  # noqa: TID251  the agent's loop goes on meanwhile
+        with pytest.raises(GoneError):
+            async with Client(api.credentials).watch(maps, last, for_s=5) as events:
+                assert [event async for event in events] == []
+        proxy.open = True
+        await until(lambda: heard.wish == VgpuRequest(Heard("A10-8Q"), Heard(None)), lambda: heard)
+        await until(lambda: not heard.troubles, lambda: heard.troubles)
+
+
+async def test_a_version_that_is_no_longer_kept_is_gone(api: ApiLab) -> None:
+    with pytest.raises(GoneError):
+        async with Client(api.credentials).watch(Collection(NODES, Node, NODE), "1", for_s=5) as events:
+            assert [event async for event in events] == []
+
+
+async def test_a_watch_ends_when_it_was_asked_to(api: ApiLab) -> None:
+    client, nodes = Client(api.credentials), Collection(NODES, Node, NODE)
+    listed = await client.list(nodes)
+    async with client.watch(nodes, listed.version, for_s=2) as events:
+        seen = [event.type async for event in events]
+    assert seen, "the lab's kubelet reports each second"
+    assert set(seen) <= {EventType.MODIFIED, EventType.BOOKMARK}
+
+
+async def test_long_lists_come_in_pages(api: ApiLab) -> None:
+    names = [f"page-{number}" for number in range(5)]
+    for name in names:
+        api.kubectl("create", "configmap", name, "--namespace", NAMESPACE)
+    found = await admin(api).list(Collection(config_maps(NAMESPACE), ConfigMap), page=2)
+    assert {item.metadata.name for item in found.items} >= set(names)
+    assert int(found.version) > 0
+
+
+async def test_a_token_that_is_replaced_is_presented(api: ApiLab) -> None:
+    good = api.token.read_text()
+    async with proxied(api.credentials) as (proxy, through), following(through) as heard:
+        await until(lambda: heard.wish.config == Heard(None), lambda: heard)
+        api.token.write_text("expired")
+        proxy.cut()
+        await until(lambda: ReasonCode.API_FORBIDDEN in heard.codes, lambda: heard.codes)
+        api.label(f"{CONFIG_LABEL}=A10-4Q")
+        api.token.write_text(good)
+        await until(lambda: heard.wish.config == Heard("A10-4Q"), lambda: heard)
+        await until(lambda: not heard.troubles, lambda: heard.troubles)
+
+
+async def test_an_unknown_certificate_is_not_spoken_to(api: ApiLab) -> None:
+    with pytest.raises(UnreachableError, match="certificate verify failed"):
+        await Client(replace(api.credentials, ca=None)).list(Collection(NODES, Node, NODE))
+    with pytest.raises(UnreachableError, match="IP address mismatch"):
+        await Client(replace(api.credentials, server_name="192.0.2.1")).list(Collection(NODES, Node, NODE))
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "rule"),
+    [
+        (Resource("secrets", namespace=NAMESPACE), None, '{apiGroups: [""], resources: [secrets], verbs: [list]}'),
+        (Resource("pods"), None, '{apiGroups: [""], resources: [pods], verbs: [list]}'),
+        (config_maps(NAMESPACE), None, '{apiGroups: [""], resources: [configmaps], verbs: [list]}'),
+        (config_maps(NAMESPACE), "other", '{apiGroups: [""], resources: [configmaps], verbs: [list]}'),
+        (config_maps("kube-system"), MAPS, '{apiGroups: [""], resources: [configmaps], verbs: [list]}'),
+    ],
+)
+async def test_what_is_not_granted_is_refused(api: ApiLab, resource: Resource, name: str | None, rule: str) -> None:
+    with pytest.raises(ForbiddenError) as refused:
+        await Client(api.credentials).list(Collection(resource, ConfigMap, name))
+    assert rule in str(refused.value)
+
+
+async def test_an_agent_changes_two_keys_of_its_own_node_alone(api: ApiLab) -> None:
+    client = Client(api.credentials)
+    api.kubectl("create", "-f", "-", given='{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}')
+
+    async def patch(name: str, patch: object) -> Node:
+        return await client.patch(NODES, name, patch, PatchType.MERGE, Node)
+
+    try:
+        state = {"metadata": {"labels": {STATE_LABEL: "pending"}, "annotations": {REASON_ANNOTATION: "why"}}}
+        assert (await patch(NODE, state)).metadata.labels[STATE_LABEL] == "pending"
+        for name, refused in (
+            ("other", state),
+            (NODE, {"metadata": {"labels": {"a": "b"}}}),
+            (NODE, {"metadata": {"labels": {"kubernetes.io/hostname": None}}}),
+            (NODE, {"metadata": {"annotations": {"a": "b"}}}),
+            (NODE, {"spec": {"unschedulable": True}}),
+        ):
+            with pytest.raises(RefusedError, match="an agent of gpuvirt changes"):
+                await patch(name, refused)
+        with pytest.raises(ForbiddenError, match=r"get nodes node01.*verbs: \[get\]"):
+            await client.get(NODES, NODE, Node)
+    finally:
+        api.kubectl("delete", "node", "other")
+
+
+async def test_the_state_is_written_and_kept(api: ApiLab) -> None:
+    async with following(api.credentials) as agent:
+        agent.vgpu_states.set(PENDING)
+        await until(lambda: api.node_field(STATE) == "pending", lambda: agent)
+        assert api.node_field(REASON) == PENDING.reason
+        agent.vgpu_states.set(SUCCESS)
+        await until(lambda: api.node_field(STATE) == "success", lambda: agent)
+        assert api.node_field(REASON) == "", "what needs no reason has none"
+        api.label(f"{STATE_LABEL}=failed")
+        await until(lambda: api.node_field(STATE) == "success", lambda: agent)
+        assert agent.codes == []
+
+
+async def test_a_state_that_comes_while_the_server_is_away_is_written_later(api: ApiLab) -> None:
+    async with following(api.credentials) as agent:
+        await until(lambda: agent.wish.config is not None, lambda: agent)
+        api.cluster.stop("apiserver")
+        agent.vgpu_states.set(PENDING)
+        await until(lambda: "cluster: state" in agent.troubles, lambda: agent.troubles)
+        agent.vgpu_states.set(SUCCESS)
+        await asyncio.to_thread(api.cluster.start_api_server)  # noqa: TID251  the agent's loop goes on meanwhile
+        await until(lambda: api.node_field(STATE) == "success", lambda: agent)
+        await until(lambda: not agent.troubles, lambda: agent.troubles)
+
+
+async def test_under_roles_that_permit_updates_alone_nothing_of_others_is_lost(api: ApiLab) -> None:
+    """NVIDIA's roles: get, list, watch, update. Another writes to the node all the while, and updates conflict."""
+    role = '[{"op": "replace", "path": "/rules/0/verbs", "value": ["get", "list", "watch", "update"]}]'
+    api.kubectl("patch", "clusterrole", ACCOUNT, "--type=json", "-p", role)
+    other, names = admin(api), [f"example.com/other-{number}" for number in range(60)]
+    try:
+        async with following(api.credentials) as agent:
+            await until(lambda: agent.wish.config is not None, lambda: agent)
+
+            async def write_others() -> None:
+                for number, name in enumerate(names):
+                    change = {"metadata": {"annotations": {name: str(number)}}}
+                    await other.patch(NODES, NODE, change, PatchType.MERGE, Node)
+                    agent.vgpu_states.set(VgpuState(StateName.PENDING, f"step {number}"))
+
+            await write_others()
+            agent.vgpu_states.set(SUCCESS)
+            await until(lambda: api.node_field(STATE) == "success", lambda: agent)
+            node = await other.get(NODES, NODE, Node)
+            assert {name: node.metadata.annotations[name] for name in names} == {
+                name: str(number) for number, name in enumerate(names)
+            }
+            assert REASON_ANNOTATION not in node.metadata.annotations
+            assert agent.troubles == {}
+    finally:
+        api.kubectl("annotate", "node", NODE, *(f"{name}-" for name in names))
+
+
+async def test_a_stale_update_is_a_conflict_and_a_missing_node_is_not_found(api: ApiLab) -> None:
+    client = admin(api)
+    fields = await client.get(NODES, NODE, dict[str, msgspec.Raw])
+    api.label("example.com/changed=yes")
+    try:
+        with pytest.raises(ConflictError):
+            await client.update(NODES, NODE, fields, Node)
+    finally:
+        api.label("example.com/changed-")
+    with pytest.raises(NotFoundError):
+        await client.get(NODES, "no-such-node", Node)
+
+
+def kubeconfig(api: ApiLab, folder: Path) -> Path:
+    """The agent's credentials as a file."""
+    path = folder / "kubeconfig"
+    path.write_text(f"""apiVersion: v1
+kind: Config
+clusters: [{{name: lab, cluster: {{server: "https://{settings.ADDRESS}:{settings.PORT}",
+  certificate-authority: {api.ca}}}}}]
+users: [{{name: agent, user: {{tokenFile: {api.token}}}}}]
+contexts: [{{name: lab, context: {{cluster: lab, user: agent, namespace: {NAMESPACE}}}}}]
+current-context: lab
+""")
+    return path
+
+
+def test_the_agent_goes_on_with_what_it_heard_before_its_restart(node: LabNode, api: ApiLab, tmp_path: Path) -> None:
+    options = ("--node-name", NODE, "--kubeconfig", str(kubeconfig(api, tmp_path)))
+    api.label(f"{CONFIG_LABEL}=A10-4Q")
+    api.set_configs("version: v1")
+    wanted = VgpuRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
+
+    def kept(host: Path) -> VgpuRequest | None:
+        path = host / "var/lib/gpuvirt/wishes.json"
+        return inlets.decode(path.read_bytes()).vgpu if path.exists() else None
+
+    with node.machine("2xA10") as host:
+        with node.agent(options=options):
+            node.until(lambda: kept(host) == wanted, lambda: str(kept(host)))
+            node.until_allocatable(A10, 2)
+        api.cluster.stop("apiserver")
+        try:
+            with node.agent(options=options):
+                node.until(lambda: ReasonCode.API_SERVER_AWAY in notes(host), lambda: str(notes(host)))
+                assert kept(host) == wanted
+        finally:
+            api.cluster.start_api_server()
+
+
+def notes(host: Path) -> set[ReasonCode]:
+    """What is wrong with the node, as its agent says."""
+    path = host / "run/gpuvirt/node.json"
+    return (
+        {note.code for note in msgspec.json.decode(path.read_bytes(), type=NodeView).notes} if path.exists() else set()
+    )

@@ -1,0 +1,104 @@
+"""What the cluster wants, kept on disk: across restarts, torn, unwritable, another node's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.heard import ConfigText, Heard, VgpuRequest
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node import inlets
+from gpuvirt.node.files import replace_file
+from gpuvirt.node.inlets import Kept
+from gpuvirt.sim.kernel import SimKernel
+from simnode import running_node
+
+CONFIGS = ConfigText("version: v1\n", "ConfigMap gpuvirt/configs, key config.yaml")
+WISH = VgpuRequest(Heard("A10-4Q"), Heard(CONFIGS))
+KEPT = Kept(NodeName("node01"), WISH, CONFIGS)
+Machine = Callable[[str], SimKernel]
+
+heards = st.none() | st.builds(Heard, st.none() | st.text(max_size=5))
+texts = st.builds(ConfigText, st.text(max_size=20), st.text(max_size=5))
+wishes = st.builds(VgpuRequest, heards, st.none() | st.builds(Heard, st.none() | texts))
+
+
+@given(st.builds(Kept, st.just(NodeName("node01")), wishes, st.none() | texts))
+def test_what_is_written_is_read(kept: Kept) -> None:
+    """Unheard, heard to be none, and heard stay three."""
+    assert inlets.decode(inlets.encode(kept)) == kept
+
+
+@given(st.integers(0, len(inlets.encode(KEPT)) - 2))
+def test_a_torn_file_is_refused(length: int) -> None:
+    with pytest.raises(DamagedError):
+        inlets.decode(inlets.encode(KEPT)[:length])
+
+
+async def test_an_agent_that_starts_while_nobody_answers_goes_on_as_before(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        assert node.agent.vgpu_wish == VgpuRequest()
+        node.agent.hear_vgpu_wish(VgpuRequest(config=Heard("A10-4Q")))
+        node.agent.hear_vgpu_wish(VgpuRequest(configs=Heard(CONFIGS)))
+        node.agent.hear_good_configs(CONFIGS)
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        assert node.agent.vgpu_wish == WISH
+        node.agent.hear_vgpu_wish(VgpuRequest(config=Heard(None), configs=Heard(None)))
+        assert node.agent.good_configs == CONFIGS, "a ConfigMap that is deleted takes nothing from anybody"
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        assert node.agent.vgpu_wish == VgpuRequest(Heard(None), Heard(None))
+        assert node.agent.good_configs == CONFIGS
+
+
+async def test_a_wish_is_on_disk_before_the_agent_ends(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        node.agent.hear_vgpu_wish(WISH)
+        await node.settle()
+        assert inlets.decode((tmp_path / inlets.FILE).read_bytes()).vgpu == WISH
+
+
+async def test_a_wish_is_concluded_from_and_one_heard_twice_is_not(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        await node.settle()
+        views = [node.view]
+        for _ in range(2):
+            node.agent.hear_vgpu_wish(WISH)
+            await node.settle()
+            views.append(node.view)
+        assert views[0] is not views[1]
+        assert views[1] is views[2]
+
+
+async def test_another_nodes_wishes_are_passed_over(machine: Machine, tmp_path: Path) -> None:
+    replace_file(tmp_path / inlets.FILE, inlets.encode(Kept(NodeName("node02"), WISH)))
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        assert node.agent.vgpu_wish == VgpuRequest()
+
+
+async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_heard(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / inlets.FILE).write_bytes(b"torn")
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        assert node.agent.vgpu_wish == VgpuRequest()
+        assert [note.code for note in node.view.notes] == [ReasonCode.WISHES_LOST]
+        assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
+        node.agent.hear_vgpu_wish(WISH)
+        await node.settle()
+        assert node.view.notes == (), "what was heard again is lost no more"
+
+
+async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(machine: Machine, tmp_path: Path) -> None:
+    blocked = tmp_path / f".{inlets.FILE}.new"
+    blocked.mkdir()
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        node.agent.hear_vgpu_wish(WISH)
+        await node.settle()
+        assert [note.code for note in node.view.notes] == [ReasonCode.WISHES_NOT_WRITTEN]
+        assert node.agent.vgpu_wish == WISH
+        blocked.rmdir()
+        await node.advance(30)
+        assert node.view.notes == ()
+    assert inlets.decode((tmp_path / inlets.FILE).read_bytes()) == Kept(NodeName("node01"), WISH)
