@@ -1,8 +1,8 @@
 """VFs of a GPU, switched on and off: by NVIDIA's `sriov-manage`, or by the kernel's `sriov_numvfs`.
 
 Switching off takes the VFs from whoever uses them, and `sriov-manage` takes the GPU itself from its driver for a
-moment, either way: with it go all mediated devices, mixed-size mode, GPU instances and the scheduler's state. That
-nobody uses the GPU or its VFs is for the caller to see, under a lease, before any of this is called.
+moment, either way: with it go all mediated devices and mixed-size mode, and nobody is to count on GPU instances and the
+scheduler's state. That nobody uses the GPU or its VFs is for the caller to see, under a lease, before that.
 """
 
 from gpuvirt.errors import VfsUnchangedError

@@ -86,7 +86,7 @@ class Carving:
     @property
     def types(self) -> tuple[VgpuTypeSpec, ...]:
         """The types that the GPU offers in its mode."""
-        return tuple(spec for spec in self.all_types if not self.profiles or (spec.profile is not None) == self.mig)
+        return tuple(spec for spec in self.all_types if self._is_of_mode(spec))
 
     @property
     def can_mix_sizes(self) -> bool:
@@ -134,8 +134,11 @@ class Carving:
                 return self.instances[-1]
         return None
 
+    def _is_of_mode(self, spec: VgpuTypeSpec) -> bool:
+        return not self.profiles or (spec.profile is not None) == self.mig
+
     def _room(self, spec: VgpuTypeSpec) -> int:
-        if spec not in self.types:
+        if not self._is_of_mode(spec):
             return 0
         if self.mig and self.profiles:
             return len(self._free_instances(spec))
