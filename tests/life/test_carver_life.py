@@ -14,7 +14,7 @@ from typing_extensions import override
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
-from gpuvirt.model.carving import CarveStep
+from gpuvirt.model.carving import CarveStep, CarveWish
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.node import carver
 from gpuvirt.node.binder import Site
@@ -25,7 +25,7 @@ from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
 
-MACHINES = {"4xT4": "T4", "4xA10": "A10", "4xL40S": "L40S"}
+MACHINES = {"4xT4": "T4", "2xA10-vgpu": "A10", "4xL40S": "L40S"}
 SIZES = st.sampled_from([None, "4Q", "8Q", "1Q"])
 NUMBERS = st.integers(0, 40)
 
@@ -75,11 +75,11 @@ class Carving(RuleBasedStateMachine):
     def carve(self, number: int, size: str | None) -> None:
         gpu, wished = self.gpus[number % len(self.gpus)], self.wish(size, number)
         taken: list[str] = []
-        reasons = carver.carve(self.site, gpu, wished, self.given, lambda step: taken.append(step.text))
+        reasons = carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: taken.append(step.text))
         if not reasons:
             assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wished
         taken.clear()
-        carver.carve(self.site, gpu, wished, self.given, lambda step: taken.append(step.text))
+        carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: taken.append(step.text))
         assert taken == [], "carved once more, there is nothing to do"
 
     @rule(number=NUMBERS, size=SIZES, after=st.integers(0, 5))
@@ -93,7 +93,9 @@ class Carving(RuleBasedStateMachine):
                 raise Killed
 
         with suppress(Killed):
-            carver.carve(self.site, self.gpus[number % len(self.gpus)], self.wish(size, number), self.given, tell)
+            carver.carve(
+                self.site, self.gpus[number % len(self.gpus)], CarveWish(self.wish(size, number)), self.given, tell
+            )
 
     @rule(number=NUMBERS)
     def start_machine(self, number: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
-from gpuvirt.model.carving import CarveStep
+from gpuvirt.model.carving import CarveStep, CarveWish
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import carver
 from gpuvirt.node.binder import Site
@@ -23,7 +23,7 @@ from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
 
 T4 = PciAddress("0000:3b:00.0")
-A10, A10_WITHOUT_VFS, A10_ON_VFIO = (PciAddress(f"0000:{bus}:00.0") for bus in ("31", "b1", "ca"))
+A10, ON_VFIO = PciAddress("0000:b1:00.0"), PciAddress("0000:65:00.0")
 L40S = PciAddress("0000:25:00.0")
 FLEX = PciAddress("0000:4d:00.0")
 
@@ -43,7 +43,7 @@ class Carver:
 
     def carve_types(self, gpu: PciAddress, wished: Mapping[str, int]) -> tuple[Reason, ...]:
         self.steps.clear()
-        return carver.carve(self.site, gpu, wished, self.given, lambda step: self.steps.append(step.text))
+        return carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: self.steps.append(step.text))
 
     def carries(self, gpu: PciAddress) -> Counter[str]:
         return Counter(self.types(gpu).values())
@@ -61,7 +61,7 @@ def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpu", "card"), [("4xA10", A10, "A10"), ("4xL40S", L40S, "L40S"), ("4xT4", T4, "T4")]
+    ("machine", "gpu", "card"), [("2xA10-vgpu", A10, "A10"), ("4xL40S", L40S, "L40S"), ("4xT4", T4, "T4")]
 )
 def test_one_config_after_another(machine: str, gpu: PciAddress, card: str, tmp_path: Path) -> None:
     host = Carver(machine, tmp_path)
@@ -75,11 +75,10 @@ def test_one_config_after_another(machine: str, gpu: PciAddress, card: str, tmp_
 
 
 def test_the_same_config_has_the_same_ids_after_a_reboot(tmp_path: Path) -> None:
-    host = Carver("4xA10", tmp_path)
+    host = Carver("2xA10-vgpu", tmp_path)
     host.carve(A10, A10_4Q=6)
     before = host.types(A10)
-    again = Carver("4xA10", tmp_path)
-    again.carve(A10)  # what the machine file has
+    again = Carver("2xA10-vgpu", tmp_path)
     again.carve(A10, A10_4Q=6)
     assert again.types(A10) == before
 
@@ -112,7 +111,7 @@ def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None
         if len(steps) == 1:
             host.kernel.start_machine(host.group_of(second))
 
-    reasons = carver.carve(host.site, T4, {"T4-4Q": 4}, host.given, start)
+    reasons = carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, start)
     assert ReasonCode.IN_USE in codes(reasons)
     assert host.kernel.vfio.requests == []
     assert host.types(T4) == {first: "T4-8Q", second: "T4-8Q"}, "the first came back with its id"
@@ -141,7 +140,8 @@ def test_what_fails_half_the_way_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_more_than_fits_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
-    host = Carver("4xA10", tmp_path)
+    host = Carver("2xA10-vgpu", tmp_path)
+    host.carve(A10, A10_8Q=3)
     before = host.types(A10)
     assert codes(host.carve(A10, A10_4Q=7)) == [ReasonCode.NO_ROOM]
     assert codes(host.carve(A10, A10_5Q=1)) == [ReasonCode.NO_SUCH_TYPE]
@@ -150,33 +150,31 @@ def test_more_than_fits_is_refused_and_nothing_is_touched(tmp_path: Path) -> Non
 
 
 def test_vfs_are_switched_on_where_vgpus_stand_on_them(tmp_path: Path) -> None:
-    host = Carver("4xA10", tmp_path)
-    assert host.carve(A10_WITHOUT_VFS, A10_12Q=2) == ()
-    assert host.carries(A10_WITHOUT_VFS) == {"A10-12Q": 2}
-    assert ("sriov-manage", "-e", A10_WITHOUT_VFS) in host.tools.commands
+    host = Carver("2xA10-vgpu", tmp_path)
+    assert host.carve(A10, A10_12Q=2) == ()
+    assert host.carries(A10) == {"A10-12Q": 2}
+    assert ("sriov-manage", "-e", A10) in host.tools.commands
 
 
 def test_a_gpu_that_a_process_uses_gets_no_vfs(tmp_path: Path) -> None:
     """Its driver would let it go for a moment."""
-    host = Carver("4xA10", tmp_path)
+    host = Carver("2xA10-vgpu", tmp_path)
     number = next(
         line.partition(":")[2].strip()
-        for line in host.kernel.read(HostPath(f"/proc/driver/nvidia/gpus/{A10_WITHOUT_VFS}/information"))
-        .decode()
-        .splitlines()
+        for line in host.kernel.read(HostPath(f"/proc/driver/nvidia/gpus/{A10}/information")).decode().splitlines()
         if line.startswith("Device Minor")
     )
     process = host.kernel.start_process("python3", f"/dev/nvidia{number}")
-    reasons = host.carve(A10_WITHOUT_VFS, A10_12Q=2)
+    reasons = host.carve(A10, A10_12Q=2)
     assert codes(reasons) == [ReasonCode.IN_USE]
     assert f"python3 (pid {process.pid})" in reasons[0].text
     assert host.tools.commands == []
 
 
 def test_a_gpu_for_machines_is_not_carved(tmp_path: Path) -> None:
-    host = Carver("4xA10", tmp_path)
-    assert codes(host.carve(A10_ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
-    assert host.carve(A10_ON_VFIO) == (), "it carries none, as is wished"
+    host = Carver("2xA10", tmp_path)
+    assert codes(host.carve(ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
+    assert host.carve(ON_VFIO) == (), "it carries none, as is wished"
     assert codes(host.carve(PciAddress("0000:00:1f.0"))) == [ReasonCode.NO_VGPU_HOST]
 
 

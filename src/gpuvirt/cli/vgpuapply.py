@@ -13,9 +13,9 @@ from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.board import Board
-from gpuvirt.model.carving import WishedTypes, meant
-from gpuvirt.model.profiles import Profile
+from gpuvirt.model.carving import CarveWish, meant
 from gpuvirt.model.vgpuentries import Note
+from gpuvirt.model.vgpuwish import VgpuWish
 from gpuvirt.node import carver
 from gpuvirt.node.carver import Look
 
@@ -42,8 +42,7 @@ def apply(where: Where, config_file: str | None, selected: str | None, *, dry_ru
     seen = carver.look(here.site, here.given)
     wishes = vgpuconfigs.wishes(seen, vgpuhost.boards(seen), entries)
     _tell((*notes, *wishes.notes))
-    wished = {gpu: _named(wish.types) for gpu, wish in wishes.gpus.items()}
-    _carry(where, here, seen, wished, dry_run=dry_run)
+    _carry(where, here, seen, {gpu: _named(wish) for gpu, wish in wishes.gpus.items()}, dry_run=dry_run)
 
 
 def check(where: Where, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
@@ -57,7 +56,7 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
     seen = carver.look(here.site, here.given)
     wishes = vgpuconfigs.wishes(seen, vgpuhost.boards(seen), entries)
     _tell((*notes, *wishes.notes))
-    results = [vgpuhost.would(seen, gpu, _named(wish.types)) for gpu, wish in wishes.gpus.items()]
+    results = [vgpuhost.would(seen, gpu, _named(wish)) for gpu, wish in wishes.gpus.items()]
     vgpurender.results(results, as_json=where.as_json, dry_run=True)
     if any(result.steps or result.reasons for result in results):
         raise typer.Exit(1)
@@ -72,7 +71,7 @@ def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: b
     board = seen.board(gpu)
     name = meant(vgpu_type, board.known_types) if board is not None else None
     wished[name or vgpu_type] += count
-    _carry(where, here, seen, {gpu: wished}, dry_run=dry_run)
+    _carry(where, here, seen, {gpu: CarveWish(wished)}, dry_run=dry_run)
 
 
 def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
@@ -94,12 +93,12 @@ def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
 
 
 def _carry(
-    where: Where, here: vgpuhost.Host, seen: Look, wished: Mapping[PciAddress, WishedTypes], *, dry_run: bool
+    where: Where, here: vgpuhost.Host, seen: Look, wished: Mapping[PciAddress, CarveWish], *, dry_run: bool
 ) -> None:
     results: list[Result] = []
-    for gpu, types in sorted(wished.items()):
-        would = vgpuhost.would(seen, gpu, types)
-        results.append(would if dry_run or not would.steps else vgpuhost.carved(here, gpu, types, quiet=where.as_json))
+    for gpu, wish in sorted(wished.items()):
+        would = vgpuhost.would(seen, gpu, wish)
+        results.append(would if dry_run or not would.steps else vgpuhost.carved(here, gpu, wish, quiet=where.as_json))
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
@@ -109,8 +108,8 @@ def _there(board: Board | None) -> list[str]:
     return [one.type for one in board.host.live if not isinstance(one.type, Unread)] if board is not None else []
 
 
-def _named(types: Mapping[Profile, int]) -> dict[str, int]:
-    return {profile.text: count for profile, count in types.items()}
+def _named(wish: VgpuWish) -> CarveWish:
+    return CarveWish({profile.text: count for profile, count in wish.types.items()}, wish.sizes, wish.scheduler)
 
 
 def _tell(notes: Iterable[Note]) -> None:

@@ -12,7 +12,7 @@ from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model import refusals
 from gpuvirt.model.board import Board, holdings_of
-from gpuvirt.model.carving import CarvePlan, CarveStep, WishedTypes
+from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node import carver, onelook
 from gpuvirt.node.binder import Site
@@ -59,13 +59,13 @@ def gpus_named(seen: Look, addresses: Iterable[str]) -> list[PciAddress]:
     return found
 
 
-def would(seen: Look, gpu: PciAddress, wished: WishedTypes) -> Result:
+def would(seen: Look, gpu: PciAddress, wish: CarveWish) -> Result:
     """Return what would be done to a GPU."""
-    plan = carver.plan(seen, gpu, wished)
-    return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan), dict(wished))
+    plan = carver.plan(seen, gpu, wish)
+    return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan), dict(wish.types))
 
 
-def carved(here: Host, gpu: PciAddress, wished: WishedTypes, *, quiet: bool) -> Result:
+def carved(here: Host, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
     """Have a GPU carry what is wished, and return how that went."""
     taken: list[str] = []
 
@@ -74,8 +74,8 @@ def carved(here: Host, gpu: PciAddress, wished: WishedTypes, *, quiet: bool) -> 
         if not quiet:
             print(step.text, flush=True)
 
-    reasons = in_lane(gpu, lambda: carver.carve(here.site, gpu, wished, here.given, tell), taken)
-    return Result(gpu, tuple(taken), reasons, dict(wished))
+    reasons = in_lane(gpu, lambda: carver.carve(here.site, gpu, wish, here.given, tell), taken)
+    return Result(gpu, tuple(taken), reasons, dict(wish.types))
 
 
 def removed(here: Host, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:

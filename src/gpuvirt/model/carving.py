@@ -7,7 +7,7 @@ new mediated devices follow from host, slot, type and a number, so that the same
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from gpuvirt.errors import InvalidIdError
@@ -18,9 +18,19 @@ from gpuvirt.model import shortfalls
 from gpuvirt.model.board import Board, Counts, is_mig, size_of
 from gpuvirt.model.profiles import host_type, parse_profile, profile_name
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgpuentries import Scheduler, Sizes
 
-WishedTypes = Mapping[str, int]
-"""How many of each type, as somebody has named it: `A10-4Q` as configs do, or `NVIDIA A10-4Q` as the host does."""
+
+@dataclass(frozen=True, slots=True)
+class CarveWish:
+    """What is wished of one GPU."""
+
+    types: Mapping[str, int] = field(default_factory=dict)
+    """How many of each type, as somebody has named it: `A10-4Q` as configs do, or `NVIDIA A10-4Q` as the host does."""
+    sizes: Sizes | None = None
+    """None leaves alone whether vGPUs of several sizes may be on it."""
+    scheduler: Scheduler | None = None
+    """None leaves its scheduler alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +93,14 @@ class CarvePlan:
         return not (self.steps or self.pending or self.refusals)
 
 
-def plan_gpu(function: PciFunction, board: Board | None, wished: WishedTypes) -> CarvePlan:
+def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> CarvePlan:
     """Return what is to be done to a GPU next; once that is done, the next plan follows from what is there then.
 
     A GPU whose VFs are not there yet says of no type that it knows it: they come first.
     """
     gpu = function.address
     if board is None:
-        if not any(wished.values()):
+        if not any(wish.types.values()):
             return CarvePlan(gpu)
         if _lacks_vfs(function):
             return CarvePlan(gpu, steps=(EnableVfs(gpu),))
@@ -98,7 +108,7 @@ def plan_gpu(function: PciFunction, board: Board | None, wished: WishedTypes) ->
     wanted: Counter[VgpuType] = Counter()
     unknown: list[Reason] = []
     known = board.known_types
-    for name, number in wished.items():
+    for name, number in wish.types.items():
         vgpu_type = meant(name, known)
         if vgpu_type is None:
             unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(one) for one in known]))

@@ -25,10 +25,10 @@ from gpuvirt.model.board import Board, Holding, board_of, host_namespace
 from gpuvirt.model.carving import (
     CarvePlan,
     CarveStep,
+    CarveWish,
     CreateVgpu,
     EnableVfs,
     RemoveVgpu,
-    WishedTypes,
     plan_carving,
     plan_gpu,
 )
@@ -90,12 +90,12 @@ def namespace_of(kernel: Kernel) -> uuid.UUID:
     return host_namespace(found if isinstance(found, str) else "")
 
 
-def plan(seen: Look, gpu: PciAddress, wished: WishedTypes) -> CarvePlan:
+def plan(seen: Look, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
     """Return what is to be done to a GPU next."""
-    return plan_gpu(seen.inventory.facts.functions[gpu], seen.board(gpu), wished)
+    return plan_gpu(seen.inventory.facts.functions[gpu], seen.board(gpu), wish)
 
 
-def carve(site: Site, gpu: PciAddress, wished: WishedTypes, given: Given, tell: Tell) -> tuple[Reason, ...]:
+def carve(site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell) -> tuple[Reason, ...]:
     """Have a GPU carry what is wished of it, as far as nobody has anything of it that must go.
 
     Returns why it does not yet, or can't, carry that; what failed half the way is brought back to what was there.
@@ -108,7 +108,7 @@ def carve(site: Site, gpu: PciAddress, wished: WishedTypes, given: Given, tell: 
         before: Board | None = None
         for _ in range(MOST_ROUNDS):
             seen = look(site, given, refused)
-            next_plan = plan(seen, gpu, wished)
+            next_plan = plan(seen, gpu, wish)
             if not next_plan.steps:
                 return (*next_plan.refusals, *next_plan.pending, *_quarantined(refused))
             before = before or seen.board(gpu)
