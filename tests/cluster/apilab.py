@@ -170,6 +170,8 @@ async def following(credentials: Credentials, listener: Listener | None = None) 
             yield listener
         finally:
             running.cancel()
+    # A TLS connection that is cancelled just as it begins is ended by asyncio once its handshake is through.
+    await RealClock().sleep(0.1)
 
 
 async def until(met: Callable[[], bool], seen: Callable[[], object], within_s: float = PATIENCE_S) -> None:
