@@ -83,11 +83,16 @@ class Listener:
     troubles: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)
     """Everything that was ever wrong."""
+    failures: int = 0
+    """How often it is still to fail at what it hears."""
 
     def wants(self, config: str) -> bool:
         return self.wish.config == Heard(config)
 
     def hear_vgpu_wish(self, news: VgpuRequest) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("a fault of whoever listens")
         self.wish = self.wish.updated(news)
 
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
@@ -101,32 +106,31 @@ class Proxy:
     """Stands between an agent and the API server, and breaks what goes through."""
 
     def __init__(self) -> None:
-        self.port = 0
         self.open = True
         """Whether new connections are taken."""
-        self.served = 0
         self._writers: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
         """Break all connections, in the middle of whatever is said."""
-        for writer in self._writers:
+        for writer in tuple(self._writers):
             writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self.open:
-            writer.transport.abort()
-            return
-        self.served += 1
+        self._writers.add(writer)
+        out = None
         try:
-            upstream, out = await asyncio.open_connection(settings.ADDRESS, settings.PORT)
+            if self.open:
+                upstream, out = await asyncio.open_connection(settings.ADDRESS, settings.PORT)
+                self._writers.add(out)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pass(reader, out))
+                    group.create_task(self._pass(upstream, writer))
         except OSError:
-            writer.transport.abort()
-            return
-        self._writers |= {writer, out}
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pass(reader, out))
-            group.create_task(self._pass(upstream, writer))
-        self._writers -= {writer, out}
+            pass  # the API server is away, and so are we
+        finally:
+            for one in filter(None, (writer, out)):
+                one.transport.abort()
+                self._writers.discard(one)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -139,21 +143,26 @@ class Proxy:
 @asynccontextmanager
 async def proxied(credentials: Credentials) -> AsyncIterator[tuple[Proxy, Credentials]]:
     """Give a proxy, and credentials that lead through it."""
-    proxy = Proxy()
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    proxy.port = server.sockets[0].getsockname()[1]
-    through = replace(credentials, host="127.0.0.1", port=proxy.port, server_name=credentials.host)
-    try:
-        yield proxy, through
-    finally:
-        server.close()
-        proxy.cut()
+    proxy, tasks = Proxy(), set[asyncio.Task[None]]()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(group.create_task(proxy.serve(reader, writer)))
+
+    async with asyncio.TaskGroup() as group:
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port: int = server.sockets[0].getsockname()[1]
+        try:
+            yield proxy, replace(credentials, host="127.0.0.1", port=port, server_name=credentials.host)
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
 
 
 @asynccontextmanager
-async def following(credentials: Credentials) -> AsyncIterator[Listener]:
+async def following(credentials: Credentials, listener: Listener | None = None) -> AsyncIterator[Listener]:
     """Run the cluster's side for as long as the context lasts."""
-    listener = Listener()
+    listener = listener or Listener()
     side = ClusterSide(credentials, NODE, MAPS)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(side.run(listener, RealClock()))
@@ -161,6 +170,8 @@ async def following(credentials: Credentials) -> AsyncIterator[Listener]:
             yield listener
         finally:
             running.cancel()
+    # A TLS connection that is cancelled just as it begins is ended by asyncio once its handshake is through.
+    await RealClock().sleep(0.1)
 
 
 async def until(met: Callable[[], bool], seen: Callable[[], object], within_s: float = PATIENCE_S) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from apilab import ACCOUNT, MAPS, NAMESPACE, NODE, ApiLab, following, proxied, until
+from apilab import ACCOUNT, MAPS, NAMESPACE, NODE, ApiLab, Listener, following, proxied, until
 from clusterlab import LabNode
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
@@ -111,10 +111,12 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
         await until(lambda: not heard.troubles, lambda: heard.troubles)
 
 
-async def test_a_version_that_is_no_longer_kept_is_gone(api: ApiLab) -> None:
-    with pytest.raises(GoneError):
-        async with Client(api.credentials).watch(Collection(NODES, Node, NODE), "1", for_s=5) as events:
-            assert [event async for event in events] == []
+async def test_whoever_fails_at_news_is_told_it_again(api: ApiLab) -> None:
+    heard = Listener(failures=2)
+    api.label(f"{CONFIG_LABEL}=A10-4Q")
+    async with following(api.credentials, heard):
+        await until(lambda: heard.wish == VgpuRequest(Heard("A10-4Q"), Heard(None)), lambda: heard)
+    assert heard.failures == 0
 
 
 async def test_a_watch_ends_when_it_was_asked_to(api: ApiLab) -> None:

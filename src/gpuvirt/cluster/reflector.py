@@ -36,7 +36,11 @@ class Reflector(Generic[T]):
         self._watching_since_s: float | None = None
 
     async def run(self, hear: Callable[[News[T]], None], tell: Callable[[ApiError | None], None]) -> None:
-        """Follow for ever; `hear` takes what is news, `tell` what is wrong, and None when nothing is any more."""
+        """Follow for ever; `hear` takes what is news, `tell` what is wrong, and None when nothing is any more.
+
+        Run again, as after a failure of whoever listens, it begins anew: all that there is is news.
+        """
+        self._mirror = Mirror()
         asked_for_s = 0.0
         while True:
             wait_s = max(pause_s(self._mirror, self._random.random()), asked_for_s)
