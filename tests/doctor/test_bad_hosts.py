@@ -97,7 +97,8 @@ def test_every_check_has_a_host_on_which_it_has_something_to_say() -> None:
     told |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates"}
     assert {one.name for one in CHECKS} == told
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    assert [code for code in FindingCode if f"FindingCode.{code.name}" not in tested] == []
+    bad_hosts = {bad.code for bad in BAD.values()}
+    assert [code for code in FindingCode if f"FindingCode.{code.name}" not in tested and code not in bad_hosts] == []
 
 
 def test_a_vm_with_a_virtual_iommu_is_in_order() -> None:
