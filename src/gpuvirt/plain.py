@@ -91,8 +91,15 @@ for _tag, _scalar in _SCALARS.items():
     _Dumper.add_implicit_resolver(_tag, _scalar.pattern, [*_scalar.begins, *([""] if _tag == _NULL else [])])
 
 
+def _lines(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(_STR, text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _lines)
+
+
 def write(content: Plain) -> str:
-    """Return `content` as YAML, the innermost lists and mappings on one line each where they fit."""
+    """Return `content` as YAML, the innermost lists and mappings on one line each where they fit, lines of texts so."""
     return yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=118, allow_unicode=True)
 
 

@@ -12,12 +12,12 @@ from gpuvirt.cli import diagnosis as shown
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.platform import MOST_SHOWN, legible
+from gpuvirt.facts.runtimes import parse_toml
 from gpuvirt.model import kubevirt
 from gpuvirt.model.checks.drivers import parse_ids
 from gpuvirt.model.checks.firmware import cpu_flags, parse_bars
 from gpuvirt.model.checks.iommu import can_remap
 from gpuvirt.model.checks.kubelet import parse_cpulist
-from gpuvirt.model.checks.runtime import cdi_settings
 from gpuvirt.model.findings import FindingCode, Level
 from gpuvirt.model.nearness import distance, nearest
 from gpuvirt.paths import HostPath
@@ -121,7 +121,7 @@ def test_odd_content_of_the_host_alone(content: bytes, capsys: pytest.CaptureFix
 
 
 PARSERS: list[Callable[[str], object]] = [
-    cpu_flags, parse_bars, can_remap, parse_ids, parse_cpulist, cdi_settings, legible,
+    cpu_flags, parse_bars, can_remap, parse_ids, parse_cpulist, parse_toml, legible,
 ]  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
 
 
 def test_brackets_without_end() -> None:
-    assert cdi_settings("x = " + "[" * 100_000) is None
+    assert parse_toml("x = " + "[" * 100_000) is None
 
 
 @given(st.frozensets(st.integers(0, 8191), max_size=40))

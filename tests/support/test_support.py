@@ -25,6 +25,7 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.export import export
 from gpuvirt.sim.kubelet import checkpoint
 from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec
 from simnode import IDS
 
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
@@ -247,3 +248,30 @@ def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, na
     ]
     assert tables[0] == tables[1] == tables[2]
     assert b"ADDRESS" in tables[0]
+
+
+def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_machine(tmp_path: Path) -> None:
+    files = {
+        "/proc/cmdline": "root=/dev/sda1 nomodeset\n",
+        "/etc/modprobe.d/no.conf": "# why not\ninstall vfio-pci /bin/false\n",
+        "/etc/containerd/config.toml": 'version = 2\nimports = ["conf.d/*.toml"]\nroot = "/data"\n',
+        "/etc/containerd/conf.d/cdi.toml": '[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false\n',
+    }
+    platform = PlatformSpec(cpu=Cpu.AMD, boot=Boot.PROXMOX, kvm=False, unsafe_interrupts=True, files=files)
+    (tmp_path / "cdi.yaml").write_text("cdi: answers\n")
+    export(build_machine(msgspec.structs.replace(load_machine("2xA10"), platform=platform)), tmp_path / "machine")
+    assert run("support", "--host-root", "machine", "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
+    with tarfile.open(tmp_path / "a.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
+    done = run("sim", "import", "a.tar.gz", "-o", "m.yaml", cwd=tmp_path)
+    assert b"no differences from the host" in done.stderr
+    export(build_machine(load_machine(str(tmp_path / "m.yaml"))), tmp_path / "imported")
+    arguments = ("--config", "cdi.yaml", "--kubelet-dir", "none", "-o", "json")
+    reports = [
+        json.loads(run("doctor", "--host-root", str(root), *arguments, cwd=tmp_path).stdout)
+        for root in (tmp_path / "machine", unpacked, tmp_path / "imported")
+    ]
+    assert reports[0] == reports[1] == reports[2]
+    codes = {one["code"] for result in reports[0]["results"] for one in result["findings"]}
+    assert codes >= {"KvmMissing", "UnsafeInterrupts", "VfioBlocked", "CdiOff"}

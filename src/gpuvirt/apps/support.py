@@ -18,6 +18,7 @@ from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.hostcopy import LEFT_OUT, copy_host
 from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.pseudonyms import Pseudonyms
@@ -174,7 +175,7 @@ def _doctor(packing: Packing) -> Collected:
         state_file=asked.roots.run / statefile.FILE,
         procs=(asked.roots.proc,),
     )
-    report = msgspec.json.format(msgspec.json.encode(diagnose(asked.kernel, around)), indent=1)
+    report = msgspec.json.format(msgspec.json.encode(diagnose(Discreet(asked.kernel), around)), indent=1)
     return {"doctor.json": packing.text(report)}
 
 

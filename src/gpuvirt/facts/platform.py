@@ -1,9 +1,7 @@
-"""What a host is besides its devices, by its files: processor, firmware, kernel, modules, boot loader, runtimes."""
+"""What was met at one place of a host: a file, a folder, a link, or nothing; and a GPU or screen as files show it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.paths import HostPath
 
@@ -52,6 +50,19 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """One symbolic link, and the last part of what it says."""
+
+    path: HostPath
+    target: str | Unread | None = None
+
+    @property
+    def shown(self) -> str:
+        """What was met."""
+        return Attribute(self.path, self.target).shown
+
+
+@dataclass(frozen=True, slots=True)
 class Presence:
     """Whether something is there."""
 
@@ -88,45 +99,5 @@ class Framebuffer:
     """A screen of the kernel's, and the function that shows it."""
 
     name: Attribute
-    device: str | Unread | None
-    """The last part of the link: an address, `simple-framebuffer.0`, `efi-framebuffer.0`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The host."""
-
-    cpu: Attribute
-    """`/proc/cpuinfo`, its first processor."""
-    dmi: Attribute
-    """The product's name, by the firmware."""
-    acpi_tables: Listing
-    cmdline: Attribute
-    release: Attribute
-    os_release: Attribute
-    boot_files: tuple[Presence, ...]
-    """What boot loaders and their tools leave on a host."""
-    iommus: Listing
-    iommu_groups: Listing
-    ecaps: tuple[Attribute, ...]
-    """Extended capabilities of each of Intel's IOMMUs."""
-    irq_chips: tuple[Attribute, ...] | Unread | None
-    """Through which chips interrupts go: `IR-PCI-MSI` where they are remapped."""
-    unsafe_interrupts: Attribute
-    kvm: Presence
-    modules: Listing
-    """Those loaded, and those built in that have parameters."""
-    builtin_modules: Listing
-    available_modules: Listing
-    vfio_parameters: tuple[Attribute, ...]
-    modprobe: tuple[Attribute, ...]
-    """Files that say how modules are loaded."""
-    modprobe_folders: tuple[Listing, ...]
-    framebuffers: tuple[Framebuffer, ...]
-    runtimes: tuple[Attribute, ...]
-    """Configurations of container runtimes."""
-    functions: Mapping[PciAddress, FunctionSetup] = field(default_factory=dict)
-    numa_cpus: Mapping[int, Attribute] = field(default_factory=dict)
-    """The processors of each NUMA node that has a GPU."""
-    allowed_cpus: Mapping[int, Attribute] = field(default_factory=dict)
-    """The processors that each process which has a GPU may run on, by its pid."""
+    device: Link
+    """To an address, `simple-framebuffer.0`, `efi-framebuffer.0`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel
 from gpuvirt.paths import HostPath
 
@@ -16,6 +17,9 @@ _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 
 _MOST_NUMA_NODES = 1 << 10
 """MAX_NUMNODES where NODES_SHIFT is largest (arch/x86/Kconfig)."""
+
+FILE_BYTES = 4 << 20
+"""Of a file that programs or people write: modules.dep of a distribution's kernel has 0.7 MiB."""
 
 ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 """What the kernel answers for a thing that is not there, or that goes away while it is read."""
@@ -110,6 +114,19 @@ def names_or_raise(kernel: Kernel, path: HostPath) -> list[str]:
         if error.errno in ABSENT:
             return []
         raise
+
+
+def read_attribute(kernel: Kernel, path: str, *, limit: int = ATTRIBUTE_BYTES) -> Attribute:
+    """Return a file with its place."""
+    where = HostPath(path)
+    return Attribute(where, text(kernel, where, limit=limit))
+
+
+def read_listing(kernel: Kernel, path: str) -> Listing:
+    """Return a folder with its place."""
+    where = HostPath(path)
+    found = names(kernel, where)
+    return Listing(where, tuple(found) if isinstance(found, list) else found)
 
 
 def legible(name: str) -> str:

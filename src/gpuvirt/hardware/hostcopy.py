@@ -5,18 +5,20 @@ Left alone is whatever may keep a reader asleep or acts when it is read. `driver
 the number of VFs is that of the links. `vpd` and `rom` act on the device, and `vpd` holds serial numbers.
 """
 
-import errno
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from posixpath import basename, dirname
+from dataclasses import dataclass
+from posixpath import basename
 
-from gpuvirt.archive import Entry, Folder, Symlink
+from gpuvirt.archive import Entry, Folder
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread, kind_of
-from gpuvirt.hardware import attributes, cmdline, iommu, pci
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel
+from gpuvirt.hardware import attributes, discretion, iommu, pci
+from gpuvirt.hardware.copying import Copying, joined
+from gpuvirt.hardware.discretion import Discreet
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.platformcopy import copy_platform
 from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.paths import HostPath
 
@@ -33,9 +35,8 @@ TYPE_FILES = ("name", "description", "device_api", "available_instances")
 IOMMU_CLASS = HostPath("/sys/class/iommu")
 IOMMU_FILES = ("intel-iommu/version", "intel-iommu/cap", "intel-iommu/ecap", "amd-iommu/cap", "amd-iommu/features")
 EGM_CLASS = HostPath("/sys/class/egm")
-MODULES = HostPath("/proc/modules")
-CMDLINE = HostPath("/proc/cmdline")
 SINGLE_FILES = (
+    HostPath("/proc/modules"),
     HostPath("/proc/version"),
     HostPath("/proc/sys/kernel/random/boot_id"),
     HostPath("/proc/driver/nvidia/version"),
@@ -46,7 +47,6 @@ SINGLE_FILES = (
 HEADER_BYTES = 64
 """What anybody may read of configuration space; some cards answer badly beyond it (lspci(8), -xxx)."""
 CONFIG_BYTES = 256
-TEXT_BYTES = 1 << 20
 
 LEFT_OUT: Mapping[str, str] = {
     "driver_override, uevent, sriov_numvfs, sriov_vf_total_msix": "reading them can hang while a device is unbound",
@@ -54,16 +54,13 @@ LEFT_OUT: Mapping[str, str] = {
     "vpd, rom": "reading them acts on the device; vpd holds serial numbers",
     "configuration space": f"{CONFIG_BYTES} bytes are copied of GPUs and NVSwitches, {HEADER_BYTES} of others",
     "other PCI functions": "what has nothing to do with GPUs is copied by its ids, class, driver and IOMMU group alone",
-    str(MODULES): "the addresses of modules are written as 0",
-    str(CMDLINE): f"only values are kept that speak of devices; others read {cmdline.LEFT_OUT}",
+    "processes": "who has a device open is told by node.json and doctor.json alone",
+    **discretion.LEFT_OUT,
 }
 """What a copy leaves out on purpose, and why."""
 
-_SAFE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.:@+]{0,127}")
-"""A name of the kernel's that may become one of a file; others are reported."""
 _NODE = re.compile(r"iommu|kvm|egm[0-9]+")
 _VIRTFN = re.compile(r"virtfn[0-9]+")
-_MODULE_ADDRESS = re.compile(rb"0x[0-9a-f]{8,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +73,19 @@ class HostCopy:
 
 def copy_host(kernel: Kernel) -> HostCopy:
     """Return a copy; it writes nothing, and what can't be read is told."""
-    copying = _Copying(kernel)
+    copying = _HostCopying(Discreet(kernel))
     copying.pci()
     copying.groups()
     copying.mdevs()
     copying.nodes()
-    copying.platform()
+    for path in SINGLE_FILES:
+        copying.text(path)
+    copy_platform(copying)
     return HostCopy(copying.members, tuple(copying.unread))
 
 
-@dataclass(slots=True)
-class _Copying:
-    """A copy being made. What is read by a link's path is put where the link leads, as it lies on the host."""
-
-    kernel: Kernel
-    members: dict[HostPath, Entry] = field(default_factory=dict)
-    unread: list[Unread] = field(default_factory=list)
+class _HostCopying(Copying):
+    """A copy of the files that tell what the devices are."""
 
     def pci(self) -> None:
         classes: dict[PciAddress, int | None] = {}
@@ -117,7 +111,7 @@ class _Copying:
         self.files(here, folder, [name for name in IDS if name in entries])
         targets = {name: self.link(HostPath(f"{here}/{name}"), folder) for name in LINKS if name in entries}
         if driver := targets.get("driver"):
-            self.members.setdefault(_joined(folder, driver), Folder())
+            self.members.setdefault(joined(folder, driver), Folder())
         self.cdevs(here, folder, entries)
         group = targets.get("iommu_group")
         return basename(group) if group is not None else None
@@ -129,6 +123,8 @@ class _Copying:
         self.files(here, folder, [name for name in WHOLE if name in entries])
         if "config" in entries:
             self.file(HostPath(f"{here}/config"), folder, CONFIG_BYTES if is_gpu else HEADER_BYTES)
+        if "reset" in entries:  # to read it is not allowed, and that it is there says that there is a way
+            self.members[HostPath(f"{folder}/reset")] = b""
         for name in filter(_VIRTFN.fullmatch, entries):
             self.link(HostPath(f"{here}/{name}"), folder)
         if "nvidia" in entries and "physfn" in entries:
@@ -191,74 +187,6 @@ class _Copying:
             found = self.names(here, here)
             self.files(here, here, [name for name in ("gpu_devices",) if name in found])
 
-    def platform(self) -> None:
-        for path in SINGLE_FILES:
-            self.text(path)
-        self.text(MODULES)
-        self.text(CMDLINE)
-        modules, line = self.members.get(MODULES), self.members.get(CMDLINE)
-        if isinstance(modules, bytes):
-            self.members[MODULES] = _MODULE_ADDRESS.sub(b"0x0000000000000000", modules)
-        if isinstance(line, bytes):
-            self.members[CMDLINE] = cmdline.without_strange_values(line.decode(errors="replace")).encode()
-
-    # --- one thing
-
-    def names(self, path: HostPath, place: HostPath | None = None) -> list[str]:
-        """Return the names in a folder that are fit for files, none where it is not there; `place` is its copy's."""
-        found = attributes.names(self.kernel, path)
-        if isinstance(found, Unread):
-            self.unread.append(found)
-        if found is None or isinstance(found, Unread):
-            return []
-        if place is not None:
-            self.members.setdefault(place, Folder())
-        odd = [name for name in found if not _SAFE.fullmatch(name)]
-        self.unread += (Unread(HostPath(f"{path}/{name}"), seen="a name that no device has") for name in odd)
-        return [name for name in found if name not in odd]
-
-    def files(self, here: HostPath, place: HostPath, names: Iterable[str]) -> None:
-        for name in names:
-            self.file(HostPath(f"{here}/{name}"), HostPath(dirname(f"{place}/{name}")))
-
-    def file(self, path: HostPath, place: HostPath, limit: int = ATTRIBUTE_BYTES) -> None:
-        try:
-            self.members[HostPath(f"{place}/{basename(path)}")] = self.kernel.read(path, limit=limit)
-        except OSError as error:
-            self.unread.append(Unread(path, errno=error.errno))
-
-    def text(self, path: HostPath) -> None:
-        """Copy a file that not every host has."""
-        try:
-            self.members[path] = self.kernel.read(path, limit=TEXT_BYTES)
-        except OSError as error:
-            if error.errno not in attributes.ABSENT:
-                self.unread.append(Unread(path, errno=error.errno))
-
-    def link(self, path: HostPath, place: HostPath | None = None) -> str | None:
-        """Copy a link and return what it says."""
-        try:
-            target = self.kernel.readlink(path)
-        except OSError as error:
-            self.unread.append(Unread(path, errno=error.errno))
-            return None
-        inside = HostPath(f"{place}/{basename(path)}") if place is not None else path
-        if target.startswith("/") or not target.isprintable() or not _joined(HostPath(dirname(inside)), target):
-            self.unread.append(Unread(path, seen=f"a link to {target[:60]}, out of /sys"))
-            return None
-        self.members[inside] = Symlink(target)
-        return target
-
-    def entry(self, path: HostPath) -> HostPath:
-        """Copy a device's entry of a bus or class, and return the folder where the device itself lies."""
-        try:
-            self.kernel.readlink(path)
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # no link but the folder itself
-                return path
-        target = self.link(path)
-        return _joined(HostPath(dirname(path)), target) if target else path
-
 
 def _of_interest(
     classes: Mapping[PciAddress, int | None],
@@ -285,16 +213,3 @@ def _is_gpu(kernel: Kernel, address: PciAddress, code: int | None) -> bool:
         and isinstance(vendor, int)
         and kind_of(code, vendor) in {FunctionKind.GPU, FunctionKind.NVSWITCH}
     )
-
-
-def _joined(folder: HostPath, target: str) -> HostPath:
-    """Return where a relative link in `folder` leads; an empty path where that is out of the root."""
-    parts = [part for part in folder.split("/") if part]
-    for part in target.split("/"):
-        if part == "..":
-            if not parts:
-                return HostPath("")
-            parts.pop()
-        elif part not in {"", "."}:
-            parts.append(part)
-    return HostPath("/" + "/".join(parts))

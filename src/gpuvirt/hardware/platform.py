@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from errno import ETIMEDOUT
 
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Listing, Presence, Setup
+from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Link, Listing, Presence
+from gpuvirt.facts.setup import Setup
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import attributes, iommu, pci
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel
+from gpuvirt.hardware.attributes import read_attribute, read_listing
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.runtimes import read_runtimes
 from gpuvirt.paths import HostPath
 
-FILE_BYTES = 4 << 20
-"""Of a file that programs or people write: modules.dep of a distribution's kernel has 0.7 MiB."""
+MODULES = "/lib/modules"
+IRQS = "/sys/kernel/irq"
 MOST_IRQS = 4096
 PATIENCE_S = 2.0
 
@@ -46,18 +49,6 @@ BOOT_FILES = tuple(
         ),
     )
 )
-RUNTIME_FILES = tuple(
-    map(
-        HostPath,
-        (
-            "/etc/containerd/config.toml",
-            "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-            "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-            "/etc/crio/crio.conf",
-        ),
-    )
-)
-RUNTIME_FOLDERS = (HostPath("/etc/crio/crio.conf.d"),)
 VFIO_PARAMETERS = tuple(
     HostPath(f"/sys/module/vfio_pci/parameters/{name}") for name in ("ids", "disable_vga", "enable_sriov")
 )
@@ -66,54 +57,43 @@ VFIO_PARAMETERS = tuple(
 def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Setup:
     """Return what a host is besides its devices; `gpus` are those to look at more closely."""
     gpus = tuple(gpus)
-    release = _attribute(kernel, "/proc/sys/kernel/osrelease")
-    modules = f"/lib/modules/{release.text}" if release.text and "/" not in release.text else "/lib/modules/unknown"
-    iommus = _listing(kernel, "/sys/class/iommu")
-    folders = tuple(_listing(kernel, folder) for folder in MODPROBE_FOLDERS)
+    release = read_attribute(kernel, "/proc/sys/kernel/osrelease")
+    modules = f"{MODULES}/{release.text if release.text and '/' not in release.text else 'unknown'}"
+    iommus = read_listing(kernel, "/sys/class/iommu")
+    folders = tuple(read_listing(kernel, folder) for folder in MODPROBE_FOLDERS)
     return Setup(
         cpu=_first_processor(kernel),
-        dmi=_attribute(kernel, "/sys/class/dmi/id/product_name"),
-        acpi_tables=_listing(kernel, "/sys/firmware/acpi/tables"),
-        cmdline=_attribute(kernel, "/proc/cmdline"),
+        dmi=read_attribute(kernel, "/sys/class/dmi/id/product_name"),
+        acpi_tables=read_listing(kernel, "/sys/firmware/acpi/tables"),
+        cmdline=read_attribute(kernel, "/proc/cmdline"),
         release=release,
-        os_release=_attribute(kernel, "/etc/os-release"),
+        os_release=read_attribute(kernel, "/etc/os-release"),
         boot_files=tuple(Presence(path, iommu.exists(kernel, path)) for path in BOOT_FILES),
         iommus=iommus,
-        iommu_groups=_listing(kernel, iommu.GROUPS),
+        iommu_groups=read_listing(kernel, iommu.GROUPS),
         ecaps=tuple(
-            _attribute(kernel, f"{iommus.path}/{name}/intel-iommu/ecap")
+            read_attribute(kernel, f"{iommus.path}/{name}/intel-iommu/ecap")
             for name in iommus.known
             if name.startswith("dmar")
         ),
         irq_chips=_irq_chips(kernel),
-        unsafe_interrupts=_attribute(kernel, "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"),
+        unsafe_interrupts=read_attribute(kernel, "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"),
         kvm=Presence(HostPath("/dev/kvm"), iommu.exists(kernel, HostPath("/dev/kvm"))),
-        modules=_listing(kernel, "/sys/module"),
+        modules=read_listing(kernel, "/sys/module"),
         builtin_modules=_modules(kernel, f"{modules}/modules.builtin"),
         available_modules=_modules(kernel, f"{modules}/modules.dep"),
-        vfio_parameters=tuple(_attribute(kernel, path) for path in VFIO_PARAMETERS),
+        vfio_parameters=tuple(read_attribute(kernel, path) for path in VFIO_PARAMETERS),
         modprobe=tuple(_files(kernel, folders, ".conf")),
         modprobe_folders=folders,
         framebuffers=tuple(_framebuffers(kernel)),
-        runtimes=tuple(_runtimes(kernel)),
+        runtimes=tuple(read_runtimes(kernel)),
         functions={gpu.address: _function(kernel, gpu) for gpu in gpus},
         numa_cpus={
-            node: _attribute(kernel, f"/sys/devices/system/node/node{node}/cpulist")
+            node: read_attribute(kernel, f"/sys/devices/system/node/node{node}/cpulist")
             for node in sorted({gpu.numa_node for gpu in gpus if gpu.numa_node is not None})
         },
         allowed_cpus=_allowed_cpus(kernel, facts),
     )
-
-
-def _attribute(kernel: Kernel, path: str, *, limit: int = ATTRIBUTE_BYTES) -> Attribute:
-    where = HostPath(path)
-    return Attribute(where, attributes.text(kernel, where, limit=limit))
-
-
-def _listing(kernel: Kernel, path: str) -> Listing:
-    where = HostPath(path)
-    names = attributes.names(kernel, where)
-    return Listing(where, tuple(names) if isinstance(names, list) else names)
 
 
 def _first_processor(kernel: Kernel) -> Attribute:
@@ -127,23 +107,24 @@ def _first_processor(kernel: Kernel) -> Attribute:
 
 
 def _irq_chips(kernel: Kernel) -> tuple[Attribute, ...] | Unread | None:
-    """Return the chips of interrupts up to the first that remaps."""
-    irqs = _listing(kernel, "/sys/kernel/irq")
+    """Return the first chip that an interrupt goes through, and the first that remaps."""
+    irqs = read_listing(kernel, IRQS)
     if not isinstance(irqs.names, tuple):
         return irqs.names
     found: list[Attribute] = []
     for irq in irqs.names[:MOST_IRQS]:
-        chip = _attribute(kernel, f"{irqs.path}/{irq}/chip_name")
-        if chip.value:
+        chip = read_attribute(kernel, f"{irqs.path}/{irq}/chip_name")
+        remaps = chip.text is not None and chip.text.startswith("IR-")
+        if chip.text and (remaps or not found):
             found.append(chip)
-        if chip.text and chip.text.startswith("IR-"):
+        if remaps:
             break
     return tuple(found)
 
 
 def _modules(kernel: Kernel, path: str) -> Listing:
     """Return the names of modules in a list of their files: `kernel/drivers/vfio/pci/vfio-pci.ko.xz: ...`."""
-    content = _attribute(kernel, path, limit=FILE_BYTES)
+    content = read_attribute(kernel, path, limit=attributes.FILE_BYTES)
     if content.text is None:
         return Listing(content.path, content.value if isinstance(content.value, Unread) else None)
     files = (line.partition(":")[0].rpartition("/")[2] for line in content.text.splitlines())
@@ -165,21 +146,16 @@ def _files(kernel: Kernel, folders: Iterable[Listing], suffix: str) -> Iterator[
         for name in folder.known:
             if name.endswith(suffix) and name not in seen:
                 seen.add(name)
-                yield _attribute(kernel, f"{folder.path}/{name}", limit=FILE_BYTES)
+                yield read_attribute(kernel, f"{folder.path}/{name}", limit=attributes.FILE_BYTES)
 
 
 def _framebuffers(kernel: Kernel) -> Iterator[Framebuffer]:
-    folder = _listing(kernel, "/sys/class/graphics")
+    folder = read_listing(kernel, "/sys/class/graphics")
     for name in folder.known:
         if name.startswith("fb") and name[2:].isdigit():
-            device = attributes.link_name(kernel, HostPath(f"{folder.path}/{name}/device"))
-            yield Framebuffer(_attribute(kernel, f"{folder.path}/{name}/name"), device)
-
-
-def _runtimes(kernel: Kernel) -> Iterator[Attribute]:
-    found = [_attribute(kernel, path, limit=FILE_BYTES) for path in RUNTIME_FILES]
-    folders = [_listing(kernel, path) for path in RUNTIME_FOLDERS]
-    yield from (file for file in (*found, *_files(kernel, folders, "")) if file.value is not None)
+            path = HostPath(f"{folder.path}/{name}/device")
+            device = Link(path, attributes.link_name(kernel, path))
+            yield Framebuffer(read_attribute(kernel, f"{folder.path}/{name}/name"), device)
 
 
 def _function(kernel: Kernel, gpu: PciFunction) -> FunctionSetup:
@@ -187,9 +163,9 @@ def _function(kernel: Kernel, gpu: PciFunction) -> FunctionSetup:
     reset = pci.attribute(gpu.address, "reset")
     bound = isinstance(gpu.driver, str)
     return FunctionSetup(
-        resource=_attribute(kernel, pci.attribute(gpu.address, "resource")),
-        boot_vga=_attribute(kernel, pci.attribute(gpu.address, "boot_vga")),
-        reset_method=_patiently(methods, lambda: _attribute(kernel, methods)) if bound else None,
+        resource=read_attribute(kernel, pci.attribute(gpu.address, "resource")),
+        boot_vga=read_attribute(kernel, pci.attribute(gpu.address, "boot_vga")),
+        reset_method=_patiently(methods, lambda: read_attribute(kernel, methods)) if bound else None,
         reset=Presence(reset, iommu.exists(kernel, reset)),
     )
 
@@ -209,7 +185,7 @@ def _allowed_cpus(kernel: Kernel, facts: Facts) -> Mapping[int, Attribute]:
 
 
 def _allowed(kernel: Kernel, pid: int) -> Attribute:
-    status = _attribute(kernel, f"/proc/{pid}/status")
+    status = read_attribute(kernel, f"/proc/{pid}/status")
     if status.text is None:
         return status
     lines = (line.partition(":") for line in status.text.splitlines())

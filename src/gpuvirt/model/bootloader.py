@@ -3,7 +3,7 @@
 import re
 from enum import StrEnum
 
-from gpuvirt.facts.platform import Setup
+from gpuvirt.facts.setup import Setup
 
 
 class BootLoader(StrEnum):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.kubelet import KubeletFacts
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.facts.platform import FunctionSetup, Setup
+from gpuvirt.facts.platform import FunctionSetup
+from gpuvirt.facts.setup import Setup
 from gpuvirt.model.inventory import Gpu, Inventory
 from gpuvirt.model.kubevirt import KubeVirt
 from gpuvirt.model.settings import Settings

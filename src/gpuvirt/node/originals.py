@@ -25,10 +25,14 @@ VERSION = 1
 def read(path: Path) -> Mapping[PciAddress, str]:
     """Return what is recorded; nothing where there is no file, or a damaged one: the kernel then finds the driver."""
     try:
-        content = from_json(path.read_bytes(), _Content)
+        return parse(path.read_bytes())
     except (OSError, DamagedError):
         return {}
-    return {PciAddress(address): driver for address, driver in content.drivers.items()}
+
+
+def parse(content: bytes) -> Mapping[PciAddress, str]:
+    """Return what a record says; raise DamagedError for what is none."""
+    return {PciAddress(address): driver for address, driver in from_json(content, _Content).drivers.items()}
 
 
 def write(path: Path, drivers: Mapping[PciAddress, str]) -> None:

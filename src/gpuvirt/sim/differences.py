@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts, Platform
 from gpuvirt.facts.vgpu import VgpuHost
 
@@ -39,6 +40,16 @@ def differences(host: Facts, machine: Facts) -> Iterator[Loss]:
         yield Loss(oddity.path, "odd entry", oddity.what)
     for unread in host.unread:
         yield Loss(unread.path, "not read", unread.said)
+
+
+def setup_differences(host: Setup, machine: Setup) -> Iterator[Loss]:
+    """Yield what doctor reads on `machine` otherwise than on `host`, but of processes, which are no part of one."""
+    ones, others = parts(host), parts(machine)
+    for path in sorted({*ones, *others}):
+        one, other = ones.get(path), others.get(path)
+        if one != other:
+            said = (part.shown if part is not None else "not looked at" for part in (one, other))
+            yield Loss(path, "platform", "{} on the host, {} on the machine".format(*said))
 
 
 def _records(what: str, host: Mapping[PciAddress, Record], machine: Mapping[PciAddress, Record]) -> Iterator[Loss]:

@@ -4,8 +4,8 @@ Each function becomes a slot with a board of one function, so that no two need h
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,14 +16,20 @@ from gpuvirt.archive import unpack
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, FunctionKind, PciFunction, Unread, kind_of
+from gpuvirt.facts.setup import Setup
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import attributes, pci
+from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.platform import read_setup
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.node import originals
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.differences import Loss, differences
+from gpuvirt.sim.differences import Loss, differences, setup_differences
+from gpuvirt.sim.importedplatform import platform_of
 from gpuvirt.sim.importedvgpus import carries_of
 from gpuvirt.sim.machine import (
     MOST_NUMA_NODE,
@@ -35,6 +41,7 @@ from gpuvirt.sim.machine import (
     SlotSpec,
     shared_boards,
 )
+from gpuvirt.sim.platform import PlatformSpec
 
 NATIVE = {
     (FunctionKind.GPU, 0x10DE): "nvidia",
@@ -57,7 +64,8 @@ class UnfitError(GpuvirtError):
 
 COMMENT = """\
 # Made by `gpuvirt sim import` of what a host showed. Guesses: the driver that a function would get by itself
-# (native_driver) where it had none or one of VFIO; `size` and `most` of vGPU types that the host did not describe.
+# (native_driver) where it had none or one of VFIO and gpuvirt has not recorded which it had before; `size` and `most`
+# of vGPU types that the host did not describe.
 """
 
 
@@ -81,22 +89,38 @@ def import_archive(path: Path) -> Imported:
         except DamagedError as error:
             raise DamagedError(f"{path}: {error}") from error
     manifest = opened.manifest
-    return import_machine(kernel, f"{manifest.node} as gpuvirt {manifest.gpuvirt} saw it on {manifest.at:%Y-%m-%d}")
+    made = import_machine(kernel, f"{manifest.node} as gpuvirt {manifest.gpuvirt} saw it on {manifest.at:%Y-%m-%d}")
+    # What failed with an errno fails again here, and is told by whoever looks for it.
+    odd = tuple(Loss(one.path, "not in the archive", one.why) for one in manifest.unread if one.errno is None)
+    return replace(made, losses=(*made.losses, *odd))
 
 
 def import_machine(kernel: Kernel, about: str) -> Imported:
     """Return the machine that shows what `kernel` shows; raise GpuvirtError where none can be made."""
     facts = scan(kernel)
-    importing = _Importing(kernel, facts)
-    spec = importing.machine(about)
+    importing = _Importing(kernel, facts, recorded=_recorded(kernel))
+    gpus = [gpu.function for gpu in build_inventory(facts).gpus.values()]
+    setup = _setup(kernel, gpus)
+    imported = importing.machine(about)
     try:
+        platform = platform_of(setup, lambda one: _shown(imported, one, gpus))
         # What a person would load is what is tried.
-        text = COMMENT + plain.write(msgspec.to_builtins(spec))
+        text = COMMENT + plain.write(msgspec.to_builtins(msgspec.structs.replace(imported, platform=platform)))
         spec = documents.parse(text, MachineSpec, where="machine.yaml")
-        shown = scan(build_machine(spec, where="machine.yaml"))
+        machine = build_machine(spec, where="machine.yaml")
+        losses = (*differences(facts, scan(machine)), *setup_differences(setup, _setup(machine, gpus)))
     except GpuvirtError as error:
         raise UnfitError(f"no machine can be made of this host: {error}; please report it, with the archive") from error
-    return Imported(spec, text, (*importing.losses, *differences(facts, shown)))
+    return Imported(spec, text, (*importing.losses, *losses))
+
+
+def _setup(kernel: Kernel, gpus: Sequence[PciFunction]) -> Setup:
+    """Return what doctor reads besides the devices, as it may be told: a machine holds no more."""
+    return read_setup(Discreet(kernel), Facts(), gpus)
+
+
+def _shown(spec: MachineSpec, platform: PlatformSpec, gpus: Sequence[PciFunction]) -> Setup:
+    return _setup(build_machine(msgspec.structs.replace(spec, platform=platform)), gpus)
 
 
 @dataclass(slots=True)
@@ -105,6 +129,8 @@ class _Importing:
     facts: Facts
     losses: list[Loss] = field(default_factory=list)
     boards: dict[str, BoardSpec] = field(default_factory=dict)
+    recorded: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The drivers that functions had before gpuvirt gave them to VFIO's."""
 
     def machine(self, about: str) -> MachineSpec:
         facts = self.facts
@@ -190,7 +216,7 @@ class _Importing:
                     class_code=f"{function.class_code:06x}",
                     subsystem=self._subsystem(function),
                     revision=self._revision(function),
-                    native_driver=driver if driver and driver not in VFIO_DRIVERS else _native(function),
+                    native_driver=self._native(function, driver),
                 ),
             ),
             total_vfs=None if function.sriov_total_vfs is None else min(function.sriov_total_vfs, MOST_VFS),
@@ -201,6 +227,12 @@ class _Importing:
             if self.boards.setdefault(name, board) == board:
                 return name
         raise AssertionError(plain)
+
+    def _native(self, function: PciFunction, driver: str | None) -> str | None:
+        if driver and driver not in VFIO_DRIVERS:
+            return driver
+        recorded = self.recorded.get(function.address, "")
+        return recorded if _NAME.fullmatch(recorded) and recorded not in VFIO_DRIVERS else _native(function)
 
     def _subsystem(self, function: PciFunction) -> str | None:
         if function.subsystem is not None:
@@ -239,6 +271,13 @@ class _Importing:
 def _is_plain(function: PciFunction) -> bool:
     """Return whether a look takes only the identity of such a function."""
     return function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}
+
+
+def _recorded(kernel: Kernel) -> Mapping[PciAddress, str]:
+    try:
+        return originals.parse(kernel.read(originals.FILE, limit=attributes.FILE_BYTES))
+    except (OSError, DamagedError):
+        return {}
 
 
 @cache

@@ -22,9 +22,13 @@ FLAGS = "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat clflu
 ECAP = 0xF020DF
 """Of a Xeon: interrupt remapping (bit 3) and x2APIC (bit 4) among others."""
 
-AbsolutePath = Annotated[
-    str, Meta(pattern=r"^/(?:[A-Za-z0-9][-A-Za-z0-9_.]{0,63}/){0,8}[A-Za-z0-9][-A-Za-z0-9_.]{0,63}\Z")
-]
+USUAL_TABLES = ("FACP", "APIC")
+"""Tables that every firmware has."""
+
+ABSOLUTE_PATH = r"^/(?:[A-Za-z0-9][-A-Za-z0-9_.:@+]{0,127}/){0,9}[A-Za-z0-9][-A-Za-z0-9_.:@+]{0,127}\Z"
+AbsolutePath = Annotated[str, Meta(pattern=ABSOLUTE_PATH)]
+LinkedName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.:@+]{0,127}\Z")]
+ScreenNumber = Annotated[int, Meta(ge=0, le=63)]
 
 
 class Cpu(StrEnum):
@@ -48,7 +52,18 @@ class Boot(StrEnum):
     NONE = "none"
 
 
-class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ScreenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A framebuffer of the kernel's."""
+
+    number: ScreenNumber = 0
+    """1 for `fb1`."""
+    name: str | None = None
+    """What draws on it: `EFI VGA`, `nouveaudrmfb`."""
+    device: LinkedName | None = None
+    """What shows it: an address, `efi-framebuffer.0`."""
+
+
+class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What a machine file may say of the host."""
 
     cpu: Cpu = Cpu.INTEL
@@ -78,6 +93,12 @@ class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Addresses of functions that the kernel knows no way to reset."""
     bars_unassigned: tuple[str, ...] = ()
     """Addresses of functions whose large BAR got no place."""
+    screens: tuple[ScreenSpec, ...] = ()
+    """The kernel's framebuffers, where `console` and `screen` don't say it."""
+    missing: tuple[AbsolutePath, ...] = ()
+    """Files and folders that a machine has by default, and this one hasn't."""
+    folders: tuple[AbsolutePath, ...] = ()
+    """Further folders."""
     files: dict[AbsolutePath, str] = {}
     """Further files, such as `/etc/modprobe.d/vfio.conf`; they take the place of what is there."""
 
@@ -113,7 +134,7 @@ BOOT_FILES: dict[Boot, dict[str, str]] = {
 def furnish(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None:
     """Put a host's files into its tree; `iommu` says whether its devices are in groups."""
     tables = spec.acpi if spec.acpi is not None else (_TABLES[spec.cpu],) if iommu else ()
-    for table in ("FACP", "APIC", *tables):
+    for table in (*USUAL_TABLES, *tables):
         tree.place(HostPath(f"/sys/firmware/acpi/tables/{table}"), File(read=lambda: b"table"))
     _furnish_cpu(tree, spec)
     _furnish_iommu(tree, spec, iommu=iommu)
@@ -134,8 +155,28 @@ def furnish(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None
         tree.place(HostPath("/dev/kvm"), DeviceNode(KVM))
     _furnish_modules(tree, bus, spec)
     _furnish_functions(tree, bus, spec)
-    for path, text in (BOOT_FILES[spec.boot] | spec.files).items():
+    _furnish_screens(tree, bus, spec)
+    for path, text in BOOT_FILES[spec.boot].items():
         tree.place(HostPath(path), _text(text))
+    _change(tree, spec)
+
+
+def _change(tree: Tree, spec: PlatformSpec) -> None:
+    """Make a host differ from what its kind has."""
+    for missing in spec.missing:
+        tree.remove(HostPath(missing))
+    for folder in spec.folders:
+        tree.make(_real(tree, folder))
+    for path, text in spec.files.items():
+        tree.place(_real(tree, path), _text(text))
+
+
+def _real(tree: Tree, path: str) -> HostPath:
+    """Return where something is to lie, the links above it followed."""
+    above, _, name = path.rpartition("/")
+    if not above or not tree.exists(HostPath(above)):
+        return HostPath(path) if not above else HostPath(f"{_real(tree, above)}/{name}")
+    return HostPath(f"{tree.real_path(HostPath(above)).rstrip('/')}/{name}")
 
 
 _TABLES = {Cpu.INTEL: "DMAR", Cpu.AMD: "IVRS", Cpu.ARM: "IORT"}
@@ -220,6 +261,9 @@ def _furnish_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
         first = node * CPUS_OF_A_NODE
         cpus = f"{first}-{first + CPUS_OF_A_NODE - 1}"
         tree.place(HostPath(f"/sys/devices/system/node/node{node}/cpulist"), constant(cpus))
+
+
+def _furnish_screens(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
     tree.place(HostPath("/sys/class/graphics"), Folder())
     displays = [one for one in bus.functions.values() if one.class_code >> 8 == 0x0300 and one.physfn is None]
     console = spec.console or min((one.address for one in displays if one.driver is not None), default=None)
@@ -229,3 +273,10 @@ def _furnish_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
         tree.place(HostPath(f"{bus.functions[PciAddress(spec.console)].folder}/boot_vga"), constant("1"))
         tree.place(HostPath("/sys/class/graphics/fb0/name"), constant(spec.screen))
         tree.place(HostPath("/sys/class/graphics/fb0/device"), Link("../../../efi-framebuffer.0"))
+    for screen in spec.screens:
+        place = f"/sys/class/graphics/fb{screen.number}"
+        tree.make(HostPath(place))
+        if screen.name is not None:
+            tree.place(HostPath(f"{place}/name"), _text(screen.name))
+        if screen.device is not None:
+            tree.place(HostPath(f"{place}/device"), Link(f"../../../{screen.device}"))

@@ -223,7 +223,7 @@ def boot_console(evidence: Evidence) -> Iterator[Finding]:
             continue
         if isinstance(setup.boot_vga.value, Unread):
             yield unread(gpu.function.address, "may be what the firmware shows its screen on", setup.boot_vga)
-        own = [one for one in framebuffers if one.device == gpu.function.address]
+        own = [one for one in framebuffers if one.device.target == gpu.function.address]
         holding = own or (screens if setup.boot_vga.text == "1" else [])
         if holding:
             yield Finding(

@@ -105,7 +105,7 @@ def kernel_arguments(evidence: Evidence) -> Iterator[Finding]:
             "the kernel's command line",
             "has nomodeset",
             FindingCode.KERNEL_ARGUMENT,
-            seen(cmdline),
+            (Seen(cmdline.path, "nomodeset"),),
             why="amdgpu, i915, xe and nouveau leave GPUs alone with it: no VFs, nothing for containers",
             fix=drop_arguments(setup, "nomodeset"),
         )

@@ -1,10 +1,11 @@
 """Checks of container runtimes: whether they give pods the CDI devices that an answer names."""
 
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
+from gpuvirt.facts.runtimes import CDI_KEYS, CDI_TABLES, Runtime, cdi_tables, parse_toml
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, unread
 from gpuvirt.model.settings import CdiUse
@@ -12,82 +13,135 @@ from gpuvirt.model.settings import CdiUse
 OUR_FOLDERS = frozenset({"/run/cdi", "/var/run/cdi"})
 """Where gpuvirt keeps its specs; one is a link to the other."""
 
-TABLES = (
-    ("plugins", "io.containerd.cri.v1.runtime"),
-    ("plugins", "io.containerd.grpc.v1.cri"),
-    ("crio", "runtime"),
-)
-"""Where the settings stand: containerd 2, containerd 1, CRI-O."""
+CDI_UNASKED = 3
+"""The version of a containerd configuration from which on CDI is on unless it is switched off."""
+
+
+@dataclass(frozen=True, slots=True)
+class CdiSettings:
+    """What a runtime's files together say of CDI."""
+
+    version: object
+    of_containerd: bool
+    enabled: object = None
+    folders: object = None
+    path: str = ""
+    """The file that decides."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether CDI is off."""
+        unasked = self.enabled is None and self.of_containerd and not self.on_unasked
+        return self.enabled is False or unasked
+
+    @property
+    def on_unasked(self) -> bool:
+        """Whether CDI is on where nothing is said."""
+        return isinstance(self.version, int) and self.version >= CDI_UNASKED
 
 
 def container_cdi(evidence: Evidence) -> Iterator[Finding]:
     """Container runtimes have CDI on, and read gpuvirt's folder."""
     if evidence.settings.cdi is CdiUse.NONE:
         return
-    for file in evidence.setup.runtimes:
+    for runtime in evidence.setup.runtimes:
+        if unknown := list(_not_understood(runtime)):
+            yield from unknown
+        else:
+            yield from _of_runtime(evidence, runtime)
+
+
+def _not_understood(runtime: Runtime) -> Iterator[Finding]:
+    for file in runtime.files:
         if isinstance(file.value, Unread):
             yield unread("the container runtime's configuration", "could not be read", file)
-            continue
-        settings = cdi_settings(file.text or "")
-        if settings is None:
+        elif parse_toml(file.text or "") is None:
             yield unread("the container runtime's configuration", "is no TOML", Attribute(file.path, "not TOML"))
-        else:
-            yield from _of_runtime(evidence, file.path, settings)
 
 
-def cdi_settings(text: str) -> Mapping[str, object] | None:
-    """Return `version`, `enable_cdi` and `cdi_spec_dirs` of a runtime's configuration; None for what is no TOML."""
-    try:
-        # Brackets in brackets are read by functions that call themselves.
-        document: Mapping[str, object] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return None
-    found: dict[str, object] = {"version": document.get("version", 1)}
-    for path in TABLES:
-        table: object = document
-        for name in path:
-            table = table.get(name) if isinstance(table, Mapping) else None
-        if isinstance(table, Mapping):
-            found |= {name: table[name] for name in ("enable_cdi", "cdi_spec_dirs") if name in table}
-    return found
+def cdi_settings(files: Sequence[tuple[str, str]], *, replacing: bool) -> CdiSettings:
+    """Return what files say of CDI, each a path and its TOML; a later file counts more than an earlier one.
+
+    `replacing`: a table of a later file stands in place of an earlier one's as a whole, as containerd 1 has it
+    (mergeConfig in services/server/config); recent containerd 2 merges them key by key.
+    """
+    version: object = None
+    tables: dict[tuple[str, ...], dict[str, tuple[object, str]]] = {}
+    for path, text in files:
+        document = parse_toml(text) or {}
+        version = document.get("version", 1) if version is None else version
+        for name, table in cdi_tables(document):
+            said = {key: (table[key], path) for key in CDI_KEYS if key in table}
+            tables[name] = said if replacing else tables.get(name, {}) | said
+    found = {key: value for name in CDI_TABLES for key, value in tables.get(name, {}).items()}
+    (enabled, said_in), (folders, _) = (found.get(key, (None, files[0][0])) for key in CDI_KEYS)
+    return CdiSettings(version, files[0][0].endswith("config.toml"), enabled, folders, said_in)
 
 
-def _of_runtime(evidence: Evidence, path: str, settings: Mapping[str, object]) -> Iterator[Finding]:
-    version, enabled, folders = settings["version"], settings.get("enable_cdi"), settings.get("cdi_spec_dirs")
-    containerd = path.endswith("config.toml")
+def _of_runtime(evidence: Evidence, runtime: Runtime) -> Iterator[Finding]:
+    files = [(file.path, file.text or "") for file in runtime.files]
+    settings, merged = (cdi_settings(files, replacing=one) for one in (True, False))
+    folders = settings.folders
     needed = evidence.settings.cdi is CdiUse.ANSWERS
-    table = '[plugins."io.containerd.grpc.v1.cri"]' if version != 3 else '[plugins."io.containerd.cri.v1.runtime"]'
-    off = enabled is False or (enabled is None and containerd and version != 3)
     unread_by = isinstance(folders, list) and not OUR_FOLDERS & {one for one in folders if isinstance(one, str)}
-    if needed and off:
-        value = "enable_cdi = false" if enabled is False else f"version = {version}, no enable_cdi"
-        yield Finding(
-            Level.ERROR,
-            "containerd",
-            "has CDI switched off, and answers to the kubelet name CDI devices",
-            FindingCode.CDI_OFF,
-            (Seen(path, value),),
-            why="pods with our devices don't start: the runtime does not know the names (setting cdi: answers)",
-            fix=(
-                f"# in {path}",
-                table,
-                "  enable_cdi = true",
-                "systemctl restart containerd",
-                "or cdi: files in gpuvirt's settings",
-            ),
-        )
-    elif needed and unread_by:
+    shown = Seen(settings.path, f"enable_cdi: {settings.enabled if settings.enabled is not None else 'default'}")
+    if not needed:
+        yield fine("the container runtime", "is not asked for CDI: KubeVirt and Kata take our devices without", shown)
+    elif settings.is_off or merged.is_off:
+        yield _off(runtime, settings, merged)
+    elif unread_by:
         yield Finding(
             Level.ERROR,
             "the container runtime",
             "does not look for CDI specs where gpuvirt keeps them",
             FindingCode.CDI_FOLDER_NOT_READ,
-            (Seen(path, f"cdi_spec_dirs = {folders}"[:200]),),
+            (Seen(_folders_in(files), f"cdi_spec_dirs = {folders}"[:200]),),
             why="pods with our devices don't start: the runtime does not know the names",
-            fix=(f'# in {path}: cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]', "and restart the runtime"),
+            fix=(
+                f'# in {_folders_in(files)}: cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]',
+                "and restart the runtime",
+            ),
         )
     else:
-        told = "is not asked for CDI: KubeVirt and Kata take our devices without" if not needed else "has CDI on"
-        yield fine(
-            "the container runtime", told, Seen(path, f"enable_cdi: {enabled if enabled is not None else 'default'}")
-        )
+        yield fine("the container runtime", "has CDI on", shown)
+
+
+def _folders_in(files: Sequence[tuple[str, str]]) -> str:
+    """Return the last file that says which folders are read."""
+    documents = ((path, parse_toml(text) or {}) for path, text in files)
+    found = [path for path, one in documents if any("cdi_spec_dirs" in table for _, table in cdi_tables(one))]
+    return found[-1] if found else files[0][0]
+
+
+def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings) -> Finding:
+    certain = settings.is_off and merged.is_off
+    shown = settings if settings.is_off else merged
+    missing = f"version = {shown.version}, no enable_cdi"
+    places = [Seen(shown.path, "enable_cdi = false" if shown.enabled is False else missing)]
+    if not certain:
+        said = (one for one in (settings, merged) if one.enabled is True)
+        places += [Seen(one.path, "enable_cdi = true") for one in said]
+        places += [Seen(file.path, _tables_of(file)) for file in runtime.files[1:] if file.path != shown.path]
+    table = '[plugins."io.containerd.cri.v1.runtime"]' if shown.on_unasked else '[plugins."io.containerd.grpc.v1.cri"]'
+    return Finding(
+        Level.ERROR if certain else Level.WARNING,
+        "containerd",
+        "has CDI switched off, and answers to the kubelet name CDI devices"
+        if certain
+        else "has CDI on or off by its version: some take an imported file's table in place of the whole one before it",
+        FindingCode.CDI_OFF,
+        tuple(places),
+        why="pods with our devices don't start: the runtime does not know the names (setting cdi: answers)",
+        fix=(
+            f"# in {runtime.files[-1].path if not certain else shown.path}",
+            table,
+            "  enable_cdi = true",
+            "systemctl restart containerd",
+            "or cdi: files in gpuvirt's settings",
+        ),
+    )
+
+
+def _tables_of(file: Attribute) -> str:
+    document: Mapping[str, object] = parse_toml(file.text or "") or {}
+    return ", ".join(f"[{'.'.join(path)}]" for path, _ in cdi_tables(document)) or "no table of CDI"
