@@ -134,7 +134,7 @@ def _modules(kernel: Kernel, path: str) -> Listing:
 
 def read_modprobe(kernel: Kernel) -> tuple[Attribute, ...]:
     """Return modprobe's files; a folder that can't be listed is among them as what could not be read."""
-    folders = [_listing(kernel, path) for path in MODPROBE_FOLDERS]
+    folders = [attributes.read_listing(kernel, path) for path in MODPROBE_FOLDERS]
     unlisted = (Attribute(one.path, one.names) for one in folders if isinstance(one.names, Unread))
     return (*_files(kernel, folders, ".conf"), *unlisted)
 
