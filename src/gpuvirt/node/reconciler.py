@@ -8,8 +8,7 @@ host is offered no more at once, and taken when the kubelet was heard since and 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal
@@ -21,11 +20,11 @@ from gpuvirt.model.plan import Step, Wish, Wishes
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
+from gpuvirt.node.attempts import Attempts
 from gpuvirt.node.binder import Orders, Site
 from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
-from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)
 
@@ -66,20 +65,6 @@ class Overseer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Attempts:
-    """What became of a unit's moves so far."""
-
-    tried_on: object = None
-    """The state of the unit that the last move was tried on."""
-    pauses_s: Iterator[float] = field(default_factory=lambda: backoff_s(first_s=5.0, most_s=300.0))
-    again_at_s: float = 0.0
-    running: bool = False
-    noted: tuple[str, ...] = ()
-    asleep_at: str | None = None
-    """The step that sleeps in the kernel."""
-
-
 class Reconciler:
     """Moves the GPUs of one node."""
 
@@ -89,14 +74,13 @@ class Reconciler:
         self._lanes: dict[UnitId, Lane] = {}
         self._clock = clock
         self._pace = pace
-        self._attempts: dict[UnitId, _Attempts] = {}
+        self._attempts: dict[UnitId, Attempts] = {}
 
     async def run(self, agent: Overseer) -> None:
         """Compare and act, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
                 for unit, wishes in self._due(agent).items():
-                    self._attempts[unit].running = True
                     group.create_task(self._move(agent, unit, wishes))
                 await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
 
@@ -112,13 +96,9 @@ class Reconciler:
         now_s = self._clock.monotonic_s()
         due: dict[UnitId, Wishes] = {}
         for unit, wanted in open_units.items():
-            attempts = self._attempts.setdefault(unit, _Attempts())
+            attempts = self._attempts.setdefault(unit, Attempts())
             state = _state(inventory, unit, wanted, agent.pods()), _counted(agent, unit)
-            news = state != attempts.tried_on
-            if not attempts.running and (news or now_s >= attempts.again_at_s):
-                if news:
-                    attempts.pauses_s = backoff_s(first_s=5.0, most_s=300.0)
-                attempts.tried_on = state
+            if attempts.begin(state, now_s):
                 due[unit] = wanted
         return due
 
@@ -129,9 +109,8 @@ class Reconciler:
             for wish in sorted(set(wishes.values())):
                 agent.hear_move(wish, str(reasons[0].code) if reasons else "done")
             self._note(agent, attempts, unit, reasons)
-            attempts.again_at_s = self._clock.monotonic_s() + next(attempts.pauses_s)
         finally:
-            attempts.running = False
+            attempts.end(self._clock.monotonic_s())
 
     async def _moved(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
         pods = agent.pods()
@@ -162,7 +141,7 @@ class Reconciler:
         self._attempts[unit].asleep_at = None
         return reasons
 
-    def _note(self, agent: Overseer, attempts: _Attempts, unit: UnitId, reasons: tuple[Reason, ...]) -> None:
+    def _note(self, agent: Overseer, attempts: Attempts, unit: UnitId, reasons: tuple[Reason, ...]) -> None:
         by_name = {f"move {unit} {number}": reason for number, reason in enumerate(reasons)}
         for name in attempts.noted:
             if name not in by_name:
