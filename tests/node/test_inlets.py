@@ -101,4 +101,4 @@ async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(machine: Ma
         blocked.rmdir()
         await node.advance(30)
         assert node.view.notes == ()
-    assert inlets.decode((tmp_path / inlets.FILE).read_bytes()) == Kept(NodeName("node01"), WISH)
+    assert inlets.decode((tmp_path / inlets.FILE).read_bytes()) == Kept(NodeName("node01"), WISH, CONFIGS)

@@ -15,6 +15,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.plugins import Plugins
+from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
@@ -59,6 +60,8 @@ class NodeOptions:
     """What the cluster calls this node."""
     cluster: ClusterTask | None = None
     """The cluster's side, None where there is none: an agent that needs no API server loads no client of it."""
+    vgpu_configs: ConfigText | None = None
+    """The vGPU configs of the settings' file."""
     moves: binder.Site | None = None
     """Where GPUs are brought to the drivers that they are wanted on; None where none is."""
 
@@ -164,6 +167,7 @@ def _site(options: NodeOptions) -> Site:
         moving=Moving(options.moves, options.lanes) if options.moves is not None else None,
         wishes=options.ledger.with_name(inlets.FILE) if options.node_name is not None else None,
         node_name=options.node_name,
+        vgpu_configs=options.vgpu_configs,
         sees_processes=not options.plugin_only,
     )
 

@@ -103,6 +103,7 @@ def node(  # noqa: PLR0913  one parameter an option
                 ids=options.read_pci_ids(pci_ids, roots),
                 plugin_only=plugin_only,
                 node_name=node,
+                vgpu_configs=options.read_vgpu_configs(settings),
                 cluster=apiserver.cluster_side(node, kubeconfig, config_map),
                 listen=_address(listen),
             )

@@ -8,7 +8,8 @@ import typer
 
 from gpuvirt import documents
 from gpuvirt.errors import ConfigError
-from gpuvirt.model import pciids, settings
+from gpuvirt.model import pciids, settings, vgpuconfig
+from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.pciids import PciIds, Texts
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
@@ -105,6 +106,15 @@ def read_settings(config: Path | None) -> Settings:
     if config is None:
         return Settings()
     return settings.check(documents.load(config, Settings), where=str(config))
+
+
+def read_vgpu_configs(settings: Settings) -> ConfigText | None:
+    """Return the vGPU configs of the settings' file, None where they name none; raise ConfigError."""
+    if settings.vgpu_config_file is None:
+        return None
+    text = documents.text_of(Path(settings.vgpu_config_file))
+    vgpuconfig.parse(text, where=settings.vgpu_config_file)
+    return ConfigText(text, settings.vgpu_config_file)
 
 
 def read_pci_ids(override: Path | None, roots: HostRoots) -> PciIds:

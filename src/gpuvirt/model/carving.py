@@ -86,6 +86,8 @@ class CarvePlan:
     """What is waited for; the steps are what can be done meanwhile."""
     refusals: tuple[Reason, ...] = ()
     """Why nothing is done; there are no steps then."""
+    unwanted: frozenset[VgpuId] = frozenset()
+    """The vGPUs that are to go, now or when they are free."""
 
     @property
     def met(self) -> bool:
@@ -171,7 +173,7 @@ def plan_carving(board: Board, wanted: Counts) -> CarvePlan:
         short = sum(missing.values()) - len(creates)
         if short > 0:
             return CarvePlan(board.host.gpu, refusals=(shortfalls.no_slot(board.host.gpu, short),))
-    return CarvePlan(board.host.gpu, steps, tuple(pending))
+    return CarvePlan(board.host.gpu, steps, tuple(pending), unwanted=frozenset(one.id for one in excess))
 
 
 def _typed(live: Iterable[LiveVgpu]) -> Mapping[LiveVgpu, VgpuType]:

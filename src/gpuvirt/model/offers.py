@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model import candidates as possible
 from gpuvirt.model import refusals
@@ -70,6 +70,8 @@ class Ground:
     now_s: float
     withdrawn: frozenset[PciAddress] = frozenset()
     """Functions that are to go back to the host."""
+    unwanted: frozenset[VgpuId] = frozenset()
+    """vGPUs that are to be removed."""
 
 
 def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
@@ -115,6 +117,8 @@ def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Cand
     """Return a device as it may be offered while others are in use, or why it may not be."""
     if candidate.carrier in ground.withdrawn and candidate.framework is None:
         return refusals.withdrawn(candidate.carrier)
+    if candidate.target.vgpu in ground.unwanted:
+        return refusals.unwanted(candidate.id)
     held = candidate.target in holds.by_target
     if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):
         return Reason(

@@ -61,6 +61,7 @@ class ReasonCode(StrEnum):
     NO_SUCH_TYPE = "NoSuchType"
     NO_VGPU_HOST = "NoVgpuHost"
     VF_REFUSES = "VfRefuses"
+    CONFIG_INVALID = "ConfigInvalid"
 
     # no vGPU scheduler set
     SCHEDULER_UNFIT = "SchedulerUnfit"

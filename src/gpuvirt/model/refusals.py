@@ -221,6 +221,16 @@ def withdrawn(address: PciAddress) -> Reason:
     )
 
 
+def unwanted(vgpu: str) -> Reason:
+    """It is to be removed."""
+    return Reason(
+        ReasonCode.WITHDRAWN,
+        vgpu,
+        "is no longer wanted, so it is offered no more, and removed when nobody has it",
+        fix="nothing; to keep it, want the vGPU config again that has it",
+    )
+
+
 def managed(address: PciAddress, mode: str) -> Reason:
     """The agent would undo it."""
     return Reason(

@@ -63,9 +63,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What is wanted of all GPUs of the node: `unmanaged` leaves them as they are."""
     modes: dict[str, WantedMode] = {}
     """What is wanted of single GPUs instead: `"0000:65:00.0": passthrough`."""
+    vgpu_config: str | None = None
+    """The vGPU config by which GPUs in mode `vgpu` are carved: `default`, `A10-4Q`; the node's label goes before it.
 
+    Without both, GPUs of a node in a cluster are carved as `default` says, and others are left as they are.
+    """
+    vgpu_config_file: str | None = None
+    """A file of vGPU configs beside the built-in ones, where no ConfigMap is heard."""
     vgpu_config_map: str = "default-vgpu-devices-config"
     """The ConfigMap in the agent's namespace whose key `config.yaml` has the vGPU configurations."""
+
+    def mode_of(self, gpu: str) -> WantedMode:
+        """Return what is wanted of a GPU."""
+        return self.modes.get(gpu, self.mode)
 
     @property
     def manages(self) -> bool:

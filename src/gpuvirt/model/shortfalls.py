@@ -30,6 +30,16 @@ def vgpu_in_use(one: LiveVgpu, users: Sequence[str]) -> Reason:
     )
 
 
+def pods_unheard(gpu: PciAddress) -> Reason:
+    """A pod may have what is to go."""
+    return Reason(
+        ReasonCode.HOLDERS_UNHEARD,
+        gpu,
+        "carries vGPUs that are no longer wanted, and it is not known yet whether a pod has them",
+        fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
+    )
+
+
 def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
     """Somebody removes what a machine still has."""
     return Reason(

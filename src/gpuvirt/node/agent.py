@@ -6,37 +6,39 @@ follow `views`. They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from gpuvirt.clock import Clock, Signal, Timer
-from gpuvirt.facts.ids import DeviceId, NodeName, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.heard import ConfigText, VgpuRequest, VgpuState
-from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
-from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node import binder
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
+from gpuvirt.node.carvings import Carvings
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.markers import Markers
+from gpuvirt.node.oversight import Oversight
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.reconciler import Reconciler
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.statefile import StateFile
 from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.node.vgpubook import VgpuBook
 from gpuvirt.node.watcher import Watcher
 from gpuvirt.tasks import keep_going
 
@@ -77,6 +79,8 @@ class Site:
     """The files by which NVIDIA's operands wait; None where nobody asked for them."""
     moving: Moving | None = None
     """Where GPUs are moved between drivers; None where they are left alone."""
+    vgpu_configs: ConfigText | None = None
+    """The vGPU configs of the settings."""
     wishes: Path | None = None
     """Where it is kept what the cluster wants of this node; None for nowhere."""
     node_name: NodeName | None = None
@@ -94,23 +98,27 @@ class Agent:
         """Set after each allocation, for whoever asks the kubelet for holders."""
         self._site = site
         self._pace = pace
-        self.vgpu_states: Cell[VgpuState | None] = Cell(None)
-        """How far what the cluster wants of vGPUs has come, for it to be told; None: it is told nothing."""
         self._inlets = Inlets(site.wishes, site.node_name, site.writing, site.clock)
         self._inlets.load()
         self._journal = Journal(site.ledger, site.writing, site.clock)
         self._state = NodeState(settings, ids, self._journal.load(), agent)
         self._stale = Signal()
-        self._withdrawn_at = site.clock.now()
-        """When devices were last taken from what is offered."""
-        self.concluded = Signal()
-        """Set whenever conclusions were drawn."""
         self._concluding: Timer | None = None
-        self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
-        self._broker = Broker(self._state, site.kernel, site.clock, self._given)
         self._watcher = Watcher(
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
         )
+        self._oversight = Oversight(
+            self._state,
+            self.telemetry,
+            site.clock,
+            look_soon=self._watcher.look_soon,
+            hear_trouble=self.hear_trouble,
+        )
+        in_cluster = site.node_name is not None
+        self._vgpu_book = VgpuBook(self._state, self._inlets, site.vgpu_configs, self._note, in_cluster=in_cluster)
+        self._vgpu_book.conclude()
+        self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
+        self._broker = Broker(self._state, site.kernel, site.clock, self._given)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
@@ -121,9 +129,7 @@ class Agent:
                 if self._site.markers is not None:
                     group.create_task(self._site.markers.run(self.views))
                 if self._site.moving is not None:
-                    moving = self._site.moving
-                    reconciler = Reconciler(moving.site, moving.lanes, self._site.clock, self._pace)
-                    group.create_task(keep_going("moves", lambda: reconciler.run(self), self._site.clock))
+                    self._change_gpus(group, self._site.moving)
                 group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
                 group.create_task(self._inlets.run(lambda trouble: self.hear_trouble("inlets", trouble)))
                 if self._site.state_file is not None:
@@ -137,20 +143,23 @@ class Agent:
             await self._journal.flush()
             await self._inlets.flush()
 
+    def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
+        """Start those who move GPUs and carve them; both write in the one lane of a unit."""
+        site, clock, oversight = moving.site, self._site.clock, self._oversight
+        lanes = cache(moving.lanes)
+        moves, carvings = Reconciler(site, lanes, clock, self._pace), Carvings(site, lanes, clock, self._pace)
+        group.create_task(keep_going("moves", lambda: moves.run(oversight), clock))
+        group.create_task(keep_going("carvings", lambda: carvings.run(oversight), clock))
+
+    @property
+    def vgpu_states(self) -> Cell[VgpuState | None]:
+        """How far what the cluster wants of vGPUs has come, for it to be told; None: it is told nothing."""
+        return self._oversight.vgpu_states
+
     @property
     def looked(self) -> bool:
         """Whether the host was looked at yet, and the view shows it."""
         return self.views.get().looked
-
-    @property
-    def inventory(self) -> Inventory | None:
-        """What was last seen."""
-        return self._state.inventory
-
-    @property
-    def wishes(self) -> Wishes:
-        """What is wanted of GPUs."""
-        return self._state.wishes
 
     @property
     def vgpu_wish(self) -> VgpuRequest:
@@ -171,26 +180,6 @@ class Agent:
         """Take that vGPU configurations could be used, so that they are kept should others follow that can't."""
         self._inlets.hear_good_configs(configs)
 
-    def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
-        """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""
-        heard = self._state.holders
-        if heard is None or heard.at < self._withdrawn_at:
-            return None
-        found: dict[PciAddress, tuple[str, ...]] = {}
-        for entry in self._state.entries:
-            found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.holder)
-        return found
-
-    @property
-    def still_counted(self) -> frozenset[PciAddress]:
-        """The functions that are offered no more, and that the kubelet was last heard to count."""
-        return self._state.still_counted
-
-    def hear_move(self, wish: Wish, outcome: str) -> None:
-        """Take that a move has ended."""
-        self.telemetry.moves[str(wish), outcome] += 1
-        self._watcher.look_soon("move")
-
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
@@ -208,7 +197,7 @@ class Agent:
         """Take which pods have which devices, None for not having heard it."""
         if self._state.hear_holders(holders):
             self._stale.set()
-        if self._state.still_counted:
+        if self._state.still_counted or self._state.leaving:
             self.allocated.set()  # the kubelet is asked again soon
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
@@ -221,10 +210,14 @@ class Agent:
 
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
         """Take what is wrong with a part of the agent, None when nothing is any more."""
-        if self._state.note(who, trouble):
-            if trouble is not None:
-                log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
+        if self._note(who, trouble):
             self._stale.set()
+
+    def _note(self, who: str, trouble: Reason | None) -> bool:
+        news = self._state.note(who, trouble)
+        if news and trouble is not None:
+            log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
+        return news
 
     def prefer(
         self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
@@ -283,12 +276,10 @@ class Agent:
 
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
-        before = self._state.withdrawn
+        self._vgpu_book.conclude()
         self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
-        if self._state.withdrawn - before:
-            self._withdrawn_at = self._site.clock.now()
+        if self._oversight.conclude():
             self.allocated.set()  # the kubelet is asked anew who has what
-        self.concluded.set()
         self._journal.save(self._state.ledger)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 

@@ -39,6 +39,8 @@ from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import Claim, RefusedError, leased
 from gpuvirt.paths import HostPath
 
+GIVER = "the kubelet, which may give it to a pod at any moment"
+
 Tell = Callable[[CarveStep], None]
 
 MACHINE_ID = HostPath("/etc/machine-id")
@@ -54,6 +56,8 @@ class Given:
     """The vGPUs that pods have."""
     type_names: Mapping[str, VgpuType] = field(default_factory=dict)
     """What types are called, by the host's ids: a host names only those that could still be made."""
+    offered: frozenset[VgpuId] = frozenset()
+    """The vGPUs that a pod could be given at any moment, which are as good as in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,11 @@ class Look:
         board = board_of(self.inventory, gpu, self.given.holdings, self.namespace)
         if board is None:
             return None
+        taken = {one: (GIVER,) for one in self.given.offered if one not in board.users}
         host = board.host
         for slot, said in self.refused.items():
             host = host.with_refusal(slot, said) if slot in host.slots else host
-        return replace(board, host=host)
+        return replace(board, host=host, users={**board.users, **taken})
 
 
 def look(site: Site, given: Given, refused: Mapping[PciAddress, str] | None = None) -> Look:

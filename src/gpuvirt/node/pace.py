@@ -35,5 +35,7 @@ class Pace:
     """Whether GPUs are where they are wanted, when nothing new was concluded: a comparison, in memory."""
     move_s: float = 60.0
     """A move that takes longer sleeps in the kernel: it takes a second, with NVIDIA's driver at most half a minute."""
+    carve_s: float = 180.0
+    """The same of a carving: sriov-manage takes some seconds, and tries again where somebody looks at the GPU."""
     streamless_s: float = 5.0
     """A resource that no ListAndWatch stream has watched for so long is registered again."""

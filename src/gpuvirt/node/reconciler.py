@@ -69,9 +69,9 @@ class Reconciler:
     """Moves the GPUs of one node."""
 
     def __init__(self, site: Site, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
+        """`lanes` returns the one lane of a unit."""
         self._site = site
-        self._make_lane = lanes
-        self._lanes: dict[UnitId, Lane] = {}
+        self._lanes = lanes
         self._clock = clock
         self._pace = pace
         self._attempts: dict[UnitId, Attempts] = {}
@@ -127,9 +127,8 @@ class Reconciler:
         def job() -> tuple[Reason, ...]:
             return binder.move(self._site, unit, wishes, Orders(pods or {}), tell)
 
-        lane = self._lanes.setdefault(unit, self._make_lane(f"moving {unit}"))
         try:
-            reasons = await lane.run(job, name="move", timeout_s=self._pace.move_s)
+            reasons = await self._lanes(unit).run(job, name="move", timeout_s=self._pace.move_s)
         except LaneBlockedError as error:
             attempts = self._attempts[unit]
             attempts.asleep_at = taken[-1].text if taken else attempts.asleep_at or str(error)

@@ -6,10 +6,12 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 from collections.abc import Mapping
 from datetime import datetime
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.board import NAMESPACE, Holding, board_of, holdings_of
 from gpuvirt.model.candidates import Target
+from gpuvirt.model.carving import CarvePlan, CarveWish, plan_gpu
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
 from gpuvirt.model.naming import Naming
@@ -19,8 +21,9 @@ from gpuvirt.model.plan import Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
+from gpuvirt.model.vgpuwanted import Book, Wanted, config_gpus, resolve
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
-from gpuvirt.model.wanted import wishes_of, withdrawn
+from gpuvirt.model.wanted import WantedMode, wishes_of, withdrawn
 
 
 class NodeState:
@@ -44,6 +47,16 @@ class NodeState:
         """What is wrong, by who says so."""
         self.withdrawn: frozenset[PciAddress] = frozenset()
         """Functions that are offered no more, since they are to go back to the host."""
+        self.unwanted: frozenset[VgpuId] = frozenset()
+        """vGPUs that are offered no more, since they are to be removed."""
+        self.wanted_vgpus = Wanted()
+        """Which vGPUs are wanted, or why that is not known."""
+        self.carve_plans: Mapping[PciAddress, tuple[CarveWish, CarvePlan]] = {}
+        """What is wanted of each GPU that is to be carved, and what is to be done to it."""
+        self.vgpu_book: Book | None = None
+        """The vGPU configs that there are, None where that was not heard yet."""
+        self.vgpu_config: str | None = None
+        """The one that is wanted, None for none or where it was not heard yet."""
         self._ids = ids
         self._agent = agent
 
@@ -98,12 +111,12 @@ class NodeState:
 
     def hear_holders(self, holders: Holders | None) -> bool:
         """Take which pods have which devices, None for not having heard it; return whether it is news."""
-        before = self.entries, self.holders_heard, self.still_counted
+        before = self.entries, self.holders_heard, self.still_counted, self.leaving
         self.holders = holders or self.holders
         self.entries = settle(self.entries, holders)
         if self.inventory is not None:
             self.entries = adopt(self.entries, holders, _known(self.inventory))
-        return (self.entries, self.holders_heard, self.still_counted) != before
+        return (self.entries, self.holders_heard, self.still_counted, self.leaving) != before
 
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take what is wrong, None when nothing is any more; return whether it is news."""
@@ -121,6 +134,7 @@ class NodeState:
             return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent, looked=False)
         wishes = self.wishes
         self.withdrawn = withdrawn(self.inventory, wishes)
+        self._plan_carving(self.inventory)
         ground = Ground(
             self.naming,
             self.settings,
@@ -129,6 +143,7 @@ class NodeState:
             self.holders_heard,
             now_s,
             self.withdrawn,
+            self.unwanted,
         )
         self.offers = make_offers(self.inventory, ground, self.offers)
         self.first_names = first_names(self.offers, self.first_names)
@@ -148,6 +163,31 @@ class NodeState:
             conditions=conditions(self.inventory, workload, wishes),
         )
         return draw(sitter, at)
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """What pods have, as carving asks for it."""
+        return holdings_of(self.entries, same_boot=True)
+
+    @property
+    def leaving(self) -> frozenset[VgpuId]:
+        """The vGPUs that are offered no more, and that the kubelet was last heard to count."""
+        told = self.holders.counted if self.holders is not None else ()
+        return self.unwanted & {VgpuId(device) for resource, device in told if resource in self.resources}
+
+    def _plan_carving(self, inventory: Inventory) -> None:
+        """Conclude which vGPUs are wanted, and what is to be done so that they are there."""
+        carved = [gpu for gpu in inventory.gpus if self.settings.mode_of(gpu) is WantedMode.VGPU]
+        self.wanted_vgpus, self.carve_plans, self.unwanted = Wanted(), {}, frozenset()
+        if not carved or self.vgpu_book is None or self.vgpu_config is None:
+            return
+        found = {gpu: board_of(inventory, gpu, self.holdings, NAMESPACE) for gpu in inventory.gpus}
+        boards = {gpu: board for gpu, board in found.items() if board is not None}
+        self.wanted_vgpus = resolve(self.vgpu_config, self.vgpu_book, config_gpus(inventory, boards))
+        wishes = {gpu: self.wanted_vgpus.wishes[gpu] for gpu in carved if gpu in self.wanted_vgpus.wishes}
+        functions = inventory.facts.functions
+        self.carve_plans = {gpu: (wish, plan_gpu(functions[gpu], found[gpu], wish)) for gpu, wish in wishes.items()}
+        self.unwanted = frozenset[VgpuId]().union(*(plan.unwanted for _, plan in self.carve_plans.values()))
 
 
 def _known(inventory: Inventory) -> Known:

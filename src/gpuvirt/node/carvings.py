@@ -1,0 +1,187 @@
+"""Keeps GPUs carved as they are wanted: level-triggered, a GPU at a time, and tells how far that has come.
+
+What is to go is offered no more first; it is removed when the kubelet was heard since, counts it no more, and no pod
+has it. What is refused or fails is tried again when something of it has changed, and now and then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model import refusals, shortfalls
+from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish, RemoveVgpu
+from gpuvirt.model.heard import StateName, VgpuState
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.reasons import Reason, ReasonCode, in_words
+from gpuvirt.model.vgpuwanted import Wanted
+from gpuvirt.node import carver
+from gpuvirt.node.attempts import Attempts
+from gpuvirt.node.binder import Site
+from gpuvirt.node.carver import Given
+from gpuvirt.node.cell import Cell
+from gpuvirt.node.guard import UnitBusyError
+from gpuvirt.node.lane import Lane, LaneBlockedError
+from gpuvirt.node.pace import Pace
+
+log = logging.getLogger(__name__)
+
+WAITING = frozenset(
+    {ReasonCode.VGPU_IN_USE, ReasonCode.UNBIND_PENDING, ReasonCode.HOLDERS_UNHEARD, ReasonCode.UNIT_BUSY}
+)
+"""What passes by itself when somebody has ended."""
+
+
+class Overseer(Protocol):
+    """The agent, as far as carving needs it."""
+
+    @property
+    def concluded(self) -> Signal:
+        """Set whenever the agent has drawn new conclusions."""
+        ...
+
+    @property
+    def inventory(self) -> Inventory | None:
+        """What was last seen, None before the first look."""
+        ...
+
+    @property
+    def wanted_vgpus(self) -> Wanted:
+        """What is wanted, or why that is not known."""
+        ...
+
+    @property
+    def carve_plans(self) -> Mapping[PciAddress, tuple[CarveWish, CarvePlan]]:
+        """What is wanted of each GPU that is to be carved, and what was to be done to it when it was last seen."""
+        ...
+
+    @property
+    def vgpu_states(self) -> Cell[VgpuState | None]:
+        """How far it has come, for the cluster."""
+        ...
+
+    def given(self) -> Given | None:
+        """Return what a carver must know, None where the kubelet was not heard since the last withdrawal."""
+        ...
+
+    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
+        """Take what is wrong, None when nothing is any more."""
+        ...
+
+    def hear_carved(self, outcome: str) -> None:
+        """Take that a GPU was carved, or could not be."""
+        ...
+
+
+class Carvings:
+    """Carves the GPUs of one node."""
+
+    def __init__(self, site: Site, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
+        """`lanes` returns the one lane of a unit."""
+        self._site = site
+        self._lanes = lanes
+        self._clock = clock
+        self._pace = pace
+        self._attempts: dict[PciAddress, Attempts] = {}
+        self._reasons: dict[PciAddress, tuple[Reason, ...]] = {}
+        """What the last try of each GPU has come to."""
+
+    async def run(self, agent: Overseer) -> None:
+        """Compare and act, for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for gpu, wish in self._due(agent).items():
+                    group.create_task(self._carve(agent, gpu, wish))
+                agent.vgpu_states.set(self._state(agent))
+                await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
+
+    def _due(self, agent: Overseer) -> Mapping[PciAddress, CarveWish]:
+        plans = agent.carve_plans
+        for gpu, attempts in self._attempts.items():
+            if (gpu not in plans or plans[gpu][1].met) and not attempts.running:
+                self._conclude(agent, gpu, ())
+                attempts.tried_on = None
+        due: dict[PciAddress, CarveWish] = {}
+        given = agent.given()
+        for gpu, (wish, plan) in plans.items():
+            if plan.met:
+                continue
+            attempts = self._attempts.setdefault(gpu, Attempts())
+            if not plan.steps:
+                if not attempts.running:
+                    self._conclude(agent, gpu, (*plan.refusals, *plan.pending))
+                    attempts.tried_on = None
+            elif attempts.begin((wish, plan, given), self._clock.monotonic_s()):
+                due[gpu] = wish
+        return due
+
+    async def _carve(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> None:
+        attempts = self._attempts[gpu]
+        try:
+            reasons = await self._carved(agent, gpu, wish)
+            agent.hear_carved(str(reasons[0].code) if reasons else "done")
+            self._conclude(agent, gpu, reasons)
+        finally:
+            attempts.end(self._clock.monotonic_s())
+
+    async def _carved(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
+        given, inventory = agent.given(), agent.inventory
+        plan = agent.carve_plans.get(gpu, (wish, CarvePlan(gpu)))[1]
+        if inventory is None or gpu not in inventory.gpus:
+            return ()
+        if given is None:
+            if any(isinstance(step, RemoveVgpu) for step in plan.steps):
+                return (shortfalls.pods_unheard(gpu),)
+            given = Given()
+        unit, known = inventory.gpus[gpu].unit, given
+        taken: list[CarveStep] = []
+
+        def tell(step: CarveStep) -> None:
+            taken.append(step)
+            log.info("%s", step.text, extra={"gpu": gpu})
+
+        def job() -> tuple[Reason, ...]:
+            return carver.carve(self._site, gpu, wish, known, tell)
+
+        try:
+            reasons = await self._lanes(unit).run(job, name="carve", timeout_s=self._pace.carve_s)
+        except LaneBlockedError as error:
+            attempts = self._attempts[gpu]
+            attempts.asleep_at = taken[-1].text if taken else attempts.asleep_at or str(error)
+            return (refusals.blocked(gpu, attempts.asleep_at),)
+        except UnitBusyError as error:
+            return (refusals.busy(gpu, str(error)),)
+        except OSError as error:
+            return (refusals.failed("look", gpu, str(error)),)
+        self._attempts[gpu].asleep_at = None
+        return reasons
+
+    def _conclude(self, agent: Overseer, gpu: PciAddress, reasons: tuple[Reason, ...]) -> None:
+        """Let what a try came to be seen, and what the one before came to no more."""
+        self._reasons[gpu] = reasons
+        attempts = self._attempts[gpu]
+        by_name = {f"carve {gpu} {number}": reason for number, reason in enumerate(reasons)}
+        for name in attempts.noted:
+            if name not in by_name:
+                agent.hear_trouble(name, None)
+        for name, reason in by_name.items():
+            agent.hear_trouble(name, reason)
+        attempts.noted = tuple(by_name)
+
+    def _state(self, agent: Overseer) -> VgpuState | None:
+        """Return how far all GPUs have come; None where nothing is wanted."""
+        wanted, plans = agent.wanted_vgpus, agent.carve_plans
+        if wanted.name is None or agent.inventory is None:
+            return None
+        if wanted.trouble is not None:
+            return VgpuState(StateName.FAILED, wanted.trouble.text)
+        open_gpus = [gpu for gpu, (_, plan) in plans.items() if not plan.met]
+        reasons = [reason for gpu in open_gpus for reason in self._reasons.get(gpu, ())]
+        failures = [reason for reason in reasons if reason.code not in WAITING]
+        if failures:
+            return VgpuState(StateName.FAILED, in_words(failures))
+        if open_gpus:
+            return VgpuState(StateName.PENDING, in_words(reasons))
+        return VgpuState(StateName.SUCCESS)

@@ -1,0 +1,55 @@
+"""The vGPU configs of a node and which of them is wanted, as the cluster says it or the settings do."""
+
+from collections.abc import Callable
+
+from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgpuwanted import Book, config_name, read_book, without_text
+from gpuvirt.node.inlets import Inlets
+from gpuvirt.node.state import NodeState
+
+
+class VgpuBook:
+    """Reads a text of configs once, when it is heard, and lets the state know."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        inlets: Inlets,
+        file: ConfigText | None,
+        note: Callable[[str, Reason | None], bool],
+        *,
+        in_cluster: bool,
+    ) -> None:
+        """`file` has the configs that stand where no ConfigMap does."""
+        self._state = state
+        self._inlets = inlets
+        self._note = note
+        self._in_cluster = in_cluster
+        self._base = read_book(file, Book()) if file is not None else Book()
+        self._book = self._base
+        self._read: ConfigText | None = None
+        """The text that was read last, whether or not it could be used."""
+        if inlets.good_configs is not None:
+            self._take(inlets.good_configs)
+
+    def conclude(self) -> None:
+        """Let the state know what is wanted, by all that was heard."""
+        request = self._inlets.vgpu_wish
+        if request.configs is not None and request.configs.value is not None:
+            self._take(request.configs.value)
+        elif request.configs is not None:
+            self._book = without_text(self._book, self._base, "the ConfigMap of vGPU configs")
+            self._read = None
+        heard = not self._in_cluster or request.configs is not None or self._book.good is not None
+        self._state.vgpu_book = self._book if heard else None
+        self._state.vgpu_config = config_name(request, self._state.settings.vgpu_config, in_cluster=self._in_cluster)
+        self._note("vgpu configs", self._book.trouble)
+
+    def _take(self, text: ConfigText) -> None:
+        if text == self._read:
+            return
+        self._read = text
+        self._book = read_book(text, self._book)
+        if self._book.trouble is None:
+            self._inlets.hear_good_configs(text)

@@ -1,0 +1,220 @@
+"""The agent carves GPUs by the node's label: what is to go is withdrawn first, what is in use is waited for."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+VGPU = Settings(mode=WantedMode.VGPU)
+NO_FILE = VgpuRequest(configs=Heard(None))
+T4_8Q, T4_4Q = "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"
+FIRST = PciAddress("0000:3b:00.0")
+
+Machine = Callable[[str], SimKernel]
+
+
+def types(kernel: SimKernel) -> Counter[str]:
+    hosts = scan(kernel).vgpu_hosts.values()
+    return Counter(str(one.type).rpartition(" ")[2] for host in hosts for one in host.live)
+
+
+def of(kernel: SimKernel, gpu: PciAddress) -> list[VgpuId]:
+    return sorted(one.id for one in scan(kernel).vgpu_hosts[gpu].live)
+
+
+def notes(node: SimNode) -> set[ReasonCode]:
+    return {note.code for note in node.view.notes}
+
+
+async def want(node: SimNode, name: str | None) -> None:
+    """Have the node's label name a config, and no ConfigMap be there."""
+    node.agent.hear_vgpu_wish(VgpuRequest(Heard(name), Heard(None)))
+    await node.advance(2)
+    await node.say_holders()
+    await node.advance(20)
+
+
+def state(node: SimNode) -> StateName | None:
+    told = node.agent.vgpu_states.get()
+    return told.name if told is not None else None
+
+
+async def test_a_label_is_followed_and_what_is_offered_follows(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, "T4-4Q")
+        assert types(kernel) == {"T4-4Q": 16}
+        assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_4Q: 16}
+        assert state(node) is StateName.SUCCESS
+        await want(node, "T4-8Q")
+        assert types(kernel) == {"T4-8Q": 8}
+        assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_8Q: 8}
+        assert notes(node) == set()
+        assert node.agent.telemetry.moves["vgpus", "done"] == 8
+
+
+async def test_no_label_means_default_and_unheard_means_as_before(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    before = types(kernel)
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await node.say_holders()
+        await node.advance(60)
+        assert (types(kernel), state(node)) == (before, None)
+        await want(node, None)
+        assert types(kernel) == {"T4-8Q": 8}
+    kernel.writes.clear()
+    async with running_node(kernel, tmp_path, VGPU) as node:  # the API server is away
+        await node.say_holders()
+        await node.advance(60)
+        assert (kernel.writes, state(node)) == ([], StateName.SUCCESS)
+
+
+async def test_a_pods_vgpu_stays_and_its_place_is_carved_when_it_ends(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, "T4-8Q")
+        mine = of(kernel, FIRST)[0]
+        node.allocate(T4_8Q, [mine])
+        node.hold(T4_8Q, mine)
+        guest = kernel.start_machine(kernel.mdev.devices[mine].group)
+        await want(node, "T4-4Q")
+        assert of(kernel, FIRST) == [mine]
+        assert types(kernel) == {"T4-8Q": 1, "T4-4Q": 12}
+        assert kernel.vfio.requests == []
+        assert state(node) is StateName.PENDING
+        assert notes(node) == {ReasonCode.VGPU_IN_USE}
+        assert any("pod default/vm-a" in note.text for note in node.view.notes)
+        assert node.offered[T4_8Q] == {mine: False}, "it stays listed, and is given to nobody else"
+        kernel.end_machine(guest)
+        node.free(mine)
+        await node.say_holders()
+        await node.say_holders()
+        await node.advance(30)
+        assert types(kernel) == {"T4-4Q": 16}
+        assert (state(node), notes(node)) == (StateName.SUCCESS, set())
+
+
+async def test_nothing_goes_before_the_kubelet_was_heard_to_count_it_no_more(machine: Machine, tmp_path: Path) -> None:
+    """A pod can be admitted by what the kubelet counts, whatever list it was sent."""
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, "T4-8Q")
+        mine = of(kernel, FIRST)[0]
+        node.agent.hear_vgpu_wish(VgpuRequest(config=Heard("T4-4Q")))
+        await node.advance(60)
+        assert types(kernel) == {"T4-8Q": 8}, "who has what was not heard since they were withdrawn"
+        assert node.offered[T4_8Q] == {}
+        node.count(T4_8Q, mine)
+        await node.say_holders()
+        await node.advance(60)
+        assert of(kernel, FIRST) == [mine]
+        assert types(kernel)["T4-4Q"] == 12
+        node.count(T4_8Q)
+        await node.say_holders()
+        await node.advance(20)
+        assert types(kernel) == {"T4-4Q": 16}
+
+
+async def test_a_config_that_cannot_be_is_told_and_touches_nothing(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, "T4-8Q")
+        kernel.writes.clear()
+        for name, said in (("T4-5Q", "T4-5Q is the name of no vGPU config"), ("A10-4Q", "is for no GPU of this node")):
+            await want(node, name)
+            told = node.agent.vgpu_states.get()
+            assert told is not None
+            assert told.name is StateName.FAILED
+            assert said in told.reason
+        assert kernel.writes == []
+        await want(node, "T4-4Q")
+        assert state(node) is StateName.SUCCESS
+
+
+async def test_configs_that_cannot_be_read_leave_those_from_before(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+
+    async def hear(node: SimNode, text: str | None) -> None:
+        heard = Heard(ConfigText(text, "ConfigMap gpuvirt/configs, key config.yaml") if text is not None else None)
+        node.agent.hear_vgpu_wish(VgpuRequest(Heard("mine"), heard))
+        await node.advance(2)
+        await node.say_holders()
+        await node.advance(20)
+
+    good = "version: v1\nvgpu-configs: {mine: [{devices: [0], vgpu-devices: {T4-16Q: 1}}]}\n"
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await hear(node, good)
+        assert types(kernel)["T4-16Q"] == 1
+        await hear(node, good.replace("v1", "v2"))
+        assert notes(node) == {ReasonCode.CONFIG_INVALID}
+        assert state(node) is StateName.SUCCESS
+        await hear(node, None)
+        assert notes(node) == {ReasonCode.CONFIG_INVALID}
+    kernel.writes.clear()
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await node.say_holders()
+        await node.advance(60)
+        assert (kernel.writes, state(node)) == ([], StateName.SUCCESS)
+        await hear(node, good.replace("T4-16Q: 1", "T4-1Q: 16"))
+        assert types(kernel)["T4-1Q"] >= 16
+        assert notes(node) == set()
+
+
+async def test_drift_is_corrected(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, "T4-4Q")
+        before = of(kernel, FIRST)
+        kernel.write(HostPath(f"/sys/bus/mdev/devices/{before[0]}/remove"), b"1")
+        await node.advance(30)
+        assert of(kernel, FIRST) == before
+
+
+async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, "T4-4Q")
+        before = {gpu: of(kernel, gpu) for gpu in scan(kernel).vgpu_hosts}
+        node.allocate(T4_4Q, [before[FIRST][2]])
+        node.hold(T4_4Q, before[FIRST][2])
+        await node.say_holders()
+        held = dict(node.held)
+    again = machine("4xT4")
+    again.reboot_id()
+    for device in list(again.mdev.devices):
+        again.write(HostPath(f"/sys/bus/mdev/devices/{device}/remove"), b"1")
+    async with running_node(again, tmp_path, VGPU) as node:
+        node.held = held
+        await node.say_holders()
+        await node.advance(30)
+        assert {gpu: of(again, gpu) for gpu in scan(again).vgpu_hosts} == before
+
+
+@pytest.mark.parametrize("mode", [WantedMode.UNMANAGED, WantedMode.CONTAINER])
+async def test_gpus_in_other_modes_are_not_carved(machine: Machine, tmp_path: Path, mode: WantedMode) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, Settings(mode=mode)) as node:
+        before = types(kernel)
+        await want(node, "T4-4Q")
+        assert (types(kernel), state(node)) == (before, None)
+
+
+async def test_single_gpus_can_be_carved_beside_whole_ones(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    settings = Settings(modes={FIRST: WantedMode.VGPU, "0000:86:00.0": WantedMode.PASSTHROUGH})
+    async with running_node(kernel, tmp_path, settings) as node:
+        await want(node, "T4-4Q")
+        assert len(of(kernel, FIRST)) == 4
+        assert kernel.pci.functions[PciAddress("0000:86:00.0")].driver == "vfio-pci"
+        assert types(kernel)["T4-1Q"] == 4, "of a GPU that is left alone"
