@@ -47,8 +47,7 @@ class Cluster:
         self._start("etcd", "etcd", *_etcd(self.folder))
         self._until(lambda: self._answers("http://127.0.0.1:12379/health"), "etcd")
         self.start_api_server()
-        self._start("controllers", "kube-controller-manager", *_controllers(self.folder))
-        self._start("scheduler", "kube-scheduler", "--kubeconfig=kubeconfig", "--leader-elect=false", "--secure-port=0")
+        self._start_controllers()
         self._start("containerd", "containerd", "-c", "containerd.toml")
         self._until(lambda: self.containerd("version").returncode == 0, "containerd")
         self._import_images()
@@ -68,6 +67,19 @@ class Cluster:
         """Start the API server, and wait until it is ready."""
         self._start("apiserver", "kube-apiserver", *_api_server(self.folder))
         self._until(lambda: self._answers(f"https://{settings.ADDRESS}:{settings.PORT}/readyz"), "apiserver")
+
+    def restart_after_outage(self) -> None:
+        """Start the API server again, and all that depends on it: some of it ends meanwhile, some waits for minutes."""
+        self.start_api_server()
+        for name in ("controllers", "scheduler", "kubelet"):
+            self.stop(name)
+        self._start_controllers()
+        self.start_kubelet()
+        self._until(self._node_is_ready, "kubelet")
+
+    def _start_controllers(self) -> None:
+        self._start("controllers", "kube-controller-manager", *_controllers(self.folder))
+        self._start("scheduler", "kube-scheduler", "--kubeconfig=kubeconfig", "--leader-elect=false", "--secure-port=0")
 
     def start_kubelet(self) -> None:
         """Start the kubelet."""

@@ -102,7 +102,7 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
         api.cluster.stop("apiserver")
         await until(lambda: len(heard.codes) >= 2, lambda: heard.codes)
         assert heard.wish == wanted, "while nobody answers, it stays as it was"
-        await asyncio.to_thread(api.cluster.start_api_server)  # noqa: TID251  the agent's loop goes on meanwhile
+        await asyncio.to_thread(api.cluster.restart_after_outage)  # noqa: TID251  the agent's loop goes on meanwhile
         with pytest.raises(GoneError):
             async with Client(api.credentials).watch(maps, last, for_s=5) as events:
                 assert [event async for event in events] == []
@@ -218,7 +218,7 @@ async def test_a_state_that_comes_while_the_server_is_away_is_written_later(api:
         agent.vgpu_states.set(PENDING)
         await until(lambda: "cluster: state" in agent.troubles, lambda: agent.troubles)
         agent.vgpu_states.set(SUCCESS)
-        await asyncio.to_thread(api.cluster.start_api_server)  # noqa: TID251  the agent's loop goes on meanwhile
+        await asyncio.to_thread(api.cluster.restart_after_outage)  # noqa: TID251  the agent's loop goes on meanwhile
         await until(lambda: api.node_field(STATE) == "success", lambda: agent)
         await until(lambda: not agent.troubles, lambda: agent.troubles)
 
@@ -298,7 +298,7 @@ def test_the_agent_goes_on_with_what_it_heard_before_its_restart(node: LabNode, 
                 node.until(lambda: ReasonCode.API_SERVER_AWAY in notes(host), lambda: str(notes(host)))
                 assert kept(host) == wanted
         finally:
-            api.cluster.start_api_server()
+            api.cluster.restart_after_outage()
 
 
 def notes(host: Path) -> set[ReasonCode]:
