@@ -27,8 +27,8 @@ def write_all(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_keys(folder)
     (folder / "tokens.csv").write_text(TOKENS)
-    (folder / "kubeconfig").write_text(_kubeconfig("admin", "admin-token"))
-    (folder / "kubeconfig.node").write_text(_kubeconfig("node", "node-token"))
+    (folder / "kubeconfig").write_text(_kubeconfig(folder, "admin", "admin-token"))
+    (folder / "kubeconfig.node").write_text(_kubeconfig(folder, "node", "node-token"))
     (folder / "kubelet.yaml").write_text(_kubelet(folder))
     (folder / "containerd.toml").write_text(_containerd(folder))
     (folder / "cni/conf/10-lab.conflist").write_text(json.dumps(_network()))
@@ -44,10 +44,11 @@ def _write_keys(folder: Path) -> None:
         subprocess.run(made, check=True, capture_output=True)
 
 
-def _kubeconfig(user: str, token: str) -> str:
+def _kubeconfig(folder: Path, user: str, token: str) -> str:
+    cluster = f'{{server: "https://{ADDRESS}:{PORT}", certificate-authority: {folder}/certs/apiserver.crt}}'
     return f"""apiVersion: v1
 kind: Config
-clusters: [{{name: lab, cluster: {{server: "https://{ADDRESS}:{PORT}", insecure-skip-tls-verify: true}}}}]
+clusters: [{{name: lab, cluster: {cluster}}}]
 users: [{{name: {user}, user: {{token: {token}}}}}]
 contexts: [{{name: lab, context: {{cluster: lab, user: {user}}}}}]
 current-context: lab

@@ -112,12 +112,17 @@ class LabNode:
                 assert "is mounted at" in server.stdout.readline()
                 clear_nodes()
                 VFIO.mkdir()
-                for node in (self.host / "dev/vfio").iterdir():
-                    os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
+                self.make_nodes()
                 yield self.host
             finally:
                 server.terminate()
                 clear_nodes()
+
+    def make_nodes(self) -> None:
+        """Have the machine's nodes in the real `/dev` that are not there yet: those of vGPUs come while it runs."""
+        for node in (self.host / "dev/vfio").iterdir():
+            if not (VFIO / node.name).exists():
+                os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
 
     @contextmanager
     def agent(self, config: str = "", options: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:

@@ -195,7 +195,8 @@ class Agent:
 
     def hear_holders(self, holders: Holders | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
-        if self._state.hear_holders(holders):
+        waited = not self._oversight.heard_since
+        if self._state.hear_holders(holders) or (waited and self._oversight.heard_since):
             self._stale.set()
         if self._state.still_counted or self._state.leaving:
             self.allocated.set()  # the kubelet is asked again soon

@@ -70,7 +70,7 @@ class Oversight:
 
     def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
         """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""
-        if not self._heard_since():
+        if not self.heard_since:
             return None
         found: dict[PciAddress, tuple[str, ...]] = {}
         for entry in self._state.entries:
@@ -80,7 +80,7 @@ class Oversight:
     def given(self) -> Given | None:
         """Return what a carver must know, None where the kubelet was not heard since what is offered became less."""
         inventory = self._state.inventory
-        if inventory is None or not self._heard_since():
+        if inventory is None or not self.heard_since:
             return None
         free = self._state.unwanted - self._state.leaving
         return Given(self._state.holdings, self._state.type_names, frozenset[VgpuId](inventory.vgpus) - free)
@@ -105,6 +105,8 @@ class Oversight:
         self._telemetry.moves["vgpus", outcome] += 1
         self._look_soon("carving")
 
-    def _heard_since(self) -> bool:
+    @property
+    def heard_since(self) -> bool:
+        """Whether the kubelet was heard since what is offered last became less."""
         heard = self._state.holders
         return heard is not None and heard.at >= self._withdrawn_at

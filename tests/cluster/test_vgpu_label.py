@@ -1,0 +1,85 @@
+"""Seed 002 on a real kubelet: a label carves the node's GPUs anew, and what pods have stays until they end."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from clusterlab import LabNode, Wish, devices_of
+from lab.cluster.settings import NODE
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+LABEL, STATE = "nvidia.com/vgpu.config", r".metadata.labels.nvidia\.com/vgpu\.config\.state"
+REASON = r".metadata.annotations.gpuvirt\.io/vgpu\.config\.reason"
+SHOW = r"tr '\0' '\n' < /proc/1/environ | grep MDEV_PCI_RESOURCE"
+"""The variable's name has a dash, by KubeVirt's contract, and shells hand on none that is no name of theirs."""
+
+
+def resource(name: str) -> str:
+    return f"nvidia.com/NVIDIA_A10-{name}"
+
+
+@contextmanager
+def carving(node: LabNode) -> Iterator[None]:
+    """Run an agent that carves, and leave the node's labels as they were."""
+    try:
+        asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+        with node.machine("2xA10-sriov"), node.agent("mode: vgpu", asks):
+            yield
+    finally:
+        node.kubectl("label", "node", NODE, f"{LABEL}-", f"{LABEL}.state-")
+        node.kubectl("annotate", "node", NODE, "gpuvirt.io/vgpu.config.reason-")
+
+
+def want(node: LabNode, config: str) -> None:
+    node.kubectl("label", "node", NODE, f"{LABEL}={config}", "--overwrite")
+
+
+def told(node: LabNode, what: str) -> str:
+    return node.kubectl("get", "node", NODE, "-o", f"jsonpath={{{what}}}")
+
+
+def test_a_label_switches_what_the_node_has(node: LabNode) -> None:
+    with carving(node):
+        node.until_allocatable(resource("12Q"), 4)
+        node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
+        for config, count in (("4Q", 12), ("8Q", 6)):
+            began = time.monotonic()  # noqa: TID251  said, not asserted
+            want(node, f"A10-{config}")
+            node.until_counted(resource(config), count)
+            counted = time.monotonic() - began  # noqa: TID251
+            node.until_allocatable(resource(config), count)
+            print(f"A10-{config}: counted after {counted:.1f} s, allocatable after {time.monotonic() - began:.1f} s")  # noqa: T201, TID251
+        node.until_allocatable(resource("4Q"), 0)
+        node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
+        node.make_nodes()
+        assert len(devices_of(node.run("vm", Wish({resource("8Q"): 2}, SHOW)))) == 2
+
+
+def test_what_a_pod_has_stays_until_it_ends(node: LabNode) -> None:
+    with carving(node):
+        node.until_allocatable(resource("12Q"), 4)
+        node.make_nodes()
+        node.start("keeps", Wish({resource("12Q"): 1}, f"{SHOW}; sleep 1000"))
+        mine = node.devices("keeps")
+        want(node, "A10-4Q")
+        node.until_allocatable(resource("4Q"), 6)
+        node.until(lambda: told(node, STATE) == "pending", lambda: told(node, STATE))
+        node.until(lambda: f"pod {node.namespace}/keeps" in told(node, REASON), lambda: told(node, REASON))
+        assert node.status("keeps").phase == "Running"
+        assert node.devices("keeps") == mine
+        node.make_nodes()
+        node.run("other", Wish({resource("4Q"): 1}, SHOW))
+        node.delete("keeps")
+        node.until_allocatable(resource("4Q"), 12)
+        node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
+
+
+def test_a_config_that_there_is_not_fails_with_the_reason(node: LabNode) -> None:
+    with carving(node):
+        node.until_allocatable(resource("12Q"), 4)
+        want(node, "A10-13Q")
+        node.until(lambda: told(node, STATE) == "failed", lambda: told(node, STATE))
+        assert "ConfigInvalid: A10-13Q" in told(node, REASON)
+        node.until_allocatable(resource("12Q"), 4)
