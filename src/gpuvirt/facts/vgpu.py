@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
+import msgspec
+
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
 
@@ -108,13 +110,13 @@ class SchedulerPolicy(StrEnum):
     """Each gets the part that it would have on a full GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduler:
-    """A scheduling policy with its time slice."""
+class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """A scheduling policy with its time slice; configs have it in this form."""
 
     policy: SchedulerPolicy
-    time_slice_ms: int | None = None
-    """None: the driver's own, 2 ms for types of which at most 8 fit on a GPU, else 1 ms."""
+    timeslice_ms: int | None = None
+    """1 to 30; best effort has none. None: the driver's own, 2 ms for types of which at most 8 fit on a GPU, else 1 ms.
+    """
 
 
 def vf_type(count: int) -> VgpuType:

@@ -13,12 +13,12 @@ from itertools import count
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
-from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, Scheduler
 from gpuvirt.model import shortfalls
 from gpuvirt.model.board import Board, Counts, is_mig, size_of
 from gpuvirt.model.profiles import host_type, parse_profile, profile_name
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.vgpuentries import Scheduler, Sizes
+from gpuvirt.model.vgpuentries import Sizes
 
 
 @dataclass(frozen=True, slots=True)
