@@ -61,6 +61,8 @@ class ReasonCode(StrEnum):
     NO_SUCH_TYPE = "NoSuchType"
     NO_VGPU_HOST = "NoVgpuHost"
     VF_REFUSES = "VfRefuses"
+    MODE_UNFIT = "ModeUnfit"
+    MODE_PENDING = "ModePending"
 
     # no vGPU scheduler set
     SCHEDULER_UNFIT = "SchedulerUnfit"

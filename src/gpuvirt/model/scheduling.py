@@ -64,6 +64,11 @@ def _unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reason:
     return Reason(ReasonCode.SCHEDULER_UNFIT, gpu, message, seen, fix)
 
 
+def is_met(found: Scheduler, wanted: Scheduler) -> bool:
+    """Return whether a GPU's scheduler is as wanted; without a wished time slice any is."""
+    return found.policy is wanted.policy and wanted.timeslice_ms in {None, found.timeslice_ms}
+
+
 def registry_value(wanted: Scheduler) -> int:
     """Return the value of RmPVMRL for a scheduler that `refuse` has nothing against."""
     if wanted.timeslice_ms is None:
