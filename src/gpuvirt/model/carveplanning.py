@@ -90,7 +90,7 @@ def plan_carving(board: Board, wanted: Counts, wish: CarveWish = NO_WISH) -> Car
 def _plan_switches(board: Board, wanted: Counts, wish: CarveWish, switches: Sequence[ModeStep]) -> CarvePlan:
     """Return a plan in which all goes first, then modes are switched, then what is wanted is made."""
     gpu, live = board.host.gpu, _typed(board.host.live)
-    stuck = sorted((one for one in live if one.id in board.users), key=_by_place)
+    stuck = [one for one in live if one.id in board.users]
     removed = {one.id: vgpu_type for one, vgpu_type in live.items() if one.id not in board.users}
     removes = _removes(live, removed)
     pending = [shortfalls.vgpu_keeps_mode(one, board.users[one.id], switches[0].text) for one in stuck]
@@ -102,18 +102,19 @@ def _plan_switches(board: Board, wanted: Counts, wish: CarveWish, switches: Sequ
     cleared = replace(
         board,
         host=replace(board.host, live=()),
-        remembered={**removed, **board.remembered},
         smi=replace(board.smi, modes=then),
     )
-    rest = _plan_vgpus(cleared, wanted, wish)
+    rest = _plan_vgpus(cleared, wanted, wish, removed)
     if rest.refusals:
         return rest
     destroys = (DestroyInstance(gpu, one.id, one.profile) for one in destroyed)
     return CarvePlan(gpu, (*removes, *destroys, *switches, *rest.steps), rest.pending)
 
 
-def _plan_vgpus(board: Board, wanted: Counts, wish: CarveWish) -> CarvePlan:
-    """Return a plan for a GPU that is in the modes that are wanted."""
+def _plan_vgpus(
+    board: Board, wanted: Counts, wish: CarveWish, gone: Mapping[VgpuId, VgpuType] | None = None
+) -> CarvePlan:
+    """Return a plan for a GPU that is in the modes that are wanted; `gone` went before, and may come back."""
     gpu, live = board.host.gpu, _typed(board.host.live)
     kept = {one.id for vgpu_type, number in wanted.items() for one in _kept(board, live, vgpu_type, number)}
     cut, moved, held = _cut(board, wanted, wish, live, kept)
@@ -126,10 +127,14 @@ def _plan_vgpus(board: Board, wanted: Counts, wish: CarveWish) -> CarvePlan:
     in_the_way = [*(live[one] for one in stuck), *board.leaving.values()]
     standing = Counter(live[one] for one in live if one.id in kept)
     missing = {vgpu_type: number - standing[vgpu_type] for vgpu_type, number in wanted.items()}
-    places = VgpuPlaces(board, removed)
+    places = VgpuPlaces(board, {**removed, **(gone or {})})
     creates: list[CarveStep] = []
     for vgpu_type in sorted(missing, key=_largest_first):
-        most = _room(board, cut, wanted, vgpu_type, standing, in_the_way)
+        most = (
+            gpuinstances.room(board, cut, wish.types or wanted, vgpu_type, standing + Counter(in_the_way))
+            if board.smi is not None and is_mig(vgpu_type)
+            else _room(board, wanted, vgpu_type, standing, in_the_way)
+        )
         made = tuple(places.creates(vgpu_type, min(missing[vgpu_type], most)))
         standing[vgpu_type] += len(made)
         creates += made
@@ -162,7 +167,7 @@ def _cut(
         )
     held = [
         shortfalls.vgpu_keeps_instances(one, board.users[one.id], kind)
-        for one, kind in sorted(of_kind.items(), key=lambda item: _by_place(item[0]))
+        for one, kind in of_kind.items()
         if one.id in board.users and kind in found.crowded
     ]
     return found, moved, held
@@ -192,12 +197,11 @@ def _with_scheduler(board: Board, plan: CarvePlan, wish: CarveWish) -> CarvePlan
 
 
 def _typed(live: Iterable[LiveVgpu]) -> Mapping[LiveVgpu, VgpuType]:
-    return {one: one.type for one in live if not isinstance(one.type, Unread)}
+    return {one: one.type for one in sorted(live, key=_by_place) if not isinstance(one.type, Unread)}
 
 
 def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuType]) -> tuple[CarveStep, ...]:
-    gone = sorted((one for one in live if one.id in removed), key=_by_place)
-    return tuple(RemoveVgpu(one.id, live[one], one.slot) for one in gone)
+    return tuple(RemoveVgpu(one.id, vgpu_type, one.slot) for one, vgpu_type in live.items() if one.id in removed)
 
 
 def _refusals(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
@@ -250,19 +254,12 @@ def _kept(board: Board, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, 
 
 
 def _room(
-    board: Board,
-    cut: Cut,
-    wanted: Counts,
-    vgpu_type: VgpuType,
-    standing: Counter[VgpuType],
-    in_the_way: Sequence[VgpuType],
+    board: Board, wanted: Counts, vgpu_type: VgpuType, standing: Counter[VgpuType], in_the_way: Sequence[VgpuType]
 ) -> int:
     """Return how many more of a type fit beside what is there as wanted, and what is there although it is not.
 
     Where it is not known how many fit, what is not wanted is taken to stand in the place of something that is.
     """
-    if board.smi is not None and is_mig(vgpu_type):
-        return max(gpuinstances.room(board, cut, vgpu_type, standing + Counter(in_the_way)), 0)
     if board.mixed_sizes and board.card is not None:
         there = standing + Counter(in_the_way)
         numbers = range(1, wanted[vgpu_type] + 1)

@@ -14,7 +14,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import GpuInstance
 from gpuvirt.model import catalog
 from gpuvirt.model.board import Board, Counts, is_mig, profile_of
-from gpuvirt.model.carving import CreateInstance, DestroyInstance
+from gpuvirt.model.carving import CreateInstance, DestroyInstance, meant
 from gpuvirt.model.profiles import Profile
 
 _KIND = re.compile(r"([0-9]+)g\.[0-9]+gb")
@@ -29,7 +29,7 @@ class Cut:
     crowded: frozenset[str] = frozenset()
     """Kinds of which more are there than needed, and that must make room, though they carry vGPUs."""
     left: Mapping[str, int] | None = None
-    """How many of each kind there are then; None where they are left alone."""
+    """How many of each profile there are then; None where they are left alone."""
 
 
 def instance_of(board: Board, vgpu_type: str) -> catalog.GpuInstance | None:
@@ -98,22 +98,35 @@ def cut(board: Board, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut
         tuple(DestroyInstance(gpu, one.id, one.profile) for one in gone),
         tuple(CreateInstance(gpu, profile) for profile in made),
         frozenset(kind_of(profile) for profile in +surplus if kind_of(profile) in carrying) if short else frozenset(),
-        Counter(kind_of(one) for one in (*(one.profile for one in staying), *made)),
+        Counter((*(one.profile for one in staying), *made)),
     )
 
 
-def room(board: Board, made: Cut, vgpu_type: VgpuType, standing: Counter[VgpuType]) -> int:
-    """Return how many more of a type find an instance beside those that stand there; each type has its own."""
+def room(board: Board, made: Cut, wished: Iterable[str], vgpu_type: VgpuType, standing: Counter[VgpuType]) -> int:
+    """Return how many more of a type find an instance beside those that stand there; each type has its own.
+
+    `wished` are names of types as somebody has them: a suffix may ask for another instance than the host's name does.
+    """
     instance = instance_of(board, vgpu_type)
     if instance is None or made.left is None:
         return offered(board, vgpu_type)
+    names = tuple(wished)
+    ours = _profiles(board, names, vgpu_type)
     others = sum(
         -(-number // one.each)
         for other, number in standing.items()
-        if other != vgpu_type
-        if (one := instance_of(board, other)) is not None and kind_of(one.profile) == kind_of(instance.profile)
+        if other != vgpu_type and (one := instance_of(board, other)) is not None
+        if ours & _profiles(board, names, other)
     )
-    return instance.each * (made.left.get(kind_of(instance.profile), 0) - others) - standing[vgpu_type]
+    left = sum(number for profile, number in made.left.items() if profile in ours)
+    return instance.each * (left - others) - standing[vgpu_type]
+
+
+def _profiles(board: Board, wished: Iterable[str], vgpu_type: VgpuType) -> frozenset[str]:
+    """Return the profiles of the instances that a type stands on, by all names under which it is wished."""
+    known = board.known_types
+    names = [name for name in wished if meant(name, known) == vgpu_type] or [vgpu_type]
+    return frozenset(one.profile for name in names if (one := instance_of(board, name)) is not None)
 
 
 def offered(board: Board, vgpu_type: VgpuType) -> int:

@@ -17,7 +17,7 @@ class VgpuPlaces:
     """Where new vGPUs of one GPU go, and what they are called."""
 
     def __init__(self, board: Board, removed: Mapping[VgpuId, VgpuType]) -> None:
-        """`removed` go before any is made; where one of such a type is made after all, it has its id again."""
+        """`removed` go before any is made; where some of such a type are made after all, the first have their ids."""
         staying = [one for one in board.host.live if one.id not in removed]
         self._board = board
         self._taken = {one.id for one in staying} | board.leaving.keys()
@@ -26,7 +26,7 @@ class VgpuPlaces:
         closed = used | board.host.quarantined.keys()
         self._free = [board.host.gpu] if self._on_gpu else sorted(board.host.slots.keys() - closed)
         # What pods had comes before what merely went for a moment.
-        before = {**dict(sorted(board.remembered.items())), **dict(sorted(removed.items()))}
+        before = {**dict(sorted(board.remembered.items())), **removed}
         self._remembered = {id_: type_ for id_, type_ in before.items() if id_ not in self._taken}
 
     def creates(self, vgpu_type: VgpuType, number: int) -> Iterator[CreateVgpu]:
