@@ -307,7 +307,7 @@ def test_a_scheduler_is_set_and_read_back(a100: Place, wanted: Scheduler) -> Non
     found = vgpuscheduler.read_scheduler(a100.tools, A100)
     assert isinstance(found, Scheduler)
     assert found.policy is wanted.policy
-    assert wanted.time_slice_ms in {None, found.time_slice_ms}
+    assert wanted.timeslice_ms in {None, found.timeslice_ms}
 
 
 def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a100: Place) -> None:

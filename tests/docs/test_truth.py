@@ -8,12 +8,13 @@ import pytest
 import yaml
 
 from gpuvirt import __version__, documents
+from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.health import DEBOUNCE
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings, check
 from gpuvirt.model.vgpuconfig import CONFIGS, VERSION, parse
-from gpuvirt.model.vgpuentries import NoteCode, Policy, Sizes
+from gpuvirt.model.vgpuentries import NoteCode, Sizes
 from gpuvirt.node import onelook
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.sim.builder import build_machine
@@ -80,7 +81,7 @@ def test_the_vgpu_config_in_the_reference_is_one() -> None:
     (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", REFERENCE, re.DOTALL) if CONFIGS in one)
     assert VERSION in text
     assert parse(text, where="reference.md").notes == ()
-    assert all(f"`{one}`" in REFERENCE for one in (*Policy, *Sizes))
+    assert all(f"`{one}`" in REFERENCE for one in (*SchedulerPolicy, *Sizes))
 
 
 def test_every_metric_is_explained() -> None:

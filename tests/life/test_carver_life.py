@@ -16,6 +16,8 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish
 from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node import carver
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given
@@ -25,8 +27,14 @@ from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
 
-MACHINES = {"4xT4": "T4", "2xA10-vgpu": "A10", "4xL40S": "L40S"}
-SIZES = st.sampled_from([None, "4Q", "8Q", "1Q"])
+SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
+MACHINES = {
+    "4xT4": ("T4", SIZES),
+    "2xA10-vgpu": ("A10", (*SIZES, ("12Q", "4Q"), ("8Q", "4Q", "2Q"))),
+    "4xL40S": ("L40S", SIZES),
+    "2xA30": ("A30", ((), ("12C",), ("4C",), ("1-6C",), ("2-12C", "1-6C"), ("4-24C",))),
+}
+"""By the card, with the sizes of which some are wished at a time; several are mixed, or on GPU instances."""
 NUMBERS = st.integers(0, 40)
 
 
@@ -55,7 +63,7 @@ class Carving(RuleBasedStateMachine):
             replace(slot, vfs=min(slot.vfs, 6)) for slot in spec.slots
         ]  # looks at more take longer, and show no more
         self.kernel = build_machine(replace(spec, slots=tuple(slots)))
-        self.card = MACHINES[machine]
+        self.card, self.sizes = MACHINES[machine]
         folder = Path(self.folder.name)
         self.site = Site(self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks")
         self.gpus = sorted(scan(self.kernel).vgpu_hosts)
@@ -68,22 +76,28 @@ class Carving(RuleBasedStateMachine):
         hosts = scan(self.kernel).vgpu_hosts.values()
         return [(one.id, str(one.type), host.gpu) for host in hosts for one in host.live]
 
-    def wish(self, size: str | None, number: int) -> dict[str, int]:
-        return {f"{self.card}-{size}": 1 + number % 2} if size is not None else {}
+    def wish(self, size: int, number: int) -> CarveWish:
+        """Return one or two of a size, or one of each; on an A10 with or without a word on mixed sizes."""
+        sizes = self.sizes[size % len(self.sizes)]
+        wished = {f"{self.card}-{one}": 1 if sizes[1:] else 1 + number % 2 for one in sizes}
+        if self.card != "A10" or number % 3 == 0:
+            return CarveWish(wished)
+        return CarveWish(wished, Sizes.MIXED if sizes[1:] or number % 3 == 1 else Sizes.EQUAL)
 
-    @rule(number=NUMBERS, size=SIZES)
-    def carve(self, number: int, size: str | None) -> None:
-        gpu, wished = self.gpus[number % len(self.gpus)], self.wish(size, number)
+    @rule(number=NUMBERS, size=NUMBERS)
+    def carve(self, number: int, size: int) -> None:
+        gpu, wish = self.gpus[number % len(self.gpus)], self.wish(size, number)
         taken: list[str] = []
-        reasons = carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: taken.append(step.text))
+        reasons = carver.carve(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
         if not reasons:
-            assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wished
+            assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wish.types
+        assert ReasonCode.STEP_FAILED not in {reason.code for reason in reasons}
         taken.clear()
-        carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: taken.append(step.text))
+        carver.carve(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
         assert taken == [], "carved once more, there is nothing to do"
 
-    @rule(number=NUMBERS, size=SIZES, after=st.integers(0, 5))
-    def crash(self, number: int, size: str | None, after: int) -> None:
+    @rule(number=NUMBERS, size=NUMBERS, after=st.integers(0, 5))
+    def crash(self, number: int, size: int, after: int) -> None:
         """Carve a GPU, and be killed between two steps."""
         taken: list[str] = []
 
@@ -93,9 +107,7 @@ class Carving(RuleBasedStateMachine):
                 raise Killed
 
         with suppress(Killed):
-            carver.carve(
-                self.site, self.gpus[number % len(self.gpus)], CarveWish(self.wish(size, number)), self.given, tell
-            )
+            carver.carve(self.site, self.gpus[number % len(self.gpus)], self.wish(size, number), self.given, tell)
 
     @rule(number=NUMBERS)
     def start_machine(self, number: int) -> None:

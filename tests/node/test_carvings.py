@@ -14,6 +14,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
 VGPU = Settings(mode=WantedMode.VGPU)
@@ -218,3 +219,37 @@ async def test_single_gpus_can_be_carved_beside_whole_ones(machine: Machine, tmp
         assert len(of(kernel, FIRST)) == 4
         assert kernel.pci.functions[PciAddress("0000:86:00.0")].driver == "vfio-pci"
         assert types(kernel)["T4-1Q"] == 4, "of a GPU that is left alone"
+
+
+SIZES = """version: v1
+vgpu-configs:
+  mine:
+    - {devices: [1], vgpu-devices: {A10-12Q: 1, A10-4Q: 1}, sizes: mixed, scheduler: equal-share}
+"""
+PARTS = """version: v1
+vgpu-configs:
+  mine: [{devices: [1], vgpu-devices: {A30-1-6C: 4}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "then"),
+    [("2xA10-vgpu", SIZES, {"A10-12Q": 1, "A10-4Q": 1}), ("2xA30", PARTS, {"A30-1-6C": 4})],
+)
+async def test_modes_are_switched_where_a_config_asks_for_them(
+    machine: Machine, tmp_path: Path, name: str, text: str, then: dict[str, int]
+) -> None:
+    kernel = machine(name)
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
+        gpu = node.view.gpus[1].address
+        node.agent.hear_vgpu_wish(VgpuRequest(Heard("mine"), Heard(ConfigText(text, "a ConfigMap"))))
+        for _ in range(4):
+            await node.say_holders()
+            await node.advance(10)
+        assert state(node) is StateName.SUCCESS, node.agent.vgpu_states.get()
+        host = scan(kernel).vgpu_hosts[gpu]
+        assert Counter(str(one.type).rpartition(" ")[2] for one in host.live) == then
+        asked = len(tools.commands)
+        await node.advance(120)
+        assert len(tools.commands) == asked, "what is met is not asked for again and again"

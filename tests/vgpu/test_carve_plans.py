@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
+from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.board import Board, host_namespace
-from gpuvirt.model.carving import CarvePlan, CreateVgpu, RemoveVgpu, plan_carving
+from gpuvirt.model.carveplanning import plan_carving
+from gpuvirt.model.carving import CarvePlan, CreateVgpu, RemoveVgpu
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 
@@ -143,7 +144,7 @@ def test_a_used_vgpu_of_another_size_is_waited_for_and_named(empty: Board) -> No
     assert [type(step) for step in plan.steps] == [RemoveVgpu]
     assert codes(plan) == [ReasonCode.VGPU_IN_USE]
     assert "pod default/vm-a" in plan.pending[0].text
-    mixed = replace(used(two, two.host.live[0].id), mixed_sizes=True)
+    mixed = replace(used(two, two.host.live[0].id), smi=SmiReport(GpuModes(GPU, mixed_sizes=True)))
     assert {type(step) for step in plan_carving(mixed, {A10_4Q: 2}).steps} == {RemoveVgpu, CreateVgpu}
 
 

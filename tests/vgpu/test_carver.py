@@ -1,63 +1,25 @@
 """GPUs are carved on simulated hosts: what is wished is there afterwards, and what anybody has is still there."""
 
 import errno
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from carvedhost import Carver, codes
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node import carver
-from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given
 from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
-from gpuvirt.sim.tools import SimTools
 
 T4 = PciAddress("0000:3b:00.0")
 A10, ON_VFIO = PciAddress("0000:b1:00.0"), PciAddress("0000:65:00.0")
 L40S = PciAddress("0000:25:00.0")
 FLEX = PciAddress("0000:4d:00.0")
-
-
-class Carver:
-    """Carves the GPUs of a host."""
-
-    def __init__(self, machine: str, folder: Path) -> None:
-        self.kernel: SimKernel = build_machine(load_machine(machine))
-        self.tools = SimTools(self.kernel)
-        self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
-        self.given = Given()
-        self.steps: list[str] = []
-
-    def carve(self, gpu: PciAddress, **wished: int) -> tuple[Reason, ...]:
-        return self.carve_types(gpu, {name.replace("_", "-"): count for name, count in wished.items()})
-
-    def carve_types(self, gpu: PciAddress, wished: Mapping[str, int]) -> tuple[Reason, ...]:
-        self.steps.clear()
-        return carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: self.steps.append(step.text))
-
-    def carries(self, gpu: PciAddress) -> Counter[str]:
-        return Counter(self.types(gpu).values())
-
-    def types(self, gpu: PciAddress) -> dict[VgpuId, str]:
-        host = scan(self.kernel).vgpu_hosts[gpu]
-        return {one.id: str(one.type).rpartition(" ")[2] for one in host.live}
-
-    def group_of(self, vgpu: VgpuId) -> IommuGroup:
-        return self.kernel.mdev.devices[vgpu].group
-
-
-def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
-    return [reason.code for reason in reasons]
 
 
 @pytest.mark.parametrize(
@@ -129,14 +91,16 @@ def test_a_pods_vgpu_stays_before_the_pods_machine_has_opened_it(tmp_path: Path)
 
 
 def test_what_fails_half_the_way_leaves_what_was_there(tmp_path: Path) -> None:
-    host = Carver("2xA30", tmp_path)
-    gpu = PciAddress("0000:17:00.0")
-    before = host.types(gpu)
-    assert len(before) == 2
-    reasons = host.carve(gpu, A30_1_6C=4)  # there are GPU instances for two
+    host = Carver("4xT4", tmp_path)
+    before = host.types(T4)
+    assert set(before.values()) == {"T4-8Q"}
+    host.kernel.faults.refuse(
+        HostPath(f"/sys/class/mdev_bus/{T4}/mdev_supported_types/nvidia-232/create"), errno.ENOSPC
+    )
+    reasons = host.carve(T4, T4_4Q=4)
     assert codes(reasons) == [ReasonCode.STEP_FAILED]
     assert "No space left on device" in reasons[0].text
-    assert host.types(gpu) == before
+    assert host.types(T4) == before
 
 
 def test_more_than_fits_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:

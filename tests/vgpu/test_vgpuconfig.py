@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import PciId
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model import vgpuconfig
 from gpuvirt.model.devicefilter import DeviceFilter, parse_filter
 from gpuvirt.model.profiles import Profile, Series, parse_profile
-from gpuvirt.model.vgpuentries import Entry, NoteCode, Policy, Scheduler, Sizes
+from gpuvirt.model.vgpuentries import Entry, NoteCode, Sizes
 
 A10 = PciId(0x10DE, 0x2236)
 
@@ -214,12 +215,12 @@ def test_what_an_entry_says() -> None:
         types={parse_profile("A10-4Q"): 2},
         indices=frozenset({0, 1}),
         filters=frozenset({DeviceFilter(A10), DeviceFilter(PciId(0x10DE, 0x25B6), PciId(0x10DE, 0x157E))}),
-        scheduler=Scheduler(Policy.FIXED_SHARE, 4),
+        scheduler=Scheduler(SchedulerPolicy.FIXED_SHARE, 4),
         sizes=Sizes.EQUAL,
         place="f:4: $.vgpu-configs.mine[0]",
     )
     assert entry_of("{devices: all, vgpu-devices: {A10-4Q: 2}, scheduler: equal-share}").scheduler == Scheduler(
-        Policy.EQUAL_SHARE
+        SchedulerPolicy.EQUAL_SHARE
     )
 
 
@@ -285,7 +286,9 @@ SLICED = st.builds(
 MIG = st.builds(
     Profile, st.sampled_from(["A100", "6000D"]), st.integers(1, 9), st.integers(0, 96), st.sampled_from(Series)
 )
-SCHEDULERS = st.none() | st.sampled_from([Scheduler(Policy.BEST_EFFORT), Scheduler(Policy.EQUAL_SHARE, 30)])
+SCHEDULERS = st.none() | st.sampled_from(
+    [Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.EQUAL_SHARE, 30)]
+)
 INDICES = st.none() | st.frozensets(st.integers(0, 9))
 PICKED = st.none() | st.frozensets(FILTERS, min_size=1)
 ENTRIES = st.one_of(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
+import msgspec
+
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
 
@@ -108,13 +110,29 @@ class SchedulerPolicy(StrEnum):
     """Each gets the part that it would have on a full GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduler:
-    """A scheduling policy with its time slice."""
+class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """A scheduling policy with its time slice; configs have it in this form."""
 
     policy: SchedulerPolicy
-    time_slice_ms: int | None = None
-    """None: the driver's own, 2 ms for types of which at most 8 fit on a GPU, else 1 ms."""
+    timeslice_ms: int | None = None
+    """1 to 30; best effort has none. None: the driver's own, 2 ms for types of which at most 8 fit on a GPU, else 1 ms.
+    """
+
+    @property
+    def text(self) -> str:
+        """The scheduler in words: `equal-share, 4 ms`."""
+        return self.policy.value if self.timeslice_ms is None else f"{self.policy.value}, {self.timeslice_ms} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class SmiReport:
+    """What NVIDIA's own program said of a GPU when a plan needed to know."""
+
+    modes: GpuModes
+    types: tuple[VgpuType, ...] | Unread = ()
+    """The types that the GPU supports in any of its modes, by the host's names; none where that was not asked."""
+    scheduler: Scheduler | Unread | None = None
+    """None: it was not asked."""
 
 
 def vf_type(count: int) -> VgpuType:

@@ -52,8 +52,8 @@ def parse_state(text: str, gpu: PciAddress) -> Scheduler | Unread:
     per_ms = UNITS_PER_MS.get(unit.lower())
     if match is None or per_ms is None:
         return Unread(PROGRAM, seen=f"vgpu -ss of {gpu}: {policy}, time slice {slice_said or 'not said'}")
-    time_slice_ms = round(int(match["number"]) / per_ms)
-    return Scheduler(policy, time_slice_ms or None)
+    timeslice_ms = round(int(match["number"]) / per_ms)
+    return Scheduler(policy, timeslice_ms or None)
 
 
 def parse_help(text: str) -> Options:
@@ -96,19 +96,19 @@ def set_scheduler(tools: Tools, gpu: PciAddress, wanted: Scheduler) -> None:
     """
     options = parse_help(tools.nvidia_smi("vgpu", "set-scheduler-state", "-h"))
     arguments = [options.policy, NUMBERS[wanted.policy]]
-    if wanted.time_slice_ms is not None:
+    if wanted.timeslice_ms is not None:
         if options.time_slice is None:
             raise ToolError(
                 "this nvidia-smi has no option for a time slice whose unit it tells; leave the time slice out"
             )
-        arguments += [options.time_slice, str(wanted.time_slice_ms * options.units_per_ms)]
+        arguments += [options.time_slice, str(wanted.timeslice_ms * options.units_per_ms)]
     tools.nvidia_smi("vgpu", "set-scheduler-state", "-i", gpu, *arguments)
     found = read_scheduler(tools, gpu)
     if isinstance(found, Unread) or found.policy is not wanted.policy:
         said = found.seen if isinstance(found, Unread) else found.policy
         raise ToolError(f"the scheduler of {gpu} was set to {wanted.policy}, and nvidia-smi vgpu -ss says {said}")
-    if wanted.time_slice_ms not in {None, found.time_slice_ms}:
+    if wanted.timeslice_ms not in {None, found.timeslice_ms}:
         raise ToolError(
-            f"the time slice of {gpu} was set to {wanted.time_slice_ms} ms, and nvidia-smi vgpu -ss says"
-            f" {found.time_slice_ms} ms"
+            f"the time slice of {gpu} was set to {wanted.timeslice_ms} ms, and nvidia-smi vgpu -ss says"
+            f" {found.timeslice_ms} ms"
         )

@@ -8,8 +8,9 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
-from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs, vf_type
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, SmiReport, VgpuHost, host_of_vfs, vf_type
 from gpuvirt.model import catalog
+from gpuvirt.model.catalog import Card
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.profiles import Profile, card_names, parse_profile, profile_name
@@ -18,6 +19,9 @@ from gpuvirt.model.refusals import named
 NAMESPACE = uuid.UUID("6f1e5a0c-93c5-5d0e-8d0b-2f9b1f1f7a11")
 """Of all ids that are made here; a host's own follows from it and the host's name."""
 
+
+GIVER = "the kubelet, which may give it to a pod at any moment"
+"""Who has a vGPU that is offered: it is not removed, though nothing of it runs."""
 
 Counts = Mapping[VgpuType, int]
 """How many of each type, by the host's names."""
@@ -49,16 +53,29 @@ class Board:
     """What pods have and the host no longer shows: somebody is removing it, and its place is taken until then."""
     most: Counts = field(default_factory=dict)
     """How many of a type fit at most, where that is known."""
-    mixed_sizes: bool = False
-    """Whether vGPUs of several sizes may share the GPU."""
+    card: Card | None = None
+    """The card that it is, where ids and types leave only one."""
+    smi: SmiReport | None = None
+    """What nvidia-smi said of it; None where it was not asked."""
     namespace: uuid.UUID = NAMESPACE
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who has any of its vGPUs, those left out that are only offered."""
+        return tuple(sorted({user for users in self.users.values() for user in users} - {GIVER}))
 
     @property
     def known_types(self) -> tuple[VgpuType, ...]:
         """The types that the host has been heard to name."""
         named = {one for left in self.host.slots.values() for one in left}
         live = {one.type for one in self.host.live if not isinstance(one.type, Unread)}
-        return tuple(sorted({*named, *live, *self.host.type_names.values()}))
+        supported = self.smi.types if self.smi is not None and not isinstance(self.smi.types, Unread) else ()
+        return tuple(sorted({*named, *live, *supported, *self.host.type_names.values()}))
+
+    @property
+    def mixed_sizes(self) -> bool:
+        """Whether vGPUs of several sizes may share the GPU, as far as that was asked."""
+        return self.smi is not None and self.smi.modes.mixed_sizes is True
 
 
 def host_namespace(machine: str) -> uuid.UUID:
@@ -101,23 +118,34 @@ def board_of(inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding],
         leaving={id_: one.type for id_, one in gone.items() if one.type and one.seen_this_boot},
         namespace=namespace,
     )
-    return replace(board, most=_most(function, board.known_types))
+    return _by_catalog(board, function)
 
 
-def _most(function: PciFunction, known: Iterable[VgpuType]) -> Counts:
-    """Return how many of each type fit by the catalog, where all cards that the GPU can be say the same."""
+def with_report(board: Board, function: PciFunction, report: SmiReport) -> Board:
+    """Return the board of a GPU with what nvidia-smi said of it."""
+    return _by_catalog(replace(board, smi=report), function)
+
+
+def _by_catalog(board: Board, function: PciFunction) -> Board:
+    known = board.known_types
     names = card_names(known)
-    cards = [card for card in catalog.cards_of(function.id, function.subsystem) if card.gpu in names]
+    cards = [card for card in catalog.cards_of(function.id, function.subsystem) if not names or card.gpu in names]
+    return replace(board, most=_most(cards, known), card=cards[0] if len(cards) == 1 else None)
+
+
+def _most(cards: Iterable[Card], known: Iterable[VgpuType]) -> Counts:
+    """Return how many of each type fit by the catalog, where all cards that the GPU can be say the same."""
     found: dict[VgpuType, int] = {}
     for vgpu_type in known:
-        profile = _profile(vgpu_type)
+        profile = profile_of(vgpu_type)
         types = {one.most if (one := card.find(profile)) is not None else None for card in cards} if profile else set()
         if len(types) == 1 and (most := types.pop()) is not None:
             found[vgpu_type] = most
     return found
 
 
-def _profile(vgpu_type: VgpuType) -> Profile | None:
+def profile_of(vgpu_type: str) -> Profile | None:
+    """Return what a type's name says, a host's own or that of configs; None for a name of another grammar."""
     try:
         return parse_profile(profile_name(vgpu_type))
     except InvalidIdError:
@@ -126,13 +154,13 @@ def _profile(vgpu_type: VgpuType) -> Profile | None:
 
 def size_of(vgpu_type: VgpuType) -> int | None:
     """Return the framebuffer of a type in MiB by its name, None for a name of another grammar."""
-    profile = _profile(vgpu_type)
+    profile = profile_of(vgpu_type)
     return profile.framebuffer_mib if profile is not None else None
 
 
 def is_mig(vgpu_type: VgpuType) -> bool:
     """Return whether a type stands on a GPU instance of its own."""
-    profile = _profile(vgpu_type)
+    profile = profile_of(vgpu_type)
     return profile is not None and profile.is_mig
 
 

@@ -117,6 +117,11 @@ class Card:
         """Whether it can be cut into GPU instances."""
         return any(row.slices is not None for row in self._rows)
 
+    @property
+    def slices(self) -> int:
+        """How many compute slices its GPU instances share; 0 where it can't be cut."""
+        return max((row.slices or 0 for row in self._rows), default=0)
+
     def types(self) -> Iterator[CardType]:
         """Yield the card's types, small ones first, time-sliced ones before MIG-backed ones."""
         for row in self._rows:

@@ -62,6 +62,8 @@ class ReasonCode(StrEnum):
     NO_VGPU_HOST = "NoVgpuHost"
     VF_REFUSES = "VfRefuses"
     CONFIG_INVALID = "ConfigInvalid"
+    MODE_UNFIT = "ModeUnfit"
+    MODE_PENDING = "ModePending"
 
     # no vGPU scheduler set
     SCHEDULER_UNFIT = "SchedulerUnfit"

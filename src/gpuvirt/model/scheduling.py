@@ -48,24 +48,29 @@ def _refusals(modes: GpuModes, wanted: Scheduler) -> Iterator[Reason]:
 
 
 def _bad_slice(gpu: PciAddress, wanted: Scheduler) -> Iterator[Reason]:
-    time_slice_ms = wanted.time_slice_ms
-    if time_slice_ms is None:
+    timeslice_ms = wanted.timeslice_ms
+    if timeslice_ms is None:
         return
     if wanted.policy is SchedulerPolicy.BEST_EFFORT:
         yield _unfit(
-            gpu, "has no time slice to be set under best-effort", f"{time_slice_ms} ms", "leave the time slice out"
+            gpu, "has no time slice to be set under best-effort", f"{timeslice_ms} ms", "leave the time slice out"
         )
-    elif not LEAST_SLICE_MS <= time_slice_ms <= MOST_SLICE_MS:
+    elif not LEAST_SLICE_MS <= timeslice_ms <= MOST_SLICE_MS:
         expected = f"a time slice from {LEAST_SLICE_MS} to {MOST_SLICE_MS} ms"
-        yield _unfit(gpu, f"takes no time slice of {time_slice_ms} ms", f"{time_slice_ms} ms", expected)
+        yield _unfit(gpu, f"takes no time slice of {timeslice_ms} ms", f"{timeslice_ms} ms", expected)
 
 
 def _unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reason:
     return Reason(ReasonCode.SCHEDULER_UNFIT, gpu, message, seen, fix)
 
 
+def is_met(found: Scheduler, wanted: Scheduler) -> bool:
+    """Return whether a GPU's scheduler is as wanted; without a wished time slice any is."""
+    return found.policy is wanted.policy and wanted.timeslice_ms in {None, found.timeslice_ms}
+
+
 def registry_value(wanted: Scheduler) -> int:
     """Return the value of RmPVMRL for a scheduler that `refuse` has nothing against."""
-    if wanted.time_slice_ms is None:
+    if wanted.timeslice_ms is None:
         return WITH_DEFAULT_SLICE[wanted.policy]
-    return wanted.time_slice_ms << 16 | WITH_SLICE[wanted.policy]
+    return wanted.timeslice_ms << 16 | WITH_SLICE[wanted.policy]

@@ -40,6 +40,117 @@ def pods_unheard(gpu: PciAddress) -> Reason:
     )
 
 
+def vgpu_keeps_mode(one: LiveVgpu, users: Sequence[str], step: str) -> Reason:
+    """A GPU changes its mode while it carries nothing."""
+    return Reason(
+        ReasonCode.VGPU_IN_USE,
+        one.id,
+        f"is in use, and its GPU can't change its mode for as long as it carries anything: {', '.join(users)}",
+        seen=f"{one.type} on {one.slot}; waiting: {step}",
+        fix="end its user in good order; the GPU is changed then",
+    )
+
+
+def vgpu_keeps_instances(one: LiveVgpu, users: Sequence[str], kind: str) -> Reason:
+    """Which instance it stands on is not told by anything."""
+    return Reason(
+        ReasonCode.VGPU_IN_USE,
+        one.id,
+        f"is in use, and it can't be told on which of its GPU's {kind} instances, so that all of them stay:"
+        f" {', '.join(users)}",
+        seen=f"{one.type} on {one.slot}",
+        fix="end its user in good order; the instances that are too many make room then",
+    )
+
+
+def not_empty(gpu: PciAddress, there: Sequence[str]) -> Reason:
+    """Somebody has made a vGPU meanwhile."""
+    return Reason(
+        ReasonCode.STEP_FAILED,
+        gpu,
+        f"can't be changed further, since somebody has just made vGPUs on it: {', '.join(there)}",
+        fix="see who else makes vGPUs on this host: another device manager, KubeVirt's own mediated devices",
+    )
+
+
+def scheduler_waits(gpu: PciAddress, users: Sequence[str], wanted: str) -> Reason:
+    """The driver takes another scheduler while no machine runs."""
+    return Reason(
+        ReasonCode.VGPU_IN_USE,
+        gpu,
+        f"gets its scheduler ({wanted}) when none of its vGPUs is in use: {', '.join(users)}",
+        fix="end the users in good order; it is set then",
+    )
+
+
+def modes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
+    """A GPU is cut into instances, or its time is shared."""
+    return Reason(
+        ReasonCode.MODE_UNFIT,
+        gpu,
+        f"is to carry time-sliced and MIG-backed vGPUs, and is in one mode at a time: {', '.join(types)}",
+        fix="want types of one kind on a GPU",
+    )
+
+
+def no_mode(gpu: PciAddress, mode: str, seen: str) -> Reason:
+    """Its card or its driver has no such mode."""
+    return Reason(
+        ReasonCode.MODE_UNFIT,
+        gpu,
+        f"can't be in {mode}, which what is wanted of it needs",
+        seen=f"nvidia-smi -q: {seen}",
+        fix="want other types, without `sizes: mixed`; or install a vGPU manager that has that mode for the card",
+    )
+
+
+def mode_pending(gpu: PciAddress, *, on: bool) -> Reason:
+    """The driver has taken note of it, and the GPU has not."""
+    return Reason(
+        ReasonCode.MODE_PENDING,
+        gpu,
+        f"has MIG mode {'on' if on else 'off'} only after a reset, or when the host is started again",
+        seen=f"nvidia-smi -q: MIG Mode / Current: {_enabled(on=not on)}, Pending: {_enabled(on=on)}",
+        fix=f"when nobody uses it: nvidia-smi --gpu-reset -i {gpu}; or reboot the host",
+    )
+
+
+def _enabled(*, on: bool) -> str:
+    return "Enabled" if on else "Disabled"
+
+
+def no_slices(gpu: PciAddress, needed: Mapping[str, int]) -> Reason:
+    """The instances don't fit side by side."""
+    asked = ", ".join(f"{number} {profile}" for profile, number in sorted(needed.items()))
+    return Reason(
+        ReasonCode.NO_ROOM,
+        gpu,
+        f"would need more GPU instances than fit on it: {asked}",
+        fix="want fewer, or smaller ones",
+    )
+
+
+def no_room_mixed(gpu: PciAddress, wanted: Mapping[VgpuType, int]) -> Reason:
+    """They find no placements side by side."""
+    asked = ", ".join(f"{number} {vgpu_type}" for vgpu_type, number in sorted(wanted.items()))
+    return Reason(
+        ReasonCode.NO_ROOM,
+        gpu,
+        f"is to carry {asked}, which don't fit side by side in mixed-size mode",
+        fix="want fewer; fewer of some sizes fit than where all have one size",
+    )
+
+
+def instance_unknown(gpu: PciAddress, vgpu_type: VgpuType) -> Reason:
+    """The catalog does not have the card's type."""
+    return Reason(
+        ReasonCode.NO_ROOM,
+        gpu,
+        f"has no GPU instance left for {vgpu_type}, and it is not known here on which that stands",
+        fix=f"make the instances by hand: nvidia-smi mig -i {gpu} -lgip, then -cgi PROFILE",
+    )
+
+
 def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
     """Somebody removes what a machine still has."""
     return Reason(

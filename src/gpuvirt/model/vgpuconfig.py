@@ -14,9 +14,10 @@ from gpuvirt import documents, plain
 from gpuvirt.documents import Written
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.devicefilter import DeviceFilter, parse_filter
 from gpuvirt.model.profiles import Profile, parse_profile
-from gpuvirt.model.vgpuentries import Entry, Note, NoteCode, Policy, Scheduler, Sizes
+from gpuvirt.model.vgpuentries import Entry, Note, NoteCode, Sizes
 from gpuvirt.model.vgpureview import review
 from gpuvirt.plain import Plain, Step
 
@@ -36,7 +37,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ke
     devices: str | tuple[int, ...]
     vgpu_devices: dict[str, int] | None
     device_filter: str | tuple[str, ...] | None = None
-    scheduler: Policy | Scheduler | None = None
+    scheduler: SchedulerPolicy | Scheduler | None = None
     sizes: Sizes | None = None
 
 
@@ -83,7 +84,7 @@ class _Reading:
     def read(self, entry: _Entry) -> Entry:
         """Return what the entry says, or raise ConfigError."""
         types = self._types(entry.vgpu_devices or {})
-        scheduler = Scheduler(entry.scheduler) if isinstance(entry.scheduler, Policy) else entry.scheduler
+        scheduler = Scheduler(entry.scheduler) if isinstance(entry.scheduler, SchedulerPolicy) else entry.scheduler
         if scheduler is not None:
             self._check_scheduler(scheduler, types, entry.sizes)
         for odd in review(types, entry.sizes):
@@ -163,11 +164,11 @@ class _Reading:
 
 def _scheduler_faults(scheduler: Scheduler, types: Iterable[Profile], sizes: Sizes | None) -> Iterator[str]:
     """Yield why a scheduler can't be; source: NVIDIA's vGPU user guide, RmPVMRL and mixed-size mode."""
-    if scheduler.timeslice_ms is not None and scheduler.policy is Policy.BEST_EFFORT:
+    if scheduler.timeslice_ms is not None and scheduler.policy is SchedulerPolicy.BEST_EFFORT:
         yield "best-effort has no timeslice; leave timeslice-ms out, or take equal-share or fixed-share"
     elif scheduler.timeslice_ms is not None and not 1 <= scheduler.timeslice_ms <= 30:
         yield f"expected a timeslice-ms of 1 to 30, found {scheduler.timeslice_ms}"
-    if scheduler.policy is Policy.FIXED_SHARE and sizes is Sizes.MIXED:
+    if scheduler.policy is SchedulerPolicy.FIXED_SHARE and sizes is Sizes.MIXED:
         yield "fixed-share goes with vGPUs of one size alone; take equal-share, or leave `sizes: mixed` out"
     if any(profile.is_mig for profile in types):
         yield "MIG-backed vGPUs have their slices to themselves, and no scheduler; leave it out"

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgspec
-
+from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.devicefilter import DeviceFilter
 from gpuvirt.model.profiles import Profile
 
@@ -15,25 +14,6 @@ class Sizes(StrEnum):
 
     EQUAL = "equal"
     MIXED = "mixed"
-
-
-class Policy(StrEnum):
-    """How a GPU's time is shared by its time-sliced vGPUs."""
-
-    BEST_EFFORT = "best-effort"
-    """In turn; what one doesn't use, others may have."""
-    EQUAL_SHARE = "equal-share"
-    """As many parts as there are running vGPUs."""
-    FIXED_SHARE = "fixed-share"
-    """As many parts as vGPUs of the type would fit, used or not."""
-
-
-class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """How a GPU's time is shared."""
-
-    policy: Policy
-    timeslice_ms: int | None = None
-    """Milliseconds that each has in turn, 1 to 30; None leaves it to the driver, and best effort has none."""
 
 
 class NoteCode(StrEnum):

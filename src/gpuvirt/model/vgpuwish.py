@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
+from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model import catalog
 from gpuvirt.model.profiles import Profile, card_names, host_type
-from gpuvirt.model.vgpuentries import Entry, Note, NoteCode, Scheduler, Sizes
+from gpuvirt.model.vgpuentries import Entry, Note, NoteCode, Sizes
 
 
 @dataclass(frozen=True, slots=True)

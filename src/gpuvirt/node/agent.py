@@ -112,6 +112,7 @@ class Agent:
             self.telemetry,
             site.clock,
             look_soon=self._watcher.look_soon,
+            conclude_soon=self._stale.set,
             hear_trouble=self.hear_trouble,
         )
         in_cluster = site.node_name is not None

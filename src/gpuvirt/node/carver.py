@@ -4,44 +4,30 @@ The host is looked at anew after each round of steps, so that what follows is de
 changed by one process at a time: whoever does it has the unit's lock.
 """
 
-import contextlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
-from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
-from gpuvirt.hardware import attributes, nativeusers, sriov
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.hardware.tools import ToolError
-from gpuvirt.hardware.vgpu import mdev
-from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model import refusals, shortfalls
-from gpuvirt.model.board import Board, Holding, board_of, host_namespace
-from gpuvirt.model.carving import (
-    CarvePlan,
-    CarveStep,
-    CarveWish,
-    CreateVgpu,
-    EnableVfs,
-    RemoveVgpu,
-    plan_carving,
-    plan_gpu,
-)
+from gpuvirt.hardware.smireport import read_report
+from gpuvirt.hardware.tools import Tools
+from gpuvirt.model import gpumodes, shortfalls
+from gpuvirt.model.board import GIVER, Board, Holding, board_of, host_namespace, with_report
+from gpuvirt.model.carveplanning import plan_gpu
+from gpuvirt.model.carving import CarvePlan, CarveWish, RemoveVgpu
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node.binder import Site
+from gpuvirt.node.carvesteps import SchedulerRefusedError, SlotRefusedError, Tell, take_all
 from gpuvirt.node.guard import unit_locked
-from gpuvirt.node.leasing import Claim, RefusedError, leased
+from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
-
-GIVER = "the kubelet, which may give it to a pod at any moment"
-
-Tell = Callable[[CarveStep], None]
 
 MACHINE_ID = HostPath("/etc/machine-id")
 MOST_ROUNDS = 6
@@ -67,8 +53,12 @@ class Look:
     inventory: Inventory
     namespace: uuid.UUID
     given: Given
+    tools: Tools
+    """By which nvidia-smi is asked where a plan needs it."""
     refused: Mapping[PciAddress, str] = field(default_factory=dict)
     """VFs that have just refused a type, with what they said."""
+    remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    """vGPUs that were there when carving began, and come back with their ids if any of their types are made."""
 
     def board(self, gpu: PciAddress) -> Board | None:
         """Return what the plan of a GPU follows from, None where it carries no vGPUs."""
@@ -79,14 +69,28 @@ class Look:
         host = board.host
         for slot, said in self.refused.items():
             host = host.with_refusal(slot, said) if slot in host.slots else host
-        return replace(board, host=host, users={**board.users, **taken})
+        missing = {one: had for one, had in self.remembered.items() if one not in board.leaving}
+        return replace(board, host=host, users={**board.users, **taken}, remembered={**missing, **board.remembered})
+
+    def asked_board(self, gpu: PciAddress, wish: CarveWish) -> Board | None:
+        """Return the same with what nvidia-smi says, where the wish needs that; this takes seconds then."""
+        board, function = self.board(gpu), self.inventory.facts.functions[gpu]
+        asked = gpumodes.questions(function, board, wish) if board is not None else None
+        if board is None or asked is None:
+            return board
+        return with_report(board, function, read_report(self.tools, gpu, types=asked.types, scheduler=asked.scheduler))
 
 
-def look(site: Site, given: Given, refused: Mapping[PciAddress, str] | None = None) -> Look:
+def look(
+    site: Site,
+    given: Given,
+    refused: Mapping[PciAddress, str] | None = None,
+    remembered: Mapping[VgpuId, VgpuType] | None = None,
+) -> Look:
     """Return all that plans follow from; this walks through all processes."""
     facts = with_users(site.kernel, scan(site.kernel))
     inventory = build_inventory(facts, given.type_names)
-    return Look(inventory, namespace_of(site.kernel), given, refused or {})
+    return Look(inventory, namespace_of(site.kernel), given, site.tools, refused or {}, remembered or {})
 
 
 def namespace_of(kernel: Kernel) -> uuid.UUID:
@@ -96,8 +100,8 @@ def namespace_of(kernel: Kernel) -> uuid.UUID:
 
 
 def plan(seen: Look, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
-    """Return what is to be done to a GPU next."""
-    return plan_gpu(seen.inventory.facts.functions[gpu], seen.board(gpu), wish)
+    """Return what is to be done to a GPU next; where the wish is about modes, nvidia-smi is asked for seconds."""
+    return plan_gpu(seen.inventory.facts.functions[gpu], seen.asked_board(gpu, wish), wish)
 
 
 def carve(site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell) -> tuple[Reason, ...]:
@@ -112,18 +116,48 @@ def carve(site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell
         refused: dict[PciAddress, str] = {}
         before: Board | None = None
         for _ in range(MOST_ROUNDS):
-            seen = look(site, given, refused)
-            next_plan = plan(seen, gpu, wish)
+            seen = look(site, given, refused, _types(before))
+            board = seen.asked_board(gpu, wish)
+            next_plan = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
             if not next_plan.steps:
                 return (*next_plan.refusals, *next_plan.pending, *_quarantined(refused))
-            before = before or seen.board(gpu)
+            before = before or board
             try:
-                _take_all(site, seen, next_plan, tell)
+                take_all(site, seen.inventory, board, next_plan, tell)
             except SlotRefusedError as error:
                 refused[error.slot] = error.reason.seen or str(error)
+            except SchedulerRefusedError as error:
+                return (error.reason, *_quarantined(refused))
             except RefusedError as error:
-                return (error.reason, *_put_back(site, before, given, tell))
+                return (error.reason, *_put_back(site, gpu, before, given, tell))
         return (shortfalls.not_nearer(gpu, MOST_ROUNDS), *_quarantined(refused))
+
+
+def _types(board: Board | None) -> Mapping[VgpuId, VgpuType]:
+    live = board.host.live if board is not None else ()
+    return {one.id: one.type for one in live if not isinstance(one.type, Unread)}
+
+
+def _put_back(site: Site, gpu: PciAddress, before: Board | None, given: Given, tell: Tell) -> Iterator[Reason]:
+    """Plan toward what a GPU carried, with the ids that it had and in the mode that it was in."""
+    if before is None:
+        return
+    had = _types(before)
+    mixed = before.smi.modes.mixed_sizes if before.smi is not None else None
+    sizes = None if not isinstance(mixed, bool) else Sizes.MIXED if mixed else Sizes.EQUAL
+    wish = CarveWish(Counter(had.values()), sizes)
+    for _ in range(MOST_ROUNDS):
+        seen = look(site, given, remembered=had)
+        board = seen.asked_board(gpu, wish)
+        back = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
+        if not back.steps:
+            yield from back.refusals
+            return
+        try:
+            take_all(site, seen.inventory, board, back, tell)
+        except RefusedError as error:
+            yield error.reason
+            return
 
 
 def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
@@ -145,106 +179,11 @@ def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell) 
         seen = look(site, given)
         next_plan = plan_removal(seen, gpu, vgpu)
         try:
-            _take_all(site, seen, next_plan, tell)
+            take_all(site, seen.inventory, seen.board(gpu), next_plan, tell)
         except RefusedError as error:
             return (error.reason,)
         return (*next_plan.refusals, *next_plan.pending)
 
 
-class SlotRefusedError(RefusedError):
-    """A VF has refused a type that it had offered; another may take it."""
-
-    def __init__(self, slot: PciAddress, reason: Reason) -> None:
-        super().__init__(reason)
-        self.slot = slot
-
-
 def _quarantined(refused: Mapping[PciAddress, str]) -> Iterator[Reason]:
     return (shortfalls.slot_refused(slot, said) for slot, said in sorted(refused.items()))
-
-
-def _put_back(site: Site, before: Board | None, given: Given, tell: Tell) -> Iterator[Reason]:
-    """Plan toward what a GPU carried, with the ids that it had."""
-    if before is None:
-        return
-    had = {one.id: one.type for one in before.host.live if not isinstance(one.type, Unread)}
-    seen = look(site, given)
-    now = seen.board(before.host.gpu)
-    if now is None:
-        return
-    back = plan_carving(replace(now, remembered={**now.remembered, **had}), Counter(had.values()))
-    yield from back.refusals
-    if back.steps:
-        try:
-            _take_all(site, seen, back, tell)
-        except RefusedError as error:
-            yield error.reason
-
-
-def _take_all(site: Site, seen: Look, plan: CarvePlan, tell: Tell) -> None:
-    """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should."""
-    board = seen.board(plan.gpu)
-    for step in plan.steps:
-        tell(step)
-        try:
-            match step:
-                case EnableVfs(gpu):
-                    _see_that_it_is_idle(site.kernel, gpu)
-                    sriov.enable_vfs(site.kernel, site.tools, gpu)
-                case RemoveVgpu(vgpu):
-                    if board is not None:
-                        _remove(site.kernel, seen.inventory, board.host, vgpu)
-                case CreateVgpu(vgpu, vgpu_type, slot):
-                    if board is not None:
-                        _create(site.kernel, board.host, slot, vgpu_type, vgpu)
-        except (OSError, ToolError, VfsUnchangedError, VgpuUnavailableError) as error:
-            said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
-            raise RefusedError(refusals.failed(step.text, plan.gpu, said)) from error
-
-
-def _see_that_it_is_idle(kernel: Kernel, gpu: PciAddress) -> None:
-    """See that no process uses a GPU: its driver lets it go for a moment while its VFs are switched on."""
-    users = nativeusers.read_native_users(kernel, [gpu])
-    if users is None:
-        raise RefusedError(refusals.users_unseen(gpu))
-    if serious := refusals.serious(users.get(gpu, ())):
-        raise RefusedError(refusals.in_use(gpu, serious, forcible=False))
-
-
-def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:
-    live = next(one for one in host.live if one.id == vgpu)
-    with contextlib.ExitStack() as held:
-        for claim in _claims(kernel, inventory, host, live):
-            held.enter_context(leased(kernel, claim))
-        backend_of(host.framework).remove(kernel, live)
-
-
-def _claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
-    """Yield what is to be held while a vGPU goes."""
-    if host.framework is Framework.MDEV:
-        yield _claim(live.id, live.group, mdev.read_cdevs(kernel, live.id))
-        return
-    functions = inventory.facts.functions
-    slots = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.slot,)
-    for slot in slots:
-        function: PciFunction | None = functions.get(slot)
-        if function is None:
-            raise RefusedError(shortfalls.not_holdable(slot))
-        if host.framework is Framework.VENDOR_VFIO or function.on_vfio:
-            yield _claim(slot, function.iommu_group, function.cdevs)
-
-
-def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...]) -> Claim:
-    if not isinstance(group, int):
-        raise RefusedError(shortfalls.not_holdable(subject))
-    return Claim(subject, group, cdevs)
-
-
-def _create(kernel: Kernel, host: VgpuHost, slot: PciAddress, vgpu_type: VgpuType, vgpu: VgpuId) -> None:
-    try:
-        backend_of(host.framework).create(kernel, slot, vgpu_type, vgpu)
-    except OSError as error:
-        if host.framework is not Framework.VENDOR_VFIO:
-            raise
-        reason = shortfalls.slot_refused(slot, f"{error.strerror} ({error.filename})")
-        raise SlotRefusedError(slot, reason) from error

@@ -11,8 +11,11 @@ from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.vgpu import SmiReport
+from gpuvirt.hardware.smireport import read_report
 from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish, RemoveVgpu
+from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import StateName, VgpuState
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
@@ -62,6 +65,15 @@ class Overseer(Protocol):
         """How far it has come, for the cluster."""
         ...
 
+    @property
+    def questions(self) -> Mapping[PciAddress, tuple[CarveWish, Questions]]:
+        """What nvidia-smi must be asked of GPUs before it is known what is to be done to them."""
+        ...
+
+    def hear_smi(self, gpu: PciAddress, wish: CarveWish, report: SmiReport | None, /) -> None:
+        """Take what nvidia-smi said when it was asked for a wish; None: that may be otherwise by now."""
+        ...
+
     def given(self) -> Given | None:
         """Return what a carver must know, None where the kubelet was not heard since the last withdrawal."""
         ...
@@ -85,6 +97,8 @@ class Carvings:
         self._clock = clock
         self._pace = pace
         self._attempts: dict[PciAddress, Attempts] = {}
+        self._asking: set[PciAddress] = set()
+        """The GPUs of which nvidia-smi is being asked."""
         self._reasons: dict[PciAddress, tuple[Reason, ...]] = {}
         """What the last try of each GPU has come to."""
 
@@ -92,6 +106,10 @@ class Carvings:
         """Compare and act, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
+                for gpu, (wish, asked) in agent.questions.items():
+                    if gpu not in self._asking:
+                        self._asking.add(gpu)
+                        group.create_task(self._ask(agent, gpu, wish, asked))
                 for gpu, wish in self._due(agent).items():
                     group.create_task(self._carve(agent, gpu, wish))
                 agent.vgpu_states.set(self._state(agent))
@@ -100,7 +118,7 @@ class Carvings:
     def _due(self, agent: Overseer) -> Mapping[PciAddress, CarveWish]:
         plans = agent.carve_plans
         for gpu, attempts in self._attempts.items():
-            if (gpu not in plans or plans[gpu][1].met) and not attempts.running:
+            if gpu not in agent.questions and (gpu not in plans or plans[gpu][1].met) and not attempts.running:
                 self._conclude(agent, gpu, ())
                 attempts.tried_on = None
         due: dict[PciAddress, CarveWish] = {}
@@ -117,10 +135,28 @@ class Carvings:
                 due[gpu] = wish
         return due
 
+    async def _ask(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, asked: Questions) -> None:
+        """Have nvidia-smi asked, in the unit's lane, since it opens the GPU for a moment."""
+        try:
+            inventory = agent.inventory
+            if inventory is None or gpu not in inventory.gpus:
+                return
+            report = await self._lanes(inventory.gpus[gpu].unit).run(
+                lambda: read_report(self._site.tools, gpu, types=asked.types, scheduler=asked.scheduler),
+                name="ask nvidia-smi",
+                timeout_s=self._pace.carve_s,
+            )
+            agent.hear_smi(gpu, wish, report)
+        except LaneBlockedError as error:
+            self._conclude(agent, gpu, (refusals.blocked(gpu, str(error)),))
+        finally:
+            self._asking.discard(gpu)
+
     async def _carve(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> None:
         attempts = self._attempts[gpu]
         try:
             reasons = await self._carved(agent, gpu, wish)
+            agent.hear_smi(gpu, wish, None)
             agent.hear_carved(str(reasons[0].code) if reasons else "done")
             self._conclude(agent, gpu, reasons)
         finally:
@@ -161,7 +197,7 @@ class Carvings:
     def _conclude(self, agent: Overseer, gpu: PciAddress, reasons: tuple[Reason, ...]) -> None:
         """Let what a try came to be seen, and what the one before came to no more."""
         self._reasons[gpu] = reasons
-        attempts = self._attempts[gpu]
+        attempts = self._attempts.setdefault(gpu, Attempts())
         by_name = {f"carve {gpu} {number}": reason for number, reason in enumerate(reasons)}
         for name in attempts.noted:
             if name not in by_name:
@@ -177,7 +213,7 @@ class Carvings:
             return None
         if wanted.trouble is not None:
             return VgpuState(StateName.FAILED, wanted.trouble.text)
-        open_gpus = [gpu for gpu, (_, plan) in plans.items() if not plan.met]
+        open_gpus = [*agent.questions, *(gpu for gpu, (_, plan) in plans.items() if not plan.met)]
         reasons = [reason for gpu in open_gpus for reason in self._reasons.get(gpu, ())]
         failures = [reason for reason in reasons if reason.code not in WAITING]
         if failures:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.model.carving import CarvePlan, CarveWish
+from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import VgpuState
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish, Wishes
@@ -28,6 +30,7 @@ class Oversight:
         clock: Clock,
         *,
         look_soon: Callable[[str], None],
+        conclude_soon: Callable[[], None],
         hear_trouble: HearTrouble,
     ) -> None:
         self.concluded = Signal()
@@ -39,6 +42,7 @@ class Oversight:
         self._telemetry = telemetry
         self._clock = clock
         self._look_soon = look_soon
+        self._conclude_soon = conclude_soon
         self._withdrawn_at = clock.now()
         """When devices were last taken from what is offered."""
         self._withdrawn: frozenset[str] = frozenset()
@@ -67,6 +71,19 @@ class Oversight:
     def carve_plans(self) -> Mapping[PciAddress, tuple[CarveWish, CarvePlan]]:
         """What is wanted of each GPU that is to be carved, and what was to be done to it when it was last seen."""
         return self._state.carve_plans
+
+    @property
+    def questions(self) -> Mapping[PciAddress, tuple[CarveWish, Questions]]:
+        """What nvidia-smi must be asked of GPUs before it is known what is to be done to them."""
+        return self._state.questions
+
+    def hear_smi(self, gpu: PciAddress, wish: CarveWish, report: SmiReport | None) -> None:
+        """Take what nvidia-smi said when it was asked for a wish; None: that may be otherwise by now."""
+        if report is not None:
+            self._state.smi[gpu] = wish, report
+        else:
+            self._state.smi.pop(gpu, None)
+        self._conclude_soon()
 
     def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
         """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
-from gpuvirt.facts.pci import FunctionKind, Unread
+from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.board import NAMESPACE, Holding, board_of, holdings_of
+from gpuvirt.facts.vgpu import SmiReport
+from gpuvirt.model.board import NAMESPACE, Board, Holding, board_of, holdings_of, with_report
 from gpuvirt.model.candidates import Target
-from gpuvirt.model.carving import CarvePlan, CarveWish, plan_gpu
+from gpuvirt.model.carveplanning import plan_gpu
+from gpuvirt.model.carving import CarvePlan, CarveWish
+from gpuvirt.model.gpumodes import Questions, questions
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
 from gpuvirt.model.naming import Naming
@@ -53,6 +56,10 @@ class NodeState:
         """Which vGPUs are wanted, or why that is not known."""
         self.carve_plans: Mapping[PciAddress, tuple[CarveWish, CarvePlan]] = {}
         """What is wanted of each GPU that is to be carved, and what is to be done to it."""
+        self.smi: dict[PciAddress, tuple[CarveWish, SmiReport]] = {}
+        """What nvidia-smi said of GPUs, and for which wish it was asked."""
+        self.questions: Mapping[PciAddress, tuple[CarveWish, Questions]] = {}
+        """What it must be asked before more can be concluded."""
         self.vgpu_book: Book | None = None
         """The vGPU configs that there are, None where that was not heard yet."""
         self.vgpu_config: str | None = None
@@ -178,7 +185,7 @@ class NodeState:
     def _plan_carving(self, inventory: Inventory) -> None:
         """Conclude which vGPUs are wanted, and what is to be done so that they are there."""
         carved = [gpu for gpu in inventory.gpus if self.settings.mode_of(gpu) is WantedMode.VGPU]
-        self.wanted_vgpus, self.carve_plans, self.unwanted = Wanted(), {}, frozenset()
+        self.wanted_vgpus, self.carve_plans, self.unwanted, self.questions = Wanted(), {}, frozenset(), {}
         if not carved or self.vgpu_book is None or self.vgpu_config is None:
             return
         found = {gpu: board_of(inventory, gpu, self.holdings, NAMESPACE) for gpu in inventory.gpus}
@@ -186,8 +193,22 @@ class NodeState:
         self.wanted_vgpus = resolve(self.vgpu_config, self.vgpu_book, config_gpus(inventory, boards))
         wishes = {gpu: self.wanted_vgpus.wishes[gpu] for gpu in carved if gpu in self.wanted_vgpus.wishes}
         functions = inventory.facts.functions
-        self.carve_plans = {gpu: (wish, plan_gpu(functions[gpu], found[gpu], wish)) for gpu, wish in wishes.items()}
+        self.questions = {
+            gpu: (wish, asked)
+            for gpu, wish in wishes.items()
+            if gpu in boards and self.smi.get(gpu, (None,))[0] != wish
+            if (asked := questions(functions[gpu], boards[gpu], wish)) is not None
+        }
+        self.carve_plans = {
+            gpu: (wish, plan_gpu(functions[gpu], self._with_report(functions[gpu], found[gpu]), wish))
+            for gpu, wish in wishes.items()
+            if gpu not in self.questions
+        }
         self.unwanted = frozenset[VgpuId]().union(*(plan.unwanted for _, plan in self.carve_plans.values()))
+
+    def _with_report(self, function: PciFunction, board: Board | None) -> Board | None:
+        said = self.smi.get(function.address)
+        return board if board is None or said is None else with_report(board, function, said[1])
 
 
 def _known(inventory: Inventory) -> Known:

@@ -219,8 +219,8 @@ def _scheduler(carving: Carving) -> Iterator[str]:
     yield _row(8, "Scheduler Policy", POLICY_WORDS[carving.scheduler.policy])
     if carving.scheduler.policy is not SchedulerPolicy.BEST_EFFORT:
         most = max((spec.most for spec, _ in carving.live.values()), default=1)
-        time_slice_ms = carving.scheduler.time_slice_ms or (2 if most <= 8 else 1)
-        yield _row(8, "Time Slice", f"{time_slice_ms * NS_PER_MS} ns")
+        timeslice_ms = carving.scheduler.timeslice_ms or (2 if most <= 8 else 1)
+        yield _row(8, "Time Slice", f"{timeslice_ms * NS_PER_MS} ns")
 
 
 def _set_mixed_sizes(gpu: SimFunction, carving: Carving, *, on: bool) -> Ended:

@@ -1,0 +1,283 @@
+"""Decides how a GPU comes to carry the vGPUs that are wanted of it: the least that must be removed and made.
+
+What is in somebody's hands stays, wanted or not, and is waited for; what is wanted and there stays with its id, but for
+a switch of the GPU's mode, for which it must carry nothing: then it comes back with its id.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.vgpu import LiveVgpu
+from gpuvirt.model import gpuinstances, gpumodes, mixedsizes, scheduling, shortfalls
+from gpuvirt.model.board import Board, Counts, is_mig, size_of
+from gpuvirt.model.carving import (
+    CarvePlan,
+    CarveStep,
+    CarveWish,
+    DestroyInstance,
+    EnableVfs,
+    ModeStep,
+    RemoveVgpu,
+    SetScheduler,
+    meant,
+)
+from gpuvirt.model.gpuinstances import Cut
+from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgpuplaces import VgpuPlaces
+
+NO_WISH = CarveWish()
+
+
+def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> CarvePlan:
+    """Return what is to be done to a GPU next; once that is done, the next plan follows from what is there then.
+
+    A GPU whose VFs are not there yet says of no type that it knows it: they come first.
+    """
+    gpu = function.address
+    if board is None:
+        if not any(wish.types.values()):
+            return CarvePlan(gpu)
+        if _lacks_vfs(function):
+            return CarvePlan(gpu, steps=(EnableVfs(gpu),))
+        return CarvePlan(gpu, refusals=(shortfalls.no_vgpu_host(function, _why_no_host(function)),))
+    wanted: Counter[VgpuType] = Counter()
+    unknown: list[Reason] = []
+    known = board.known_types
+    for name, number in wish.types.items():
+        vgpu_type = meant(name, known)
+        if vgpu_type is not None:
+            wanted[vgpu_type] += number
+        elif board.smi is not None and isinstance(board.smi.types, Unread):
+            unknown.append(shortfalls.unread(gpu, board.smi.types))
+        else:
+            unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(one) for one in known]))
+    return CarvePlan(gpu, refusals=tuple(unknown)) if unknown else plan_carving(board, wanted, wish)
+
+
+def _lacks_vfs(function: PciFunction) -> bool:
+    native = isinstance(function.driver, str) and not function.on_vfio
+    return native and function.id.vendor == NVIDIA and bool(function.sriov_total_vfs) and not function.virtfns
+
+
+def _why_no_host(function: PciFunction) -> str:
+    if isinstance(function.driver, Unread):
+        return "it could not be read which driver it has"
+    if function.on_vfio:
+        return "it is bound to a VFIO driver, whole"
+    if function.driver is None:
+        return "no driver has it"
+    return f"its driver {function.driver} makes no vGPUs of it; the one of the vGPU manager does, on a card that can"
+
+
+def plan_carving(board: Board, wanted: Counts, wish: CarveWish = NO_WISH) -> CarvePlan:
+    """Return what is to be done to a GPU so that it carries what is wanted, by the host's names of types.
+
+    Of `wish`, the modes and the scheduler count, and the names by which it has the types.
+    """
+    wanted = {one: number for one, number in wanted.items() if number}
+    refusals = tuple(_refusals(board, wanted, wish))
+    if refusals:
+        return CarvePlan(board.host.gpu, refusals=refusals)
+    switches = gpumodes.switches(board, wanted, wish)
+    plan = _plan_switches(board, wanted, wish, switches) if switches else _plan_vgpus(board, wanted, wish)
+    return _with_scheduler(board, plan, wish)
+
+
+def _plan_switches(board: Board, wanted: Counts, wish: CarveWish, switches: Sequence[ModeStep]) -> CarvePlan:
+    """Return a plan in which all goes first, then modes are switched, then what is wanted is made."""
+    gpu, live = board.host.gpu, _typed(board.host.live)
+    stuck = [one for one in live if one.id in board.users]
+    removed = {one.id: vgpu_type for one, vgpu_type in live.items() if one.id not in board.users}
+    removes = _removes(live, removed)
+    pending = [shortfalls.vgpu_keeps_mode(one, board.users[one.id], switches[0].text) for one in stuck]
+    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(board.leaving)]
+    unwanted = frozenset(one.id for one in live)
+    if pending or board.smi is None:
+        return CarvePlan(gpu, removes, tuple(pending), unwanted=unwanted)
+    then = gpumodes.modes_then(board.smi.modes, wanted, wish)
+    destroyed = gpuinstances.instances_of(board) if then.mig is not True else ()
+    cleared = replace(
+        board,
+        host=replace(board.host, live=()),
+        smi=replace(board.smi, modes=then),
+    )
+    rest = _plan_vgpus(cleared, wanted, wish, removed)
+    if rest.refusals:
+        return rest
+    destroys = (DestroyInstance(gpu, one.id, one.profile) for one in destroyed)
+    steps = (*removes, *destroys, *switches, *rest.steps)
+    return CarvePlan(gpu, steps, rest.pending, unwanted=unwanted)
+
+
+def _plan_vgpus(
+    board: Board, wanted: Counts, wish: CarveWish, gone: Mapping[VgpuId, VgpuType] | None = None
+) -> CarvePlan:
+    """Return a plan for a GPU that is in the modes that are wanted; `gone` went before, and may come back."""
+    gpu, live = board.host.gpu, _typed(board.host.live)
+    kept = {one.id for vgpu_type, number in wanted.items() for one in _kept(board, live, vgpu_type, number)}
+    cut, moved, held = _cut(board, wanted, wish, live, kept)
+    kept -= moved
+    stuck = [one for one in live if one.id not in kept and one.id in board.users]
+    removed = {one.id: live[one] for one in live if one.id not in kept and one.id not in board.users}
+    pending = [shortfalls.vgpu_in_use(one, board.users[one.id]) for one in stuck]
+    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(board.leaving)]
+    pending += held
+    in_the_way = [*(live[one] for one in stuck), *board.leaving.values()]
+    standing = Counter(live[one] for one in live if one.id in kept)
+    missing = {vgpu_type: number - standing[vgpu_type] for vgpu_type, number in wanted.items()}
+    places = VgpuPlaces(board, {**removed, **(gone or {})})
+    creates: list[CarveStep] = []
+    for vgpu_type in sorted(missing, key=_largest_first):
+        most = (
+            gpuinstances.room(board, cut, wish.types or wanted, vgpu_type, standing + Counter(in_the_way))
+            if board.smi is not None and is_mig(vgpu_type)
+            else _room(board, wanted, vgpu_type, standing, in_the_way)
+        )
+        made = tuple(places.creates(vgpu_type, min(missing[vgpu_type], most)))
+        standing[vgpu_type] += len(made)
+        creates += made
+    short = sum(missing.values()) - len(creates)
+    if short > 0 and not pending:
+        return CarvePlan(gpu, refusals=(shortfalls.no_slot(gpu, short),))
+    steps = (*_removes(live, removed), *cut.destroys, *cut.creates, *creates)
+    return CarvePlan(gpu, steps, tuple(pending), unwanted=frozenset({*removed, *(one.id for one in stuck)}))
+
+
+def _cut(
+    board: Board, wanted: Counts, wish: CarveWish, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
+) -> tuple[Cut, set[VgpuId], list[Reason]]:
+    """Return how GPU instances change, which kept vGPUs go for a moment to make room, and which can't.
+
+    Instances are left alone where no MIG-backed vGPU is wanted, or where it is not known what one stands on.
+    """
+    cut_up = board.smi is not None and board.smi.modes.mig is True
+    if not cut_up or not any(is_mig(one) for one in wanted) or not gpuinstances.known(board, wanted):
+        return Cut(), set(), []
+    others = [live[one] for one in live if one.id not in kept and one.id in board.users]
+    others += board.leaving.values()
+    needed = gpuinstances.needed_instances(board, wish.types or wanted, others)
+    found = gpuinstances.cut(board, needed, [*others, *(live[one] for one in live if one.id in kept)])
+    of_kind = {one: kind for one in live if (kind := _crowded(board, found, live[one])) is not None}
+    busy = {kind for one, kind in of_kind.items() if one.id in board.users}
+    moved = {one.id for one, kind in of_kind.items() if kind not in busy and one.id in kept}
+    if moved:
+        found = gpuinstances.cut(
+            board, needed, [*others, *(live[one] for one in live if one.id in kept and one.id not in moved)]
+        )
+    held = [
+        shortfalls.vgpu_keeps_instances(one, board.users[one.id], kind)
+        for one, kind in of_kind.items()
+        if one.id in board.users and kind in found.crowded
+    ]
+    return found, moved, held
+
+
+def _crowded(board: Board, cut: Cut, vgpu_type: VgpuType) -> str | None:
+    instance = gpuinstances.instance_of(board, vgpu_type)
+    kind = gpuinstances.kind_of(instance.profile) if instance is not None else None
+    return kind if kind in cut.crowded else None
+
+
+def _with_scheduler(board: Board, plan: CarvePlan, wish: CarveWish) -> CarvePlan:
+    """Return the plan with the scheduler set at its end, when what is wanted is there."""
+    found = board.smi.scheduler if board.smi is not None else None
+    if wish.scheduler is None or found is None or plan.refusals or plan.pending:
+        return plan
+    gpu = board.host.gpu
+    if isinstance(found, Unread):
+        # It may say more once it carries something.
+        return plan if plan.steps else CarvePlan(gpu, refusals=(shortfalls.unread(gpu, found),))
+    if scheduling.is_met(found, wish.scheduler):
+        return plan
+    if board.holders:
+        return replace(plan, pending=(shortfalls.scheduler_waits(gpu, board.holders, wish.scheduler.text),))
+    return replace(plan, steps=(*plan.steps, SetScheduler(gpu, wish.scheduler)))
+
+
+def _typed(live: Iterable[LiveVgpu]) -> Mapping[LiveVgpu, VgpuType]:
+    return {one: one.type for one in sorted(live, key=_by_place) if not isinstance(one.type, Unread)}
+
+
+def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuType]) -> tuple[CarveStep, ...]:
+    return tuple(RemoveVgpu(one.id, vgpu_type, one.slot) for one, vgpu_type in live.items() if one.id in removed)
+
+
+def _refusals(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+    for unread in board.host.unread:
+        yield shortfalls.unread(board.host.gpu, unread)
+    for one in board.host.live:
+        if isinstance(one.type, Unread):
+            yield shortfalls.unread(one.id, one.type)
+    unfit = tuple(gpumodes.refuse(board, wanted, wish))
+    yield from unfit or _too_many(board, wanted, wish)
+
+
+def _too_many(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+    """Yield what is more than fits: types of one size share what the largest count of them allows."""
+    gpu = board.host.gpu
+    if any(is_mig(one) for one in wanted):
+        yield from _too_many_instances(board, wanted, wish)
+        return
+    if gpumodes.is_mixed(board, wish):
+        if not mixedsizes.fits(board.card, wanted):
+            yield shortfalls.no_room_mixed(gpu, wanted)
+        return
+    known = [board.most[one] for one in wanted if one in board.most]
+    if known and len(known) == len(wanted) and sum(wanted.values()) > max(known):
+        yield shortfalls.too_many(gpu, wanted, max(known))
+
+
+def _too_many_instances(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+    gpu, slices = board.host.gpu, board.card.slices if board.card is not None else 0
+    needed = gpuinstances.needed_instances(board, wish.types or wanted)
+    taken = sum(gpuinstances.slices_of(profile) * number for profile, number in needed.items())
+    for vgpu_type, number in wanted.items():
+        if number > board.most.get(vgpu_type, number):
+            yield shortfalls.too_many(gpu, {vgpu_type: number}, board.most[vgpu_type])
+            return
+        there = sum(1 for one in board.host.live if one.type == vgpu_type)
+        offered = gpuinstances.offered(board, vgpu_type)
+        if gpuinstances.instance_of(board, vgpu_type) is None and board.smi is not None and number > there + offered:
+            yield shortfalls.instance_unknown(gpu, vgpu_type)
+    if slices and taken > slices:
+        yield shortfalls.no_slices(gpu, needed)
+
+
+def _kept(board: Board, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
+    """Return the vGPUs that fulfil a wish: first those in somebody's hands, then those that were there before."""
+    found = [one for one, is_type in live.items() if is_type == vgpu_type]
+    return sorted(found, key=lambda one: (one.id not in board.users, one.id not in board.remembered, _by_place(one)))[
+        :number
+    ]
+
+
+def _room(
+    board: Board, wanted: Counts, vgpu_type: VgpuType, standing: Counter[VgpuType], in_the_way: Sequence[VgpuType]
+) -> int:
+    """Return how many more of a type fit beside what is there as wanted, and what is there although it is not.
+
+    Where it is not known how many fit, what is not wanted is taken to stand in the place of something that is.
+    """
+    if board.mixed_sizes and board.card is not None:
+        there = standing + Counter(in_the_way)
+        numbers = range(1, wanted[vgpu_type] + 1)
+        fitting = (
+            number for number in numbers if not mixedsizes.fits(board.card, there + Counter({vgpu_type: number}))
+        )
+        return next(fitting, wanted[vgpu_type] + 1) - 1
+    if not board.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in in_the_way):
+        return 0
+    most = sum(wanted.values()) if board.mixed_sizes else board.most.get(vgpu_type, sum(wanted.values()))
+    return max(most - standing.total() - len(in_the_way), 0)
+
+
+def _by_place(one: LiveVgpu) -> tuple[PciAddress, VgpuId]:
+    return one.slot, one.id
+
+
+def _largest_first(vgpu_type: VgpuType) -> tuple[int, VgpuType]:
+    return -(size_of(vgpu_type) or 0), vgpu_type

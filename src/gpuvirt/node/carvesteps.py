@@ -1,0 +1,174 @@
+"""Takes the steps of carving one GPU, each after a last look that nobody would be hurt by it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, VgpuHost
+from gpuvirt.hardware import mig, nativeusers, nvidiasmi, sriov, vgpuscheduler
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.tools import ToolError
+from gpuvirt.hardware.vgpu import mdev
+from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.model import refusals, shortfalls
+from gpuvirt.model.board import Board
+from gpuvirt.model.carving import (
+    CarvePlan,
+    CarveStep,
+    CreateInstance,
+    CreateVgpu,
+    DestroyInstance,
+    EnableVfs,
+    RemoveVgpu,
+    SetMigMode,
+    SetMixedSizes,
+    SetScheduler,
+)
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.binder import Site
+from gpuvirt.node.leasing import Claim, RefusedError, leased
+
+Tell = Callable[[CarveStep], None]
+
+
+class SlotRefusedError(RefusedError):
+    """A VF has refused a type that it had offered; another may take it."""
+
+    def __init__(self, slot: PciAddress, reason: Reason) -> None:
+        super().__init__(reason)
+        self.slot = slot
+
+
+class SchedulerRefusedError(RefusedError):
+    """The scheduler could not be set; what was carved before is as it should be."""
+
+
+def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarvePlan, tell: Tell) -> None:
+    """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should."""
+    for step in plan.steps:
+        tell(step)
+        try:
+            _take(site, inventory, board, step)
+        except (OSError, ToolError, VfsUnchangedError, VgpuUnavailableError) as error:
+            said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+            reason = refusals.failed(step.text, plan.gpu, said)
+            raise (SchedulerRefusedError if isinstance(step, SetScheduler) else RefusedError)(reason) from error
+
+
+def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep) -> None:
+    match step:
+        case EnableVfs(gpu):
+            _see_that_it_is_idle(site.kernel, gpu)
+            sriov.enable_vfs(site.kernel, site.tools, gpu)
+        case RemoveVgpu(vgpu):
+            if board is not None:
+                _remove(site.kernel, inventory, board.host, vgpu)
+        case CreateVgpu(vgpu, vgpu_type, slot):
+            if board is not None:
+                _create(site.kernel, board.host, slot, vgpu_type, vgpu)
+        case SetMixedSizes() | SetMigMode() | DestroyInstance() | CreateInstance() | SetScheduler():
+            _tell_driver(site, board, step)
+
+
+def _tell_driver(
+    site: Site, board: Board | None, step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler
+) -> None:
+    """Take a step that nvidia-smi takes."""
+    match step:
+        case SetMixedSizes(gpu, on):
+            _see_that_it_is_empty(site.kernel, gpu)
+            nvidiasmi.set_mixed_sizes(site.tools, gpu, on=on)
+            modes = nvidiasmi.read_modes(site.tools, gpu)
+            _see_that_it_is_so(step, modes, found=modes.mixed_sizes)
+        case SetMigMode(gpu, on):
+            _see_that_it_is_empty(site.kernel, gpu)
+            _see_that_it_is_idle(site.kernel, gpu)
+            mig.set_mode(site.tools, gpu, on=on)
+            modes = nvidiasmi.read_modes(site.tools, gpu)
+            if modes.mig is not on and modes.mig_pending is on:
+                raise RefusedError(shortfalls.mode_pending(gpu, on=on))
+            _see_that_it_is_so(step, modes, found=modes.mig)
+        case DestroyInstance(gpu, instance):
+            _see_that_none_was_made(site.kernel, gpu, board)
+            mig.destroy_instance(site.tools, gpu, instance)
+        case CreateInstance(gpu, profile):
+            mig.create_instance(site.tools, gpu, profile)
+        case SetScheduler(gpu, scheduler):
+            vgpuscheduler.set_scheduler(site.tools, gpu, scheduler)
+
+
+def _see_that_it_is_so(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
+    """See that a mode is what it was switched to: nvidia-smi may end well and leave it."""
+    if bool(found) is not step.on or isinstance(found, Unread):
+        said = found.said if isinstance(found, Unread) else f"nvidia-smi -q: {modes}"
+        raise RefusedError(refusals.failed(step.text, step.gpu, said))
+
+
+def _see_that_it_is_empty(kernel: Kernel, gpu: PciAddress) -> None:
+    """See that a GPU carries no vGPU: one may have been made since the plan."""
+    if live := _live(kernel, gpu):
+        raise RefusedError(shortfalls.not_empty(gpu, sorted(live)))
+
+
+def _see_that_none_was_made(kernel: Kernel, gpu: PciAddress, board: Board | None) -> None:
+    """See that no vGPU is there which the plan did not know: it may stand on an instance that is to go."""
+    known = {one.id for one in board.host.live} if board is not None else set()
+    if new := _live(kernel, gpu) - known:
+        raise RefusedError(shortfalls.not_empty(gpu, sorted(new)))
+
+
+def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
+    host = scan(kernel).vgpu_hosts.get(gpu)
+    return {one.id for one in host.live} if host is not None else set()
+
+
+def _see_that_it_is_idle(kernel: Kernel, gpu: PciAddress) -> None:
+    """See that no process uses a GPU: its driver lets it go for a moment while VFs or MIG mode are switched."""
+    users = nativeusers.read_native_users(kernel, [gpu])
+    if users is None:
+        raise RefusedError(refusals.users_unseen(gpu))
+    if serious := refusals.serious(users.get(gpu, ())):
+        raise RefusedError(refusals.in_use(gpu, serious, forcible=False))
+
+
+def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:
+    live = next(one for one in host.live if one.id == vgpu)
+    with contextlib.ExitStack() as held:
+        for claim in _claims(kernel, inventory, host, live):
+            held.enter_context(leased(kernel, claim))
+        backend_of(host.framework).remove(kernel, live)
+
+
+def _claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
+    """Yield what is to be held while a vGPU goes."""
+    if host.framework is Framework.MDEV:
+        yield _claim(live.id, live.group, mdev.read_cdevs(kernel, live.id))
+        return
+    functions = inventory.facts.functions
+    slots = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.slot,)
+    for slot in slots:
+        function: PciFunction | None = functions.get(slot)
+        if function is None:
+            raise RefusedError(shortfalls.not_holdable(slot))
+        if host.framework is Framework.VENDOR_VFIO or function.on_vfio:
+            yield _claim(slot, function.iommu_group, function.cdevs)
+
+
+def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...]) -> Claim:
+    if not isinstance(group, int):
+        raise RefusedError(shortfalls.not_holdable(subject))
+    return Claim(subject, group, cdevs)
+
+
+def _create(kernel: Kernel, host: VgpuHost, slot: PciAddress, vgpu_type: VgpuType, vgpu: VgpuId) -> None:
+    try:
+        backend_of(host.framework).create(kernel, slot, vgpu_type, vgpu)
+    except OSError as error:
+        if host.framework is not Framework.VENDOR_VFIO:
+            raise
+        reason = shortfalls.slot_refused(slot, f"{error.strerror} ({error.filename})")
+        raise SlotRefusedError(slot, reason) from error

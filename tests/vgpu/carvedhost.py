@@ -1,0 +1,65 @@
+"""A simulated host whose GPUs a test carves."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
+from gpuvirt.facts.vgpu import GpuModes
+from gpuvirt.hardware import nvidiasmi
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.carving import CarvePlan, CarveWish
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node import carver
+from gpuvirt.node.binder import Site
+from gpuvirt.node.carver import Given
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+
+
+class Carver:
+    """Carves the GPUs of a host."""
+
+    def __init__(self, machine: str, folder: Path) -> None:
+        self.kernel: SimKernel = build_machine(load_machine(machine))
+        self.tools = SimTools(self.kernel)
+        self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
+        self.given = Given()
+        self.steps: list[str] = []
+
+    def carve(self, gpu: PciAddress, **wished: int) -> tuple[Reason, ...]:
+        return self.carve_types(gpu, {name.replace("_", "-"): count for name, count in wished.items()})
+
+    def carve_types(self, gpu: PciAddress, wished: Mapping[str, int]) -> tuple[Reason, ...]:
+        self.steps.clear()
+        return carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: self.steps.append(step.text))
+
+    def carries(self, gpu: PciAddress) -> Counter[str]:
+        return Counter(self.types(gpu).values())
+
+    def types(self, gpu: PciAddress) -> dict[VgpuId, str]:
+        host = scan(self.kernel).vgpu_hosts[gpu]
+        return {one.id: str(one.type).rpartition(" ")[2] for one in host.live}
+
+    def group_of(self, vgpu: VgpuId) -> IommuGroup:
+        return self.kernel.mdev.devices[vgpu].group
+
+    def wish(self, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
+        self.steps.clear()
+        return carver.carve(self.site, gpu, wish, self.given, lambda step: self.steps.append(step.text))
+
+    def planned(self, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
+        return carver.plan(carver.look(self.site, self.given), gpu, wish)
+
+    def modes(self, gpu: PciAddress) -> GpuModes:
+        return nvidiasmi.read_modes(self.tools, gpu)
+
+    def asked(self) -> list[tuple[str, ...]]:
+        """What nvidia-smi was called with."""
+        return [command[1:] for command in self.tools.commands if command[0] == "nvidia-smi"]
+
+
+def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
+    return [reason.code for reason in reasons]

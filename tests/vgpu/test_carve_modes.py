@@ -1,0 +1,343 @@
+"""GPUs change their modes, their GPU instances and their scheduler for what is wished, while nobody is hurt by it."""
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from carvedhost import Carver, codes
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
+from gpuvirt.hardware import vgpuscheduler
+from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.model.carving import CarveStep, CarveWish
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.vgpuentries import Sizes
+from gpuvirt.node import carver
+from gpuvirt.node.binder import Site
+from gpuvirt.sim.tools import SimTools
+
+CUT, SHARED = PciAddress("0000:17:00.0"), PciAddress("0000:ca:00.0")
+"""An A30 in MIG mode with an A30-2-12C and an A30-1-6C on instances of 2g, 1g and 1g; one without VFs."""
+MIXED, EQUAL = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
+"""An A10 in mixed-size mode with an A10-12Q and an A10-4Q; one without VFs."""
+T4 = PciAddress("0000:3b:00.0")
+FOREIGN = VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11")
+EQUAL_SHARE = Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
+
+
+def words(host: Carver) -> list[str]:
+    """Return the steps by what they do: `remove`, `switch`..."""
+    return [step.split(": ")[1].split()[0] for step in host.steps]
+
+
+@pytest.fixture
+def a30(tmp_path: Path) -> Carver:
+    return Carver("2xA30", tmp_path)
+
+
+@pytest.fixture
+def a10(tmp_path: Path) -> Carver:
+    return Carver("2xA10-vgpu", tmp_path)
+
+
+@pytest.fixture
+def t4(tmp_path: Path) -> Carver:
+    return Carver("4xT4", tmp_path)
+
+
+# --- sizes
+
+
+def test_a_gpu_is_switched_to_mixed_sizes_and_back(a10: Carver) -> None:
+    several = CarveWish({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)
+    assert a10.wish(EQUAL, several) == ()
+    assert a10.steps[:2] == [f"{EQUAL}: switch its VFs on", f"{EQUAL}: switch mixed sizes on"]
+    assert [step.split()[3] for step in a10.steps[2:]] == ["A10-12Q", "A10-4Q", "A10-4Q", "A10-2Q"], "largest first"
+    assert a10.carries(EQUAL) == several.types
+    assert a10.wish(EQUAL, several) == ()
+    assert a10.steps == []
+    assert a10.wish(EQUAL, CarveWish({"A10-4Q": 6}, Sizes.EQUAL)) == ()
+    assert words(a10) == ["remove"] * 4 + ["switch"] + ["create"] * 6
+    assert a10.modes(EQUAL).mixed_sizes is False
+
+
+def test_a_gpu_that_is_left_as_it_is_takes_what_its_mode_takes(a10: Carver) -> None:
+    assert a10.wish(MIXED, CarveWish({"A10-12Q": 1, "A10-6Q": 2})) == ()
+    assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-6Q": 2}
+    assert a10.wish(EQUAL, CarveWish({"A10-12Q": 2})) == ()
+    assert codes(a10.wish(EQUAL, CarveWish({"A10-12Q": 1, "A10-6Q": 2}))) == [ReasonCode.SIZES_DIFFER]
+
+
+@pytest.mark.parametrize("wished", [{"A10-4Q": 5}, {"A10-12Q": 2, "A10-4Q": 1}, {"A10-8Q": 2, "A10-12Q": 1}])
+def test_what_has_no_placements_is_refused_before_anything_goes(a10: Carver, wished: dict[str, int]) -> None:
+    before = a10.types(MIXED)
+    assert codes(a10.wish(MIXED, CarveWish(wished, Sizes.MIXED))) == [ReasonCode.NO_ROOM]
+    assert (a10.steps, a10.types(MIXED)) == ([], before)
+
+
+def test_a_machines_vgpu_keeps_the_mode_until_it_ends(a10: Carver) -> None:
+    mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
+    machine = a10.kernel.start_machine(a10.group_of(mine))
+    wish = CarveWish({"A10-4Q": 6}, Sizes.EQUAL)
+    reasons = a10.wish(MIXED, wish)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert f"(pid {machine.pid})" in reasons[0].text
+    assert (words(a10), list(a10.types(MIXED))) == (["remove"], [mine])
+    assert (a10.modes(MIXED).mixed_sizes, a10.kernel.vfio.requests) == (True, [])
+    a10.kernel.end_machine(machine)
+    assert a10.wish(MIXED, wish) == ()
+    assert a10.carries(MIXED) == {"A10-4Q": 6}
+    assert mine in a10.types(MIXED), "it went for the switch, and came back with its id"
+
+
+def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> None:
+    before = a10.types(MIXED)
+    steps: list[str] = []
+
+    def somebody_else(step: CarveStep) -> None:
+        steps.append(step.text)
+        if step.text.endswith("mixed sizes off"):
+            a10.tools.before = fail
+
+    def fail(command: Sequence[str]) -> None:
+        if "-shm" in command:
+            a10.tools.before = lambda _: None
+            raise OSError(errno.EIO, "Input/output error", "nvidia-smi")
+
+    reasons = carver.carve(a10.site, MIXED, CarveWish({"A10-4Q": 6}, Sizes.EQUAL), a10.given, somebody_else)
+    assert codes(reasons) == [ReasonCode.STEP_FAILED]
+    assert a10.types(MIXED) == before
+    assert a10.modes(MIXED).mixed_sizes is True
+
+
+@pytest.mark.parametrize(("machine", "gpu", "name"), [("4xT4", T4, "T4-8Q"), ("2xA30", SHARED, "A30-12C")])
+def test_a_card_without_mixed_sizes_is_refused_them(machine: str, gpu: PciAddress, name: str, tmp_path: Path) -> None:
+    host = Carver(machine, tmp_path)
+    assert host.wish(gpu, CarveWish({name: 1})) == ()
+    assert codes(host.wish(gpu, CarveWish({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNFIT]
+    assert host.wish(gpu, CarveWish({name: 2}, Sizes.EQUAL)) == ()
+
+
+# --- MIG
+
+
+def test_from_shared_time_to_gpu_instances_and_back(a30: Carver) -> None:
+    assert a30.wish(SHARED, CarveWish({"A30-12C": 2})) == ()
+    assert a30.wish(SHARED, CarveWish({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
+    assert words(a30) == ["remove"] * 2 + ["switch"] + ["create"] * 6
+    assert [step.split()[-1] for step in a30.steps[3:6]] == ["2g.12gb", "1g.6gb", "1g.6gb"], "larger instances first"
+    assert a30.carries(SHARED) == {"A30-1-6C": 2, "A30-2-12C": 1}
+    assert a30.wish(SHARED, CarveWish({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
+    assert a30.steps == []
+    assert a30.wish(SHARED, CarveWish({"A30-4C": 6})) == ()
+    assert words(a30) == ["remove"] * 3 + ["destroy"] * 3 + ["switch"] + ["create"] * 6
+    assert a30.carries(SHARED) == {"A30-4C": 6}
+    modes = a30.modes(SHARED)
+    assert (modes.mig, modes.gpu_instances) == (False, ())
+
+
+def test_instances_that_nothing_stands_on_make_room(a30: Carver) -> None:
+    before = a30.types(CUT)
+    kept = {vgpu: name for vgpu, name in before.items() if name == "A30-1-6C"}
+    assert a30.carve_types(CUT, {"A30-1-6C": 4}) == ()
+    assert words(a30) == ["remove", "destroy", "create", "create", "create", "create", "create"]
+    assert a30.carries(CUT) == {"A30-1-6C": 4}
+    assert kept.items() <= a30.types(CUT).items()
+
+
+def test_vgpus_move_where_it_cant_be_told_which_instance_is_free(a30: Carver) -> None:
+    a30.carve_types(CUT, {"A30-1-6C": 4})
+    before = a30.types(CUT)
+    assert a30.carve_types(CUT, {"A30-1-6C": 2, "A30-2-12C": 1}) == ()
+    assert words(a30) == ["remove"] * 4 + ["destroy"] * 4 + ["create"] * 6
+    assert a30.carries(CUT) == {"A30-1-6C": 2, "A30-2-12C": 1}
+    after = {vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-1-6C"}
+    assert after < before.keys(), "they came back with their ids"
+
+
+def test_one_in_use_keeps_all_instances_of_its_kind(a30: Carver) -> None:
+    a30.carve_types(CUT, {"A30-1-6C": 4})
+    mine = min(a30.types(CUT))
+    machine = a30.kernel.start_machine(a30.group_of(mine))
+    wished = {"A30-1-6C": 2, "A30-2-12C": 1}
+    reasons = a30.carve_types(CUT, wished)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert f"(pid {machine.pid})" in reasons[0].text
+    assert "1g.6gb" in reasons[0].text
+    assert (words(a30), a30.carries(CUT)) == (["remove", "remove"], {"A30-1-6C": 2})
+    assert a30.kernel.vfio.requests == []
+    a30.kernel.end_machine(machine)
+    assert a30.carve_types(CUT, wished) == ()
+    assert mine in a30.types(CUT)
+
+
+def test_a_machine_keeps_mig_mode_until_it_ends(a30: Carver) -> None:
+    mine = next(vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-2-12C")
+    machine = a30.kernel.start_machine(a30.group_of(mine))
+    reasons = a30.carve_types(CUT, {"A30-12C": 2})
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert list(a30.types(CUT)) == [mine]
+    modes = a30.modes(CUT)
+    assert (modes.mig, modes.mig_pending) == (True, True), "nothing was switched behind the machine's back"
+    a30.kernel.end_machine(machine)
+    assert a30.carve_types(CUT, {"A30-12C": 2}) == ()
+
+
+def test_more_instances_than_fit_are_refused_before_anything_goes(a30: Carver) -> None:
+    before = a30.types(CUT)
+    for wished in ({"A30-2-12C": 2, "A30-1-6C": 1}, {"A30-1-6C": 5}):
+        assert codes(a30.carve_types(CUT, wished)) == [ReasonCode.NO_ROOM]
+    assert codes(a30.carve_types(CUT, {"A30-1-6C": 1, "A30-4C": 1})) == [ReasonCode.MODE_UNFIT]
+    assert codes(a30.carve_types(CUT, {"A30-3-12C": 1})) == [ReasonCode.NO_SUCH_TYPE]
+    assert a30.types(CUT) == before
+
+
+def test_a_mode_that_waits_for_a_reset_is_told_and_what_was_there_comes_back(a30: Carver) -> None:
+    """nvidia-smi ends well where somebody has the GPU open; that somebody came after the last look."""
+    a30.carve_types(SHARED, {"A30-12C": 2})
+    before = a30.types(SHARED)
+
+    def start(command: Sequence[str]) -> None:
+        if "-mig" in command:
+            a30.tools.before = lambda _: None
+            a30.kernel.start_process("dcgm", "/dev/nvidia1")
+
+    a30.tools.before = start
+    reasons = a30.carve_types(SHARED, {"A30-1-6C": 2})
+    assert codes(reasons) == [ReasonCode.MODE_PENDING]
+    assert "gpu-reset" in reasons[0].text
+    assert a30.types(SHARED) == before
+    assert codes(a30.carve_types(SHARED, {"A30-1-6C": 2})) == [ReasonCode.MODE_PENDING]
+    assert a30.steps == [], "nothing goes before the reset"
+
+
+def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: Carver) -> None:
+    a30.carve_types(SHARED, {"A30-12C": 2})
+    before = a30.types(SHARED)
+    process = a30.kernel.start_process("python3", "/dev/nvidia1")
+    reasons = a30.carve_types(SHARED, {"A30-1-6C": 2})
+    assert codes(reasons) == [ReasonCode.IN_USE]
+    assert f"(pid {process.pid})" in reasons[0].text
+    assert a30.types(SHARED) == before
+    assert a30.modes(SHARED).mig_pending is False
+
+
+def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -> None:
+    """It may stand on the instance that is to go."""
+    steps: list[str] = []
+
+    def make(step: CarveStep) -> None:
+        steps.append(step.text)
+        if step.text.startswith(f"{CUT}: destroy"):
+            slot = max(a30.kernel.vfs.carriers[CUT].carving.slots)
+            backend_of(Framework.MDEV).create(a30.kernel, slot, VgpuType("NVIDIA A30-2-12C"), FOREIGN)
+
+    reasons = carver.carve(a30.site, CUT, CarveWish({"A30-1-6C": 4}), a30.given, make)
+    assert ReasonCode.STEP_FAILED in codes(reasons)
+    assert "just made vGPUs" in reasons[0].text
+    assert FOREIGN in a30.types(CUT)
+    assert not isinstance(found := a30.modes(CUT).gpu_instances, Unread)
+    assert "2g.12gb" in {one.profile for one in found}
+
+
+# --- the scheduler
+
+
+def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: Carver) -> None:
+    wish = CarveWish({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
+    planned = [step.text for step in t4.planned(T4, wish).steps]
+    assert planned[-1] == f"{T4}: set the vGPU scheduler to equal-share, 4 ms"
+    assert t4.wish(T4, wish) == ()
+    assert t4.steps == planned
+    assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE
+    assert t4.wish(T4, wish) == ()
+    assert t4.steps == []
+    assert t4.wish(T4, CarveWish({"T4-4Q": 4})) == ()
+    assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE, "left alone"
+
+
+def test_a_scheduler_waits_for_machines(t4: Carver) -> None:
+    t4.wish(T4, CarveWish({"T4-4Q": 2}))
+    machine = t4.kernel.start_machine(t4.group_of(min(t4.types(T4))))
+    wish = CarveWish({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
+    reasons = t4.wish(T4, wish)
+    assert (codes(reasons), words(t4)) == ([ReasonCode.VGPU_IN_USE], ["create", "create"])
+    assert f"(pid {machine.pid})" in reasons[0].text
+    t4.kernel.end_machine(machine)
+    assert t4.wish(T4, wish) == ()
+    assert words(t4) == ["set"]
+
+
+def test_a_scheduler_that_fails_leaves_the_vgpus(t4: Carver) -> None:
+    """A machine has started just before."""
+
+    def start(command: Sequence[str]) -> None:
+        if "set-scheduler-state" in command:
+            t4.tools.before = lambda _: None
+            t4.kernel.start_machine(t4.group_of(min(t4.types(T4))))
+
+    t4.tools.before = start
+    assert codes(t4.wish(T4, CarveWish({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [ReasonCode.STEP_FAILED]
+    assert t4.carries(T4) == {"T4-4Q": 4}
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "wish"),
+    [
+        ("2xA30", CUT, CarveWish({"A30-1-6C": 4}, scheduler=EQUAL_SHARE)),
+        ("2xA10-vgpu", MIXED, CarveWish({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.FIXED_SHARE))),
+        ("2xA10-vgpu", MIXED, CarveWish({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.EQUAL_SHARE, 31))),
+    ],
+)
+def test_a_scheduler_that_the_mode_does_not_take_is_refused_first(
+    machine: str, gpu: PciAddress, wish: CarveWish, tmp_path: Path
+) -> None:
+    host = Carver(machine, tmp_path)
+    before = host.types(gpu)
+    assert codes(host.wish(gpu, wish)) == [ReasonCode.SCHEDULER_UNFIT]
+    assert (host.steps, host.types(gpu)) == ([], before)
+
+
+def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: Carver) -> None:
+    fixed = Scheduler(SchedulerPolicy.FIXED_SHARE)
+    assert a10.wish(MIXED, CarveWish({"A10-12Q": 2}, Sizes.EQUAL, fixed)) == ()
+    found = vgpuscheduler.read_scheduler(a10.tools, MIXED)
+    assert isinstance(found, Scheduler)
+    assert found.policy is SchedulerPolicy.FIXED_SHARE
+
+
+# --- what is asked of nvidia-smi
+
+
+def test_nvidia_smi_is_asked_when_a_wish_needs_it_alone(a10: Carver, a30: Carver, t4: Carver) -> None:
+    a10.wish(EQUAL, CarveWish({"A10-4Q": 6}))
+    a10.wish(EQUAL, CarveWish())
+    t4.wish(T4, CarveWish({"T4-4Q": 4}))
+    a30.wish(SHARED, CarveWish({"A30-12C": 2}))
+    assert (a10.asked(), t4.asked(), a30.asked()) == ([], [], [])
+    a30.planned(CUT, CarveWish())
+    assert a30.asked() == []
+    a30.planned(CUT, CarveWish({"A30-12C": 2}))
+    assert a30.asked() == [("-q", "-i", CUT), ("mig", "-i", CUT, "-lgi"), ("vgpu", "-i", CUT, "-s", "-v")]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        CarveWish({"A10-12Q": 1}, Sizes.MIXED),
+        CarveWish({"A10-12Q": 1, "A10-4Q": 3}),
+        CarveWish({"A10-12Q": 2}),
+        CarveWish({"A10-12Q": 1, "A10-4Q": 1}, scheduler=EQUAL_SHARE),
+    ],
+)
+def test_nothing_follows_from_what_it_does_not_say(a10: Carver, wish: CarveWish) -> None:
+    before = a10.types(MIXED)
+    a10.tools = SimTools(a10.kernel, programs=())
+    a10.site = Site(a10.kernel, a10.tools, a10.site.originals, a10.site.locks)
+    reasons = a10.wish(MIXED, wish)
+    assert set(codes(reasons)) == {ReasonCode.UNREAD}
+    assert "nvidia-smi" in reasons[0].text
+    assert (a10.steps, a10.types(MIXED)) == ([], before)

@@ -1,0 +1,274 @@
+"""Plans for GPUs whose mode, GPU instances and placements decide what they carry: any way leads there, without harm."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType, parse_pci_id
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import (
+    Framework,
+    GpuInstance,
+    GpuModes,
+    LiveVgpu,
+    Scheduler,
+    SchedulerPolicy,
+    SmiReport,
+    VgpuHost,
+)
+from gpuvirt.model import catalog, mixedsizes
+from gpuvirt.model.board import Board, is_mig, size_of
+from gpuvirt.model.carveplanning import plan_carving
+from gpuvirt.model.carving import (
+    CarvePlan,
+    CarveStep,
+    CarveWish,
+    CreateInstance,
+    CreateVgpu,
+    DestroyInstance,
+    RemoveVgpu,
+    SetMigMode,
+    SetMixedSizes,
+    SetScheduler,
+)
+from gpuvirt.model.gpuinstances import slices_of
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.vgpuentries import Sizes
+from gpuvirt.paths import HostPath
+
+GPU = PciAddress("0000:17:00.0")
+VFS = [PciAddress(f"0000:17:{number // 8:02x}.{number % 8}") for number in range(4, 20)]
+(A30,) = catalog.cards_of(parse_pci_id("10de:20b7"), None)
+NAMES = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in A30.types()}
+MOST = {NAMES[one.profile.text]: one.most for one in A30.types()}
+BEST, EQUAL = Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.EQUAL_SHARE)
+ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
+
+WISHES = [
+    CarveWish(),
+    CarveWish({"A30-12C": 2}, Sizes.EQUAL, EQUAL),
+    CarveWish({"A30-4C": 6}, Sizes.EQUAL),
+    CarveWish({"A30-4C": 1}),
+    CarveWish({"A30-12C": 1, "A30-4C": 1, "A30-8C": 1}, Sizes.MIXED),
+    CarveWish({"A30-4C": 4}, Sizes.MIXED, EQUAL),
+    CarveWish({"A30-1-6C": 4}),
+    CarveWish({"A30-1-6C": 1}),
+    CarveWish({"A30-1-6C": 2, "A30-2-12C": 1}),
+    CarveWish({"A30-1-6CME": 1, "A30-1-6C": 3}),
+    CarveWish({"A30-2-12C": 2}),
+    CarveWish({"A30-4-24C": 1}),
+]
+
+
+def board() -> Board:
+    modes = GpuModes(GPU, mixed_sizes=False, can_mix_sizes=True, mig=False, mig_pending=False)
+    host = VgpuHost(GPU, Framework.MDEV, {vf: {} for vf in VFS})
+    return Board(host, most=MOST, card=A30, smi=SmiReport(modes, tuple(MOST), BEST))
+
+
+def named(wish: CarveWish) -> dict[VgpuType, int]:
+    return {NAMES[name]: number for name, number in wish.types.items()}
+
+
+def planned(one: Board, wish: CarveWish) -> CarvePlan:
+    return plan_carving(one, named(wish), wish)
+
+
+class Gpu:
+    """An A30 that carries plans out, and fails where a real one would."""
+
+    def __init__(self, one: Board) -> None:
+        assert one.smi is not None
+        assert not isinstance(one.smi.modes.gpu_instances, Unread)
+        self.board = one
+        self.modes = one.smi.modes
+        self.scheduler = one.smi.scheduler
+        self.live = {vgpu.id: vgpu for vgpu in one.host.live}
+        self.instances = {instance.id: instance for instance in one.smi.modes.gpu_instances}
+
+    @property
+    def types(self) -> Counter[VgpuType]:
+        return Counter(one.type for one in self.live.values() if not isinstance(one.type, Unread))
+
+    def take(self, step: CarveStep) -> None:
+        match step:
+            case RemoveVgpu(vgpu, _, slot):
+                assert vgpu not in self.board.users, "somebody has it"
+                assert self.live.pop(vgpu).slot == slot
+            case SetMigMode(_, on):
+                assert not self.live
+                assert not self.instances
+                self.modes = replace(self.modes, mig=on, mig_pending=on, mixed_sizes=None if on else False)
+                self.scheduler = BEST
+            case SetMixedSizes(_, on):
+                assert not self.live
+                assert self.modes.mig is False
+                self.modes = replace(self.modes, mixed_sizes=on)
+            case DestroyInstance(_, instance, profile):
+                assert self.instances.pop(instance).profile == profile
+                self.each_has_its_instance()
+            case CreateInstance(_, profile):
+                number = max(self.instances, default=0) + 1
+                self.instances[number] = GpuInstance(number, profile, 0, 0, 0)
+                assert self.modes.mig
+                assert sum(slices_of(one.profile) for one in self.instances.values()) <= 4
+            case CreateVgpu(vgpu, vgpu_type, slot):
+                assert vgpu not in self.live
+                assert slot not in {one.slot for one in self.live.values()}
+                self.live[vgpu] = LiveVgpu(vgpu, vgpu_type, slot, None)
+                self.there_is_room()
+            case SetScheduler(_, scheduler):
+                assert not self.board.users
+                assert not self.modes.mig
+                self.scheduler = scheduler
+            case _:
+                raise AssertionError(step)
+
+    def there_is_room(self) -> None:
+        if self.modes.mig:
+            self.each_has_its_instance()
+        elif self.modes.mixed_sizes:
+            assert mixedsizes.fits(A30, self.types)
+        else:
+            assert len({size_of(one) for one in self.types}) == 1
+            assert self.types.total() <= max(MOST[one] for one in self.types)
+            assert not any(is_mig(one) for one in self.types)
+
+    def each_has_its_instance(self) -> None:
+        needed: Counter[str] = Counter()
+        for vgpu_type, number in self.types.items():
+            instance = next(one.gpu_instance for one in A30.types() if NAMES[one.profile.text] == vgpu_type)
+            assert instance is not None
+            needed[instance.profile] += number
+        assert needed <= Counter(one.profile for one in self.instances.values())
+
+    @property
+    def after(self) -> Board:
+        modes = replace(self.modes, gpu_instances=tuple(self.instances.values()))
+        host = replace(self.board.host, live=tuple(self.live.values()))
+        return replace(self.board, host=host, smi=SmiReport(modes, tuple(MOST), self.scheduler))
+
+
+def after(one: Board, plan: CarvePlan) -> Board:
+    gpu = Gpu(one)
+    for step in plan.steps:
+        gpu.take(step)
+    return gpu.after
+
+
+def carried(one: Board) -> Counter[str]:
+    return Counter(str(vgpu.type) for vgpu in one.host.live)
+
+
+def used(one: Board, *ids: VgpuId) -> Board:
+    return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)))
+
+
+@given(st.lists(st.sampled_from(WISHES), min_size=1, max_size=5), st.data())
+def test_any_way_leads_there_and_nobody_loses_anything(wishes: list[CarveWish], data: st.DataObject) -> None:
+    one = board()
+    for wish in wishes:
+        ids = [vgpu.id for vgpu in one.host.live]
+        one = used(one, *data.draw(st.sets(st.sampled_from(ids)) if ids else st.just(set())))
+        plan = planned(one, wish)
+        assert plan.refusals == ()
+        one = after(one, plan)  # asserts that no step touches what is used, and that each can be taken
+        again = planned(one, wish)
+        assert again.steps == (), "a plan that was carried out leaves nothing to do"
+        assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}
+        one = after(used(one), planned(used(one), wish))
+        assert carried(one) == named(wish), "once all are free"
+        assert planned(one, wish).met
+
+
+@given(st.sampled_from(WISHES), st.sampled_from(WISHES))
+def test_what_both_wishes_want_keeps_its_ids_through_every_switch(first: CarveWish, second: CarveWish) -> None:
+    before = after(board(), planned(board(), first))
+    there = after(before, planned(before, second))
+    common = {(vgpu.id, vgpu.type) for vgpu in before.host.live} & {(vgpu.id, vgpu.type) for vgpu in there.host.live}
+    assert Counter(vgpu_type for _, vgpu_type in common) == Counter(named(first)) & Counter(named(second))
+
+
+@pytest.mark.parametrize("wish", [one for one in WISHES if one.types])
+def test_a_vgpu_in_use_stands_before_every_switch(wish: CarveWish) -> None:
+    for first in WISHES:
+        there = after(board(), planned(board(), first))
+        busy = used(there, *(vgpu.id for vgpu in there.host.live[:1]))
+        plan = planned(busy, wish)
+        if any(isinstance(step, SetMigMode | SetMixedSizes) for step in plan.steps):
+            assert not busy.host.live
+        elif plan.pending:
+            assert "pod default/vm-a" in plan.pending[0].text
+
+
+@pytest.mark.parametrize("field", ["mixed_sizes", "can_mix_sizes", "mig", "mig_pending", "gpu_instances"])
+@pytest.mark.parametrize("wish", [one for one in WISHES if one.types])
+def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: CarveWish, field: str) -> None:
+    one = board()
+    assert one.smi is not None
+    said = {
+        "mixed_sizes": replace(one.smi.modes, mixed_sizes=ODD),
+        "can_mix_sizes": replace(one.smi.modes, can_mix_sizes=ODD),
+        "mig": replace(one.smi.modes, mig=ODD),
+        "mig_pending": replace(one.smi.modes, mig_pending=ODD),
+        "gpu_instances": replace(one.smi.modes, gpu_instances=ODD),
+    }
+    blind = replace(one, smi=replace(one.smi, modes=said[field]))
+    plan = planned(blind, wish)
+    irrelevant = field == "can_mix_sizes" or (field == "mixed_sizes" and wish.sizes is None)
+    assert bool(plan.refusals) is not irrelevant
+    assert bool(plan.steps) is irrelevant
+
+
+def test_instances_of_cards_that_are_not_known_are_left_alone() -> None:
+    mig = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=(GpuInstance(1, "1g.6gb", 14, 0, 1),))
+    one = replace(board(), card=None, smi=SmiReport(mig, tuple(MOST)))
+    wish = CarveWish({"A30-1-6C": 1})
+    assert [reason.code for reason in planned(one, wish).refusals] == [ReasonCode.NO_ROOM]
+    offering = replace(one, host=replace(one.host, slots={VFS[0]: {NAMES["A30-1-6C"]: 1}}))
+    assert [type(step) for step in planned(offering, wish).steps] == [CreateVgpu]
+
+
+def test_a_scheduler_is_read_again_when_it_was_not_understood() -> None:
+    one = board()
+    assert one.smi is not None
+    blind = replace(one, smi=replace(one.smi, scheduler=ODD))
+    wish = CarveWish({"A30-4C": 2}, scheduler=EQUAL)
+    plan = planned(blind, wish)
+    assert {type(step) for step in plan.steps} == {CreateVgpu}
+    done = planned(replace(blind, host=after(one, plan).host), wish)
+    assert [reason.code for reason in done.refusals] == [ReasonCode.UNREAD]
+
+
+# --- placements
+
+
+@given(st.fixed_dictionaries({gb: st.integers(0, 3) for gb in (12, 8, 6, 4, 3)}))
+def test_what_fits_is_what_can_be_laid_out(counts: dict[int, int]) -> None:
+    places = {one.profile.gb: one.placements for one in A30.types() if one.placements}
+    counts = {gb: number for gb, number in counts.items() if gb in places}
+    wanted = [gb for gb, number in counts.items() for _ in range(number)]
+    types = {NAMES[f"A30-{gb}C"]: number for gb, number in counts.items()}
+    assert mixedsizes.fits(A30, types) is _laid_out(wanted, places, 0)
+
+
+def _laid_out(wanted: list[int], places: Mapping[int, tuple[int, ...]], taken: int) -> bool:
+    """Try every placement, one vGPU after another."""
+    if not wanted:
+        return True
+    span = (1 << wanted[0]) - 1
+    free = [place for place in places[wanted[0]] if not (span << place) & taken]
+    return any(_laid_out(wanted[1:], places, taken | span << place) for place in free)
+
+
+def test_cards_without_placements_go_by_their_numbers() -> None:
+    (l40s,) = catalog.cards_of(parse_pci_id("10de:26b9"), parse_pci_id("10de:1851"))
+    names = {size: VgpuType(f"NVIDIA L40S-{size}Q") for size in (4, 8, 16, 24, 48)}
+    assert mixedsizes.fits(l40s, {names[16]: 2, names[8]: 2})
+    assert not mixedsizes.fits(l40s, {names[16]: 3}), "two are documented"
+    assert not mixedsizes.fits(l40s, {names[24]: 2, names[4]: 1}), "more than its framebuffer"
+    assert mixedsizes.fits(None, {names[48]: 9}), "nothing is known"
