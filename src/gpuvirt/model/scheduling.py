@@ -83,8 +83,8 @@ def plan(board: Board, wanted: Scheduler) -> CarvePlan:
         return CarvePlan(gpu, refusals=(refusals.unread(gpu, found),))
     if found is None or is_met(found, wanted):
         return CarvePlan(gpu)
-    if board.users:
-        users = sorted({user for some in board.users.values() for user in some})
+    if board.running:
+        users = sorted({user for one in board.running for user in board.users.get(one, ())})
         return CarvePlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, wanted.text),))
     return CarvePlan(gpu, steps=(SetScheduler(gpu, wanted),))
 

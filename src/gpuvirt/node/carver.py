@@ -160,7 +160,7 @@ def _put_back(site: Site, gpu: PciAddress, before: Board | None, given: Given, t
 
 def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
     """Return what is to be done so that one vGPU is no more: nothing, where somebody has it."""
-    board = seen.board(gpu)
+    board = seen.asked_board(gpu, CarveWish())
     live = next((one for one in board.host.live if one.id == vgpu), None) if board is not None else None
     if board is None or live is None:
         return CarvePlan(gpu)
