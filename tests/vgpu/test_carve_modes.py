@@ -1,6 +1,7 @@
 """GPUs change their modes, their GPU instances and their scheduler for what is wished, while nobody is hurt by it."""
 
 import errno
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.carving import CarveStep, CarveWish
+from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node import carver
@@ -241,6 +243,24 @@ def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -
     assert FOREIGN in a30.types(CUT)
     assert not isinstance(found := a30.modes(CUT).gpu_instances, Unread)
     assert "2g.12gb" in {one.profile for one in found}
+
+
+def test_vendor_vfio_is_cut_as_well(tmp_path: Path) -> None:
+    """There, a GPU without room names no type, not even that of what it carries."""
+    host, gpu = Carver("8xH100", tmp_path), PciAddress("0000:9d:00.0")
+    for wish in (
+        CarveWish({"H100XM-1-10C": 3, "H100XM-4-40C": 1}),
+        CarveWish({"H100XM-1-10C": 5, "H100XM-2-20C": 1}),
+        CarveWish({"H100XM-40C": 1, "H100XM-4C": 4}, Sizes.MIXED),
+        CarveWish({"H100XM-80C": 1}, Sizes.EQUAL),
+        CarveWish(),
+    ):
+        assert host.wish(gpu, wish) == ()
+        board = carver.look(host.site, host.given).asked_board(gpu, CarveWish())
+        assert board is not None
+        assert Counter(profile_name(str(one.type)) for one in board.host.live) == wish.types
+        assert host.wish(gpu, wish) == ()
+        assert host.steps == []
 
 
 # --- the scheduler

@@ -45,6 +45,7 @@ VFS = [PciAddress(f"0000:17:{number // 8:02x}.{number % 8}") for number in range
 (A30,) = catalog.cards_of(parse_pci_id("10de:20b7"), None)
 NAMES = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in A30.types()}
 MOST = {NAMES[one.profile.text]: one.most for one in A30.types()}
+TYPES = {str(number): vgpu_type for number, vgpu_type in enumerate(MOST)}
 BEST, EQUAL = Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.EQUAL_SHARE)
 ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
 
@@ -67,7 +68,7 @@ WISHES = [
 def board() -> Board:
     modes = GpuModes(GPU, mixed_sizes=False, can_mix_sizes=True, mig=False, mig_pending=False)
     host = VgpuHost(GPU, Framework.MDEV, {vf: {} for vf in VFS})
-    return Board(host, most=MOST, card=A30, smi=SmiReport(modes, tuple(MOST), BEST))
+    return Board(host, most=MOST, card=A30, smi=SmiReport(modes, TYPES, BEST))
 
 
 def named(wish: CarveWish) -> dict[VgpuType, int]:
@@ -122,7 +123,7 @@ class Gpu:
                 self.live[vgpu] = LiveVgpu(vgpu, vgpu_type, slot, None)
                 self.there_is_room()
             case SetScheduler(_, scheduler):
-                assert not self.board.users
+                assert not self.board.running
                 assert not self.modes.mig
                 self.scheduler = scheduler
             case _:
@@ -150,7 +151,7 @@ class Gpu:
     def after(self) -> Board:
         modes = replace(self.modes, gpu_instances=tuple(self.instances.values()))
         host = replace(self.board.host, live=tuple(self.live.values()))
-        return replace(self.board, host=host, smi=SmiReport(modes, tuple(MOST), self.scheduler))
+        return replace(self.board, host=host, smi=SmiReport(modes, TYPES, self.scheduler))
 
 
 def after(one: Board, plan: CarvePlan) -> Board:
@@ -165,7 +166,8 @@ def carried(one: Board) -> Counter[str]:
 
 
 def used(one: Board, *ids: VgpuId) -> Board:
-    return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)))
+    """Return the board where a machine runs on some of its vGPUs."""
+    return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)), running=frozenset(ids))
 
 
 @given(st.lists(st.sampled_from(WISHES), min_size=1, max_size=5), st.data())
@@ -226,7 +228,7 @@ def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: CarveWish, fie
 
 def test_instances_of_cards_that_are_not_known_are_left_alone() -> None:
     mig = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=(GpuInstance(1, "1g.6gb", 14, 0, 1),))
-    one = replace(board(), card=None, smi=SmiReport(mig, tuple(MOST)))
+    one = replace(board(), card=None, smi=SmiReport(mig, TYPES))
     wish = CarveWish({"A30-1-6C": 1})
     assert [reason.code for reason in planned(one, wish).refusals] == [ReasonCode.NO_ROOM]
     offering = replace(one, host=replace(one.host, slots={VFS[0]: {NAMES["A30-1-6C"]: 1}}))
@@ -242,6 +244,16 @@ def test_a_scheduler_is_read_again_when_it_was_not_understood() -> None:
     assert {type(step) for step in plan.steps} == {CreateVgpu}
     done = planned(replace(blind, host=after(one, plan).host), wish)
     assert [reason.code for reason in done.refusals] == [ReasonCode.UNREAD]
+
+
+def test_a_pod_whose_machine_does_not_run_yet_does_not_keep_the_scheduler() -> None:
+    """After a restart of the host pods have their vGPUs at once, and the driver has forgotten its scheduler."""
+    wish = CarveWish({"A30-4C": 2}, scheduler=EQUAL)
+    one = after(board(), planned(board(), CarveWish({"A30-4C": 2})))
+    held = replace(one, users=dict.fromkeys((vgpu.id for vgpu in one.host.live), ("pod default/vm-a",)))
+    assert [type(step) for step in planned(held, wish).steps] == [SetScheduler]
+    runs = used(one, *(vgpu.id for vgpu in one.host.live))
+    assert [reason.code for reason in planned(runs, wish).pending] == [ReasonCode.VGPU_IN_USE]
 
 
 # --- placements

@@ -1,10 +1,18 @@
 """`gpuvirt demo`: the real agent on a simulated machine with a simulated kubelet, through a GPU's whole life."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gpuvirt.cli.story import Stage
+    from gpuvirt.model.settings import Settings
+
+DEFAULT = "2xA10"
 
 
 def demo(
@@ -12,7 +20,7 @@ def demo(
     machine: Annotated[
         str,
         typer.Option("--machine", "-m", metavar="NAME", help="A machine of `gpuvirt sim machines`, or a YAML file."),
-    ] = "2xA10",
+    ] = DEFAULT,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the agent's log as well.")] = False,
 ) -> None:
     """Show what gpuvirt does, on a simulated host with GPUs; needs no GPU, no cluster, and under 20 seconds."""
@@ -29,19 +37,41 @@ def demo(
 
 
 async def play(machine: str, folder: Path) -> None:
-    """Play the demo on a machine; its kubelet and its agent keep their files in `folder`."""
-    from gpuvirt.apps.node import NodeOptions, run
+    """Play the demo on a machine; kubelets and agents keep their files in `folder`."""
+    from gpuvirt.cli import carvingstory
+    from gpuvirt.cli.carvingstory import CarvingStory
     from gpuvirt.cli.story import Story
+    from gpuvirt.model.settings import Settings
+    from gpuvirt.model.wanted import WantedMode
+
+    async with _stage(machine, folder / "one", Settings()) as stage:
+        story = Story(stage)
+        await story.tell()
+    if machine == DEFAULT:
+        async with _stage(carvingstory.MACHINE, folder / "two", Settings(mode=WantedMode.VGPU)) as stage:
+            carving = CarvingStory(stage, chapter=story.chapter)
+            await carving.tell_carving()
+            story.chapter = carving.chapter
+    story.next()
+
+
+@asynccontextmanager
+async def _stage(machine: str, folder: Path, settings: "Settings") -> "AsyncIterator[Stage]":
+    """Have an agent and a kubelet on a machine."""
+    from gpuvirt.apps.node import NodeOptions, run
+    from gpuvirt.cli.story import Stage
     from gpuvirt.clock import RealClock
+    from gpuvirt.facts.ids import NodeName
     from gpuvirt.model import pciids
     from gpuvirt.model.pciids import PciIds
-    from gpuvirt.model.settings import Settings
     from gpuvirt.node.agent import Agent
+    from gpuvirt.node.binder import Site
     from gpuvirt.node.pace import Pace
     from gpuvirt.paths import KubeletPaths
     from gpuvirt.sim.builder import build_machine
     from gpuvirt.sim.kubelet.kubelet import running
     from gpuvirt.sim.machine import load_machine
+    from gpuvirt.sim.tools import SimTools
 
     spec = load_machine(machine)
     kernel, clock = build_machine(spec, where=machine), RealClock()
@@ -51,14 +81,15 @@ async def play(machine: str, folder: Path) -> None:
         kubelet=KubeletPaths(folder / "kubelet"),
         ledger=folder / "ledger.json",
         state_file=None,
-        settings=Settings(),
+        settings=settings,
         ids=PciIds((pciids.shipped(),)),
+        node_name=NodeName("node01"),
+        moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks"),
         clock=clock,
         # Everything that an agent does in seconds, in tenths.
         pace=Pace(nodes_s=0.2, brief_s=0.3, users_s=1.0, holders_s=0.5, holders_after_allocation_s=0.1, kubelet_s=0.2),
     )
     async with running(options.kubelet.root, clock) as kubelet, asyncio.TaskGroup() as group:
         agent_task = group.create_task(run(options, started=started.set_result))
-        story = Story(machine, spec.about, kernel, kubelet, await started, clock)
-        await story.tell()
+        yield Stage(machine, spec.about, kernel, kubelet, await started, clock)
         agent_task.cancel()

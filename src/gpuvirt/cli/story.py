@@ -1,6 +1,7 @@
 """What the demo tells: found, offered, given, failed, recovered, restarted; each step shown as it really happened."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.panel import Panel
@@ -30,40 +31,43 @@ class DemoStuckError(GpuvirtError):
     """Something that the demo waits for does not happen."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a story plays: a simulated host and kubelet, and the real agent between them."""
+
+    machine: str
+    about: str
+    kernel: SimKernel
+    kubelet: SimKubelet
+    agent: Agent
+    clock: Clock
+
+
 class Story:
     """One telling."""
 
-    def __init__(
-        self, machine: str, about: str, kernel: SimKernel, kubelet: SimKubelet, agent: Agent, clock: Clock
-    ) -> None:
-        self._machine = machine
-        self._about = about
-        self._kernel = kernel
-        self._kubelet = kubelet
-        self._agent = agent
-        self._clock = clock
+    def __init__(self, stage: Stage, *, chapter: int = 0) -> None:
+        """`chapter` is the number of the last one before."""
+        self.chapter = chapter
+        self.kubelet = stage.kubelet
+        self.agent = stage.agent
+        self._stage = stage
+        self._kernel = stage.kernel
+        self._clock = stage.clock
         self._out: Console = render.console()
-        self._step = 0
 
     @property
     def _view(self) -> NodeView:
-        return self._agent.views.get()
+        return self.agent.views.get()
 
     async def tell(self) -> None:
         """Tell all of it."""
-        self._out.print(
-            Panel.fit(
-                Text.assemble(
-                    *("Machine ", (self._machine, "bold"), f": {self._about}.\n"),
-                    "Host and kubelet are simulated; the agent between them is the one that runs on a real node.",
-                )
-            )
-        )
-        await self._until(lambda: self._agent.looked, "a look at the host")
-        await self._until(self._all_is_counted, "the kubelet to count what is offered")
+        self.open()
+        await self.until(lambda: self.agent.looked, "a look at the host")
+        await self.until(self._all_is_counted, "the kubelet to count what is offered")
         self._found()
         if not self._view.resources:
-            self._say("\nNothing can be offered on this host. The lines above say why, and what to do about it.")
+            self.say("\nNothing can be offered on this host. The lines above say why, and what to do about it.")
             return
         self._offered()
         resource = max(self._view.resources, key=lambda one: len(one.devices))
@@ -71,78 +75,89 @@ class Story:
         pod = await self._two(resource)
         await self._failure(resource, pod)
         await self._restart(resource, pod)
-        self._next()
+
+    def open(self) -> None:
+        """Say which machine this is."""
+        self._out.print(
+            Panel.fit(
+                Text.assemble(
+                    *("Machine ", (self._stage.machine, "bold"), f": {self._stage.about}.\n"),
+                    "Host and kubelet are simulated; the agent between them is the one that runs on a real node.",
+                )
+            )
+        )
 
     def _all_is_counted(self) -> bool:
         """Tell whether the kubelet has read the lists; a resource is registered some time before that."""
         healthy = {one.name: sum(device.healthy for device in one.devices) for one in self._view.resources}
-        return self._kubelet.allocatable() == healthy
+        return self.kubelet.allocatable() == healthy
 
     def _found(self) -> None:
-        self._head("What is found on the host", "gpuvirt devices")
+        self.head("What is found on the host", "gpuvirt devices")
         self._out.print(render.devices_table(self._view.gpus))
         for line in render.why_lines(self._view):
             self._out.print(line, style="dim", soft_wrap=True)
 
     def _offered(self) -> None:
-        self._head("What the node offers to the cluster", "kubectl describe node node01")
-        self._counts("Capacity", self._kubelet.capacity())
-        self._counts("Allocatable", self._kubelet.allocatable())
+        self.head("What the node offers to the cluster", "kubectl describe node node01")
+        self.counts("Capacity", self.kubelet.capacity())
+        self.counts("Allocatable", self.kubelet.allocatable())
 
     async def _one(self, resource: ResourceView) -> None:
-        self._head("A virtual machine asks for one")
+        self.head("A virtual machine asks for one")
         gpu = f"devices:\n  gpus:\n  - deviceName: {resource.name}\n    name: gpu0"
         self._out.print(Syntax(gpu, "yaml", background_color="default"))
         pod = await self._run_pod("vm-a", resource, 1)
-        self._attachment(pod)
-        self._say("from which KubeVirt makes the device of the machine (libvirt):")
+        self.attachment(pod)
+        self.say("from which KubeVirt makes the device of the machine (libvirt):")
         for form, text in self._hostdevs(pod):
-            self._say(f"KubeVirt {form}{MANAGED[form]}:", style="dim")
+            self.say(f"KubeVirt {form}{MANAGED[form]}:", style="dim")
             self._out.print(Syntax(text, "xml", background_color="default"))
-        self._say("The machine ends, and its device is free again.")
-        self._kubelet.end_pod("virt-launcher-vm-a")
+        self.say("The machine ends, and its device is free again.")
+        self.kubelet.end_pod("virt-launcher-vm-a")
 
     async def _two(self, resource: ResourceView) -> Pod:
         count = min(2, len(resource.devices))
-        self._head(f"A virtual machine asks for {'two' if count == 2 else 'the only one'}")
+        self.head(f"A virtual machine asks for {'two' if count == 2 else 'the only one'}")
         pod = await self._run_pod("vm-b", resource, count)
-        self._attachment(pod)
+        self.attachment(pod)
         return pod
 
     async def _failure(self, resource: ResourceView, pod: Pod) -> None:
-        self._head("A GPU fails, and recovers")
+        self.head("A GPU fails, and recovers")
         held = {device for one in pod.held for device in one.devices}
         victim = next((device for device in resource.devices if device.id not in held), resource.devices[0])
-        before = self._kubelet.allocatable()[resource.name]
-        self._say(f"{victim.gpu} stops answering on the PCI bus. Nobody tells; the agent sees it at its next look:")
+        before = self.kubelet.allocatable()[resource.name]
+        self.say(f"{victim.gpu} stops answering on the PCI bus. Nobody tells; the agent sees it at its next look:")
         self._kernel.fall_off_bus(PciAddress(victim.gpu))
-        await self._until(lambda: self._kubelet.allocatable()[resource.name] < before, "the failure to be seen")
-        self._counts("Allocatable", self._kubelet.allocatable())
+        await self.until(lambda: self.kubelet.allocatable()[resource.name] < before, "the failure to be seen")
+        self.counts("Allocatable", self.kubelet.allocatable())
         shown = next(one for one in self._view.resources if one.name == resource.name)
         reason = next(reason for device in shown.devices for reason in device.reasons)
-        self._say(f"{reason.text}", style="yellow")
-        self._say("It answers again:")
+        self.say(f"{reason.text}", style="yellow")
+        self.say("It answers again:")
         self._kernel.fall_off_bus(PciAddress(victim.gpu), fallen=False)
-        await self._until(lambda: self._kubelet.allocatable()[resource.name] == before, "the recovery to be seen")
-        self._counts("Allocatable", self._kubelet.allocatable())
+        await self.until(lambda: self.kubelet.allocatable()[resource.name] == before, "the recovery to be seen")
+        self.counts("Allocatable", self.kubelet.allocatable())
 
     async def _restart(self, resource: ResourceView, pod: Pod) -> None:
-        self._head("The kubelet restarts")
-        before = dict(self._kubelet.capacity())
-        await self._kubelet.stop()
-        await self._kubelet.start()
-        self._say("It has deleted the sockets of all plugins, and counts nothing until they are back:")
-        self._counts("Capacity", self._kubelet.capacity())
-        await self._until(lambda: self._kubelet.capacity() == before, "everything to be back")
-        self._say("The agent has seen the new kubelet and registered again:")
-        self._counts("Capacity", self._kubelet.capacity())
-        await self._until(lambda: self._holder(resource, pod) is not None, "the holder to be known")
-        self._say(f"{self._holder(resource, pod)} has what it had. No device was touched in all this:")
-        self._say(f"writes to the host: {len(self._kernel.writes)}")
+        self.head("The kubelet restarts")
+        before = dict(self.kubelet.capacity())
+        await self.kubelet.stop()
+        await self.kubelet.start()
+        self.say("It has deleted the sockets of all plugins, and counts nothing until they are back:")
+        self.counts("Capacity", self.kubelet.capacity())
+        await self.until(lambda: self.kubelet.capacity() == before, "everything to be back")
+        self.say("The agent has seen the new kubelet and registered again:")
+        self.counts("Capacity", self.kubelet.capacity())
+        await self.until(lambda: self._holder(resource, pod) is not None, "the holder to be known")
+        self.say(f"{self._holder(resource, pod)} has what it had. No device was touched in all this:")
+        self.say(f"writes to the host: {len(self._kernel.writes)}")
 
-    def _next(self) -> None:
-        other = "8xH100" if self._machine != "8xH100" else "4xRTX2060"
-        self._head("What to try next")
+    def next(self) -> None:
+        """Say what to try now."""
+        other = "8xH100" if self._stage.machine != "8xH100" else "4xRTX2060"
+        self.head("What to try next")
         for command, what in (
             (f"make demo MACHINE={other}", "the same on another machine; gpuvirt sim machines lists all"),
             ("gpuvirt sim run -m 4xT4 -- gpuvirt devices", "any command on a simulated machine"),
@@ -152,10 +167,11 @@ class Story:
             self._out.print(Text.assemble("  ", (f"{command:<46}", "bold"), f" {what}"))
 
     async def _run_pod(self, vm: str, resource: ResourceView, count: int) -> Pod:
-        return await self._kubelet.run_pod(f"virt-launcher-{vm}", Container("compute", {resource.name: count}))
+        return await self.kubelet.run_pod(f"virt-launcher-{vm}", Container("compute", {resource.name: count}))
 
-    def _attachment(self, pod: Pod) -> None:
-        self._say(f"and pod {pod.name} gets")
+    def attachment(self, pod: Pod) -> None:
+        """Show what a pod got."""
+        self.say(f"and pod {pod.name} gets")
         for name, value in pod.env().items():
             self._out.print(Text.assemble(f"  {name}=", (value, "bold")), soft_wrap=True)
         self._out.print(f"  {' '.join(pod.device_nodes())}", soft_wrap=True)
@@ -167,27 +183,35 @@ class Story:
             return [(Form.KUBEVIRT_1_9, mdev_hostdev(VgpuId(device), "gpu0", display=True))]
         return [(form, pci_hostdev(PciAddress(device), "gpu0", form)) for form in Form]
 
+    def holders(self) -> set[str]:
+        """Return the pods that have something, by their names."""
+        found = (device.holder for one in self._view.resources for device in one.devices)
+        return {holder.rpartition("/")[2] for holder in found if holder is not None}
+
     def _holder(self, resource: ResourceView, pod: Pod) -> str | None:
         """Return the holder of a pod's device as the agent's view names it."""
         shown = next((one for one in self._view.resources if one.name == resource.name), None)
         devices = shown.devices if shown is not None else ()
         return next((one.holder for one in devices if one.holder and pod.name in one.holder), None)
 
-    def _counts(self, title: str, counts: Mapping[str, int]) -> None:
+    def counts(self, title: str, counts: Mapping[str, int]) -> None:
+        """Show how many there are of each."""
         self._out.print(f"{title}:")
         for name, count in counts.items():
             self._out.print(Text.assemble(f"  {name + ':':<48} ", (str(count), "bold")))
 
-    def _head(self, title: str, command: str | None = None) -> None:
-        self._step += 1
-        self._out.print(f"\n{self._step}. {title}", style="bold green")
+    def head(self, title: str, command: str | None = None) -> None:
+        """Begin a chapter."""
+        self.chapter += 1
+        self._out.print(f"\n{self.chapter}. {title}", style="bold green")
         if command is not None:
             self._out.print(f"$ {command}", style="dim")
 
-    def _say(self, text: str, style: str = "") -> None:
+    def say(self, text: str, style: str = "") -> None:
+        """Say something."""
         self._out.print(Text(text, style=style), soft_wrap=True)
 
-    async def _until(self, met: Callable[[], bool], what: str) -> None:
+    async def until(self, met: Callable[[], bool], what: str) -> None:
         """Wait until something has come true."""
         deadline_s = self._clock.monotonic_s() + PATIENCE_S
         while not met():

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import options
+from gpuvirt.cli import options, vgpuscheduler
 from gpuvirt.cli.options import Output
 
 app = typer.Typer(
@@ -12,6 +12,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Which vGPUs are wanted on a node's GPUs, and what configs say of that.",
 )
+app.add_typer(vgpuscheduler.app, name="scheduler")
 
 
 ConfigFile = Annotated[

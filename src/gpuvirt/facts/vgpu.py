@@ -129,8 +129,8 @@ class SmiReport:
     """What NVIDIA's own program said of a GPU when a plan needed to know."""
 
     modes: GpuModes
-    types: tuple[VgpuType, ...] | Unread = ()
-    """The types that the GPU supports in any of its modes, by the host's names; none where that was not asked."""
+    types: Mapping[str, VgpuType] | Unread = field(default_factory=dict)
+    """What the GPU's types are called, in any of its modes, by their numbers; none where that was not asked."""
     scheduler: Scheduler | Unread | None = None
     """None: it was not asked."""
 

@@ -1,6 +1,6 @@
 """What a plan needs to know of a GPU and only nvidia-smi says, read in one go; what it does not say is Unread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
@@ -17,14 +17,14 @@ def read_report(tools: Tools, gpu: PciAddress, *, types: bool, scheduler: bool) 
     modes = _said(lambda: nvidiasmi.read_modes(tools, gpu))
     return SmiReport(
         GpuModes(gpu, modes, modes, modes, modes, modes) if isinstance(modes, Unread) else modes,
-        types=_types(tools, gpu) if types else (),
+        types=_types(tools, gpu) if types else {},
         scheduler=_said(lambda: vgpuscheduler.read_scheduler(tools, gpu)) if scheduler else None,
     )
 
 
-def _types(tools: Tools, gpu: PciAddress) -> tuple[VgpuType, ...] | Unread:
+def _types(tools: Tools, gpu: PciAddress) -> Mapping[str, VgpuType] | Unread:
     found = _said(lambda: nvidiasmi.read_supported(tools, gpu))
-    return found if isinstance(found, Unread) else tuple(one.name for one in found)
+    return found if isinstance(found, Unread) else {str(one.id): one.name for one in found}
 
 
 def _said(ask: Callable[[], T]) -> T | Unread:

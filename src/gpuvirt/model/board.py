@@ -46,6 +46,8 @@ class Board:
     host: VgpuHost
     users: Mapping[VgpuId, tuple[str, ...]] = field(default_factory=dict)
     """Who has which of its vGPUs."""
+    running: frozenset[VgpuId] = frozenset()
+    """Those that processes have open; what a pod has may wait for its machine."""
     remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
     """What was there before, and comes back with the same ids: what pods had when the host was last up, to begin with,
     since the kubelet starts them again with these."""
@@ -60,17 +62,12 @@ class Board:
     namespace: uuid.UUID = NAMESPACE
 
     @property
-    def holders(self) -> tuple[str, ...]:
-        """Who has any of its vGPUs, those left out that are only offered."""
-        return tuple(sorted({user for users in self.users.values() for user in users} - {GIVER}))
-
-    @property
     def known_types(self) -> tuple[VgpuType, ...]:
         """The types that the host has been heard to name."""
         named = {one for left in self.host.slots.values() for one in left}
         live = {one.type for one in self.host.live if not isinstance(one.type, Unread)}
-        supported = self.smi.types if self.smi is not None and not isinstance(self.smi.types, Unread) else ()
-        return tuple(sorted({*named, *live, *supported, *self.host.type_names.values()}))
+        supported = _supported(self.smi) if self.smi is not None else {}
+        return tuple(sorted({*named, *live, *supported.values(), *self.host.type_names.values()}))
 
     @property
     def mixed_sizes(self) -> bool:
@@ -114,6 +111,7 @@ def board_of(inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding],
     board = Board(
         host,
         users=_users(inventory, host, ours),
+        running=frozenset(one.id for one in host.live if _processes(inventory, host, one)),
         remembered={id_: one.type for id_, one in gone.items() if one.type and not one.seen_this_boot},
         leaving={id_: one.type for id_, one in gone.items() if one.type and one.seen_this_boot},
         namespace=namespace,
@@ -122,8 +120,18 @@ def board_of(inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding],
 
 
 def with_report(board: Board, function: PciFunction, report: SmiReport) -> Board:
-    """Return the board of a GPU with what nvidia-smi said of it."""
-    return _by_catalog(replace(board, smi=report), function)
+    """Return the board of a GPU with what nvidia-smi said of it, and of types that the host names no more."""
+    live = tuple(_renamed(one, _supported(report)) for one in board.host.live)
+    return _by_catalog(replace(board, host=replace(board.host, live=live), smi=report), function)
+
+
+def _supported(report: SmiReport) -> Mapping[str, VgpuType]:
+    return {} if isinstance(report.types, Unread) else report.types
+
+
+def _renamed(one: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
+    name = names.get(one.type_id) if one.type_id is not None and isinstance(one.type, Unread) else None
+    return one if name is None else replace(one, type=name)
 
 
 def _by_catalog(board: Board, function: PciFunction) -> Board:

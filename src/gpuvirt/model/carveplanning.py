@@ -21,7 +21,6 @@ from gpuvirt.model.carving import (
     EnableVfs,
     ModeStep,
     RemoveVgpu,
-    SetScheduler,
     meant,
 )
 from gpuvirt.model.gpuinstances import Cut
@@ -43,7 +42,7 @@ def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> Car
             return CarvePlan(gpu)
         if _lacks_vfs(function):
             return CarvePlan(gpu, steps=(EnableVfs(gpu),))
-        return CarvePlan(gpu, refusals=(shortfalls.no_vgpu_host(function, _why_no_host(function)),))
+        return CarvePlan(gpu, refusals=(no_host(function),))
     wanted: Counter[VgpuType] = Counter()
     unknown: list[Reason] = []
     known = board.known_types
@@ -61,6 +60,11 @@ def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> Car
 def _lacks_vfs(function: PciFunction) -> bool:
     native = isinstance(function.driver, str) and not function.on_vfio
     return native and function.id.vendor == NVIDIA and bool(function.sriov_total_vfs) and not function.virtfns
+
+
+def no_host(function: PciFunction) -> Reason:
+    """Return why nothing makes vGPUs of a GPU."""
+    return shortfalls.no_vgpu_host(function, _why_no_host(function))
 
 
 def _why_no_host(function: PciFunction) -> str:
@@ -184,18 +188,13 @@ def _crowded(board: Board, cut: Cut, vgpu_type: VgpuType) -> str | None:
 
 def _with_scheduler(board: Board, plan: CarvePlan, wish: CarveWish) -> CarvePlan:
     """Return the plan with the scheduler set at its end, when what is wanted is there."""
-    found = board.smi.scheduler if board.smi is not None else None
-    if wish.scheduler is None or found is None or plan.refusals or plan.pending:
+    if wish.scheduler is None or plan.refusals or plan.pending:
         return plan
-    gpu = board.host.gpu
-    if isinstance(found, Unread):
+    then = scheduling.plan(board, wish.scheduler)
+    if then.refusals:
         # It may say more once it carries something.
-        return plan if plan.steps else CarvePlan(gpu, refusals=(shortfalls.unread(gpu, found),))
-    if scheduling.is_met(found, wish.scheduler):
-        return plan
-    if board.holders:
-        return replace(plan, pending=(shortfalls.scheduler_waits(gpu, board.holders, wish.scheduler.text),))
-    return replace(plan, steps=(*plan.steps, SetScheduler(gpu, wish.scheduler)))
+        return plan if plan.steps else then
+    return replace(plan, steps=(*plan.steps, *then.steps), pending=then.pending)
 
 
 def _typed(live: Iterable[LiveVgpu]) -> Mapping[LiveVgpu, VgpuType]:

@@ -17,7 +17,7 @@ class Questions:
     """What nvidia-smi is to be asked of a GPU, beside its modes."""
 
     types: bool = False
-    """Which types it supports: one that is wished is none that the host names."""
+    """What its types are called: the host does not name one that is wished, or one that is there."""
     scheduler: bool = False
 
 
@@ -31,8 +31,10 @@ def questions(function: PciFunction, board: Board, wish: CarveWish) -> Questions
     names = [name for name, number in wish.types.items() if number]
     profiles = [profile for name in names if (profile := profile_of(name)) is not None]
     live = [profile for one in board.host.live if (profile := profile_of(str(one.type))) is not None]
+    unnamed = any(isinstance(one.type, Unread) and one.type_id is not None for one in board.host.live)
     needed = (
-        wish.sizes is not None
+        unnamed
+        or wish.sizes is not None
         or wish.scheduler is not None
         or any(one.is_mig for one in profiles)
         or len({one.gb for one in profiles}) > 1
@@ -42,7 +44,7 @@ def questions(function: PciFunction, board: Board, wish: CarveWish) -> Questions
     if not needed:
         return None
     known = board.known_types
-    return Questions(any(meant(name, known) is None for name in names), wish.scheduler is not None)
+    return Questions(unnamed or any(meant(name, known) is None for name in names), wish.scheduler is not None)
 
 
 def _may_be_cut(function: PciFunction, board: Board) -> bool:

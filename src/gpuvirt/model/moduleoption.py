@@ -39,6 +39,11 @@ def merge(existing: str | None, gpu: PciAddress, value: int | None) -> str | Non
     return f'{HEAD}\noptions nvidia {PARAMETER}="{told}"\n' if told else None
 
 
+def kept(existing: str) -> Mapping[PciAddress, int]:
+    """Return the values of RmPVMRL that our file has; raise DamagedError where it is not as we write it."""
+    return {address: int(value, 16) for address, pairs in _parse(existing) for key, value in pairs if key == KEY}
+
+
 def _told(address: PciAddress, pairs: Mapping[str, str]) -> str:
     return ";".join([f"pci={address}", *(f"{key}={value}" for key, value in pairs.items())])
 

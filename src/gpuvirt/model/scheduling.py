@@ -1,11 +1,13 @@
-"""Which vGPU scheduler a GPU takes in the mode that it is in, and as what the driver is told so for good (RmPVMRL)."""
+"""Which vGPU scheduler a GPU takes, how it comes to have it, and as what the driver is told so for good (RmPVMRL)."""
 
 from collections.abc import Iterator
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
-from gpuvirt.model import refusals
+from gpuvirt.model import refusals, shortfalls
+from gpuvirt.model.board import Board
+from gpuvirt.model.carving import CarvePlan, SetScheduler
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 LEAST_SLICE_MS, MOST_SLICE_MS = 1, 30
@@ -64,9 +66,27 @@ def _unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reason:
     return Reason(ReasonCode.SCHEDULER_UNFIT, gpu, message, seen, fix)
 
 
+def not_nvidias(gpu: PciAddress) -> Reason:
+    """Return why a GPU of another vendor's gets no scheduler."""
+    return _unfit(gpu, "has no vGPU scheduler: NVIDIA's vGPU manager alone has one", "another vendor's", "leave it out")
+
+
 def is_met(found: Scheduler, wanted: Scheduler) -> bool:
     """Return whether a GPU's scheduler is as wanted; without a wished time slice any is."""
     return found.policy is wanted.policy and wanted.timeslice_ms in {None, found.timeslice_ms}
+
+
+def plan(board: Board, wanted: Scheduler) -> CarvePlan:
+    """Return how a GPU comes to have a scheduler that its mode takes; nothing to do where nobody asked what it has."""
+    gpu, found = board.host.gpu, board.smi.scheduler if board.smi is not None else None
+    if isinstance(found, Unread):
+        return CarvePlan(gpu, refusals=(refusals.unread(gpu, found),))
+    if found is None or is_met(found, wanted):
+        return CarvePlan(gpu)
+    if board.running:
+        users = sorted({user for one in board.running for user in board.users.get(one, ())})
+        return CarvePlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, wanted.text),))
+    return CarvePlan(gpu, steps=(SetScheduler(gpu, wanted),))
 
 
 def registry_value(wanted: Scheduler) -> int:
@@ -74,3 +94,11 @@ def registry_value(wanted: Scheduler) -> int:
     if wanted.timeslice_ms is None:
         return WITH_DEFAULT_SLICE[wanted.policy]
     return wanted.timeslice_ms << 16 | WITH_SLICE[wanted.policy]
+
+
+def registry_scheduler(value: int) -> Scheduler | None:
+    """Return the scheduler that a value of RmPVMRL tells, None for one that `registry_value` never gives."""
+    told = {number: Scheduler(policy) for policy, number in WITH_DEFAULT_SLICE.items()}
+    for policy, low in WITH_SLICE.items():
+        told |= {ms << 16 | low: Scheduler(policy, ms) for ms in range(LEAST_SLICE_MS, MOST_SLICE_MS + 1)}
+    return told.get(value)

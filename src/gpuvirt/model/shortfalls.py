@@ -78,8 +78,8 @@ def scheduler_waits(gpu: PciAddress, users: Sequence[str], wanted: str) -> Reaso
     return Reason(
         ReasonCode.VGPU_IN_USE,
         gpu,
-        f"gets its scheduler ({wanted}) when none of its vGPUs is in use: {', '.join(users)}",
-        fix="end the users in good order; it is set then",
+        f"gets its scheduler ({wanted}) when no machine runs on it: {', '.join(users)}",
+        fix="end the machines in good order; it is set then",
     )
 
 

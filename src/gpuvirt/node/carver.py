@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import Tools
-from gpuvirt.model import gpumodes, shortfalls
+from gpuvirt.model import gpumodes, scheduling, shortfalls
 from gpuvirt.model.board import GIVER, Board, Holding, board_of, host_namespace, with_report
-from gpuvirt.model.carveplanning import plan_gpu
+from gpuvirt.model.carveplanning import no_host, plan_gpu
 from gpuvirt.model.carving import CarvePlan, CarveWish, RemoveVgpu
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.reasons import Reason
@@ -162,7 +163,7 @@ def _put_back(site: Site, gpu: PciAddress, before: Board | None, given: Given, t
 
 def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
     """Return what is to be done so that one vGPU is no more: nothing, where somebody has it."""
-    board = seen.board(gpu)
+    board = seen.asked_board(gpu, CarveWish())
     live = next((one for one in board.host.live if one.id == vgpu), None) if board is not None else None
     if board is None or live is None:
         return CarvePlan(gpu)
@@ -187,3 +188,26 @@ def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell) 
 
 def _quarantined(refused: Mapping[PciAddress, str]) -> Iterator[Reason]:
     return (shortfalls.slot_refused(slot, said) for slot, said in sorted(refused.items()))
+
+
+def plan_scheduler(seen: Look, gpu: PciAddress, wanted: Scheduler) -> CarvePlan:
+    """Return what is to be done so that a GPU has a scheduler, and carries what it carries."""
+    board = seen.asked_board(gpu, CarveWish(scheduler=wanted))
+    if board is None:
+        return CarvePlan(gpu, refusals=(no_host(seen.inventory.facts.functions[gpu]),))
+    if board.smi is None:
+        return CarvePlan(gpu, refusals=(scheduling.not_nvidias(gpu),))
+    unfit = scheduling.refuse(board.smi.modes, wanted)
+    return CarvePlan(gpu, refusals=unfit) if unfit else scheduling.plan(board, wanted)
+
+
+def set_scheduler(site: Site, gpu: PciAddress, wanted: Scheduler, given: Given, tell: Tell) -> tuple[Reason, ...]:
+    """Let a GPU's vGPUs share its time in another way, until its driver is loaded again; return why not, or not yet."""
+    with unit_locked(site.locks, look(site, given).inventory.gpus[gpu].unit):
+        seen = look(site, given)
+        next_plan = plan_scheduler(seen, gpu, wanted)
+        try:
+            take_all(site, seen.inventory, seen.board(gpu), next_plan, tell)
+        except RefusedError as error:
+            return (error.reason,)
+        return (*next_plan.refusals, *next_plan.pending)

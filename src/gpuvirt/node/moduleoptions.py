@@ -1,12 +1,14 @@
 """Writes the file by which NVIDIA's driver is told vGPU schedulers for good, and no file of anybody else's."""
 
+from collections.abc import Mapping
+
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_modprobe
-from gpuvirt.model.moduleoption import FILE, in_the_way, merge
+from gpuvirt.model.moduleoption import FILE, in_the_way, kept, merge
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.scheduling import registry_value
+from gpuvirt.model.scheduling import registry_scheduler, registry_value
 from gpuvirt.node.files import replace_file
 from gpuvirt.paths import HostRoots
 
@@ -27,3 +29,11 @@ def persist(kernel: Kernel, roots: HostRoots, gpu: PciAddress, wanted: Scheduler
     elif text != existing:
         replace_file(path, text.encode(), mode=0o644)
     return ()
+
+
+def read_kept(roots: HostRoots) -> Mapping[PciAddress, Scheduler]:
+    """Return the schedulers that our file has; raise DamagedError where it has somebody else's lines, OSError."""
+    path = roots.local(FILE)
+    values = kept(path.read_text()) if path.exists() else {}
+    found = {gpu: registry_scheduler(value) for gpu, value in values.items()}
+    return {gpu: scheduler for gpu, scheduler in found.items() if scheduler is not None}

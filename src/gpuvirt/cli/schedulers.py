@@ -1,0 +1,156 @@
+"""vGPU schedulers by hand: asked of nvidia-smi, set by it, kept in the modprobe file, and shown."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.text import Text
+
+from gpuvirt.cli import render, vgpuhost
+from gpuvirt.cli.vgpuhost import Host
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import NVIDIA, Unread
+from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.hardware.smireport import read_report
+from gpuvirt.model import refusals
+from gpuvirt.model.moduleoption import FILE
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node import carver, moduleoptions
+from gpuvirt.node.carver import Look
+from gpuvirt.paths import HostRoots
+
+PERSISTABLE = frozenset({ReasonCode.VGPU_IN_USE})
+"""Why a scheduler is not set now, and can be kept for later all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be set, and how."""
+
+    scheduler: Scheduler
+    persist: bool
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRow:
+    """The scheduler of one GPU."""
+
+    gpu: PciAddress
+    scheduler: Scheduler | None
+    """None where it could not be told."""
+    kept: Scheduler | None
+    """What the driver is told when it is loaded; None where our file says nothing."""
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerResult:
+    """What became of an order, or would."""
+
+    gpu: PciAddress
+    scheduler: Scheduler
+    steps: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    persisted: bool
+    """Whether it is kept for when the driver is loaded, or would be."""
+
+
+def roots(host_root: Path) -> HostRoots:
+    """Return where the host's modprobe file lies."""
+    return HostRoots.under(host_root)
+
+
+def get(here: Host, roots: HostRoots, addresses: Collection[str], *, as_json: bool) -> None:
+    """Show schedulers; end with 1 where one could not be told."""
+    seen = carver.look(here.site, here.given)
+    chosen = vgpuhost.gpus_named(seen, addresses) or _gpus(seen)
+    kept = moduleoptions.read_kept(roots)
+    rows = [_row(seen, gpu, kept.get(gpu)) for gpu in chosen]
+    if as_json:
+        render.json_lines(rows)
+    else:
+        _show(rows)
+    if any(row.reason is not None for row in rows):
+        raise typer.Exit(1)
+
+
+def _gpus(seen: Look) -> list[PciAddress]:
+    boards = vgpuhost.boards(seen)
+    return [gpu for gpu in boards if seen.inventory.facts.functions[gpu].id.vendor == NVIDIA]
+
+
+def _row(seen: Look, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
+    found = read_report(seen.tools, gpu, types=False, scheduler=True).scheduler
+    if isinstance(found, Unread):
+        return SchedulerRow(gpu, None, kept, refusals.unread(gpu, found))
+    return SchedulerRow(gpu, found, kept)
+
+
+def _show(rows: Sequence[SchedulerRow]) -> None:
+    out = render.console()
+    if not rows:
+        out.print("No GPU of this host makes vGPUs now; see: gpuvirt doctor")
+        return
+    table = render.table(("GPU", "POLICY", "TIME SLICE", "WHEN THE DRIVER IS LOADED"))
+    for row in rows:
+        policy = row.scheduler.policy.value if row.scheduler is not None else "unknown"
+        ms = row.scheduler.timeslice_ms if row.scheduler is not None else None
+        kept = row.kept.text if row.kept is not None else render.NOTHING
+        table.add_row(row.gpu, policy, render.NOTHING if ms is None else f"{ms} ms", kept)
+    out.print(table)
+    for row in rows:
+        if row.reason is not None:
+            out.print(row.reason.text, style="yellow", soft_wrap=True)
+
+
+def set_(here: Host, roots: HostRoots, address: str, order: Order, *, as_json: bool) -> None:
+    """Set a scheduler, and keep it where that is wanted; end with 1 where one of both failed."""
+    seen = carver.look(here.site, here.given)
+    (gpu,) = vgpuhost.gpus_named(seen, [address])
+    result = _set(here, roots, seen, gpu, order)
+    if as_json:
+        render.json_lines(result)
+    else:
+        _tell(result, order)
+    if result.reasons:
+        raise typer.Exit(1)
+
+
+def _set(here: Host, roots: HostRoots, seen: Look, gpu: PciAddress, order: Order) -> SchedulerResult:
+    plan = carver.plan_scheduler(seen, gpu, order.scheduler)
+    steps, reasons = tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending)
+    if plan.steps and not order.dry_run:
+        reasons = vgpuhost.in_lane(
+            gpu, lambda: carver.set_scheduler(here.site, gpu, order.scheduler, here.given, lambda _: None), steps
+        )
+    persisted = order.persist and {reason.code for reason in reasons} <= PERSISTABLE
+    if persisted and not order.dry_run:
+        said = _persist(here, roots, gpu, order.scheduler)
+        reasons, persisted = (*reasons, *said), not said
+    return SchedulerResult(gpu, order.scheduler, steps, reasons, persisted)
+
+
+def _persist(here: Host, roots: HostRoots, gpu: PciAddress, scheduler: Scheduler) -> tuple[Reason, ...]:
+    try:
+        return moduleoptions.persist(here.site.kernel, roots, gpu, scheduler)
+    except (OSError, DamagedError) as error:
+        return (refusals.failed(f"write {FILE}", gpu, str(error)),)
+
+
+def _tell(result: SchedulerResult, order: Order) -> None:
+    out = render.console()
+    for step in result.steps if order.dry_run else ():
+        out.print(step, soft_wrap=True)
+    for reason in result.reasons:
+        out.print(reason.text, style="yellow", soft_wrap=True)
+    if not result.reasons:
+        has = "would have" if order.dry_run and result.steps else "has"
+        already = "" if result.steps else " already"
+        line = f"{result.gpu}: {has} the vGPU scheduler {result.scheduler.text}{already}"
+        out.print(Text(line, style="green"), soft_wrap=True)
+    if result.persisted:
+        kept = "would be kept" if order.dry_run else "is kept"
+        out.print(f"{result.gpu}: {result.scheduler.text} {kept} in {FILE}, which the driver reads when it is loaded")

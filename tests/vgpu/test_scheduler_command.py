@@ -1,0 +1,162 @@
+"""`gpuvirt vgpu scheduler`: what it shows, sets, refuses, and keeps for the next load of the driver."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from carvedhost import Carver
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commandline import called
+from gpuvirt.cli import schedulers, vgpuhost
+from gpuvirt.cli.schedulers import Order
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
+from gpuvirt.hardware import vgpuscheduler
+from gpuvirt.model.carving import CarveWish
+from gpuvirt.model.moduleoption import FILE
+from gpuvirt.model.scheduling import refuse, registry_scheduler, registry_value
+from gpuvirt.node.moduleoptions import read_kept
+from gpuvirt.paths import HostRoots
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import export
+from gpuvirt.sim.machine import load_machine
+
+T4, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
+EQUAL_4, FIXED = Scheduler(SchedulerPolicy.EQUAL_SHARE, 4), Scheduler(SchedulerPolicy.FIXED_SHARE)
+
+
+class Place:
+    """A simulated host with four T4, and a folder for its modprobe files."""
+
+    def __init__(self, folder: Path, machine: str = "4xT4") -> None:
+        self.carver = Carver(machine, folder)
+        self.here = vgpuhost.Host(self.carver.site, self.carver.given)
+        self.roots = HostRoots.under(folder / "host")
+        self.roots.local(FILE).parent.mkdir(parents=True)
+
+    def set(self, gpu: str, wanted: Scheduler, *, persist: bool = False, dry_run: bool = False) -> int:
+        """Return how the command ends."""
+        try:
+            order = Order(wanted, persist=persist, dry_run=dry_run)
+            schedulers.set_(self.here, self.roots, gpu, order, as_json=True)
+        except typer.Exit as end:
+            return end.exit_code
+        return 0
+
+    def has(self, gpu: PciAddress) -> Scheduler:
+        found = vgpuscheduler.read_scheduler(self.carver.tools, gpu)
+        assert isinstance(found, Scheduler)
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+Said = pytest.CaptureFixture[str]
+
+
+def test_it_is_set_once_and_shown(place: Place, capsys: Said) -> None:
+    assert place.set(T4, EQUAL_4) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == [f"{T4}: set the vGPU scheduler to equal-share, 4 ms"]
+    assert (place.has(T4), place.has(OTHER).policy) == (EQUAL_4, SchedulerPolicy.BEST_EFFORT)
+    assert place.set(T4, EQUAL_4) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == []
+    schedulers.get(place.here, place.roots, [T4, OTHER], as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [[T4, "equal-share", "4", "ms", "-"], [OTHER, "best-effort", "-", "-"]]
+
+
+def test_vgpus_stay_as_they_are(place: Place) -> None:
+    place.carver.wish(T4, CarveWish({"T4-4Q": 3}))
+    before = place.carver.types(T4)
+    assert place.set(T4, EQUAL_4) == 0
+    assert place.carver.types(T4) == before
+
+
+def test_a_dry_run_changes_nothing(place: Place, capsys: Said) -> None:
+    assert place.set(T4, EQUAL_4, persist=True, dry_run=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (len(said["steps"]), said["persisted"]) == (1, True)
+    assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
+    assert not place.roots.local(FILE).exists()
+
+
+def test_what_is_to_last_is_kept_in_the_modprobe_file(place: Place, capsys: Said) -> None:
+    assert place.set(T4, EQUAL_4, persist=True) == 0
+    assert place.set(OTHER, FIXED, persist=True) == 0
+    assert "pci=0000:3b:00.0;RmPVMRL=0x00040003" in place.roots.local(FILE).read_text()
+    assert read_kept(place.roots) == {T4: EQUAL_4, OTHER: FIXED}
+    capsys.readouterr()
+    schedulers.get(place.here, place.roots, [], as_json=True)
+    rows = {row["gpu"]: row for row in json.loads(capsys.readouterr().out)}
+    assert len(rows) == 4
+    assert rows[T4]["scheduler"] == rows[T4]["kept"] == {"policy": "equal-share", "timeslice-ms": 4}
+    assert rows[OTHER]["kept"] == {"policy": "fixed-share", "timeslice-ms": None}
+
+
+def test_machines_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys: Said) -> None:
+    place.carver.wish(T4, CarveWish({"T4-8Q": 2}))
+    machine = place.carver.kernel.start_machine(place.carver.group_of(min(place.carver.types(T4))))
+    assert place.set(T4, EQUAL_4, persist=True) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert [reason["code"] for reason in said["reasons"]] == ["VgpuInUse"]
+    assert f"(pid {machine.pid})" in said["reasons"][0]["message"]
+    assert said["persisted"]
+    assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
+    assert read_kept(place.roots) == {T4: EQUAL_4}
+
+
+def test_a_file_of_somebody_elses_is_left_alone(place: Place, capsys: Said) -> None:
+    file = place.roots.local(FILE)
+    file.write_text("options nvidia NVreg_EnableMSI=1\n")
+    assert place.set(T4, EQUAL_4, persist=True) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert ([reason["code"] for reason in said["reasons"]], said["persisted"]) == (["StepFailed"], False)
+    assert file.read_text() == "options nvidia NVreg_EnableMSI=1\n"
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "wanted", "code"),
+    [
+        ("2xA30", "0000:17:00.0", EQUAL_4, "SchedulerUnfit"),
+        ("2xA10-vgpu", "0000:4b:00.0", FIXED, "SchedulerUnfit"),
+        ("2xA10-vgpu", "0000:b1:00.0", FIXED, "NoVgpuHost"),
+        ("4xT4", T4, Scheduler(SchedulerPolicy.BEST_EFFORT, 4), "SchedulerUnfit"),
+        ("2xFlex170", "0000:4d:00.0", EQUAL_4, "SchedulerUnfit"),
+    ],
+)
+def test_what_does_not_take_it_is_refused_and_nothing_is_kept(
+    machine: str, gpu: str, wanted: Scheduler, code: str, tmp_path: Path, capsys: Said
+) -> None:
+    place = Place(tmp_path, machine)
+    assert place.set(gpu, wanted, persist=True) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert ([reason["code"] for reason in said["reasons"]], said["persisted"]) == ([code], False)
+    assert not place.roots.local(FILE).exists()
+
+
+def test_a_host_without_the_program_is_told(tmp_path: Path) -> None:
+    export(build_machine(load_machine("4xT4")), tmp_path / "host")
+    shown = called("vgpu", "scheduler", "get", "--host-root", "host", cwd=tmp_path)
+    assert shown.returncode == 1
+    assert b"no nvidia-smi in" in shown.stdout
+    done = called("vgpu", "scheduler", "set", T4, "equal-share", "--persist", "--host-root", "host", cwd=tmp_path)
+    assert (done.returncode, b"Unread" in done.stdout) == (1, True)
+    assert not (tmp_path / "host" / FILE.lstrip("/")).exists()
+    assert called("vgpu", "scheduler", "set", T4, "lottery", "--host-root", "host", cwd=tmp_path).returncode == 2
+
+
+@given(st.sampled_from(SchedulerPolicy), st.none() | st.integers(1, 30))
+def test_what_is_kept_is_what_was_set(policy: SchedulerPolicy, timeslice_ms: int | None) -> None:
+    wanted = Scheduler(policy, timeslice_ms)
+    if not refuse(GpuModes(T4), wanted):
+        assert registry_scheduler(registry_value(wanted)) == wanted
+
+
+def test_values_that_are_not_ours_are_no_scheduler() -> None:
+    assert registry_scheduler(0xAAFFF001) is None
