@@ -1,13 +1,14 @@
 """`gpuvirt vgpu` and `nvidia-vgpu-dm` on a mounted machine, as a person runs them."""
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from mounting import GPUVIRT, mount, shell
+from mounting import GPUVIRT, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 
@@ -87,3 +88,19 @@ def test_what_is_wrong_ends_with_1(tmp_path: Path, arguments: str, said: str) ->
     done = shell(f"{VGPU_DM} {arguments}", tmp_path)
     assert done.returncode == 1
     assert said in done.stderr
+
+
+def test_what_an_agent_keeps_carved_is_left_to_it(tmp_path: Path) -> None:
+    """It would undo what is done by hand; the reason names the label that does it."""
+    (tmp_path / "node.yaml").write_text("mode: vgpu\nvgpu_config: T4-8Q\n")
+    (tmp_path / "kubelet/device-plugins").mkdir(parents=True)
+    options = ["--host-root", "host", "--kubelet-dir", "kubelet", "--config", "node.yaml", "--listen", ""]
+    with mount(tmp_path / "host", "4xT4"):
+        with subprocess.Popen([*GPUVIRT, "node", *options], cwd=tmp_path, stderr=subprocess.DEVNULL) as agent:
+            until((tmp_path / "host/run/gpuvirt/node.json").exists)
+            until(lambda: "vgpu_config" in (tmp_path / "host/run/gpuvirt/node.json").read_text())
+            done = shell(f"{VGPU} apply -c T4-4Q --host-root host --kubelet-dir kubelet", tmp_path)
+            agent.terminate()
+        assert done.returncode == 1
+        assert "ManagedByAgent" in done.stdout
+        assert "nvidia.com/vgpu.config=NAME" in done.stdout

@@ -50,6 +50,8 @@ class Host:
     orders: "Orders"
     managed: "Mapping[PciAddress, str]"
     """What the agent keeps GPUs as."""
+    carved: "Mapping[PciAddress, str]"
+    """The vGPU configs by which the agent keeps GPUs carved."""
 
 
 @app.command("status")
@@ -134,7 +136,8 @@ def host(host_root: Path, kubelet_dir: Path | None, *, also: Iterable[str] = (),
     site = binder.site_of(RealKernel(roots), roots)
     view = _view(roots, KubeletPaths(kubelet_dir or roots.local(options.KUBELET)), site)
     managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
-    return Host(site, Orders(_pods(view), frozenset(parsed(also)), forced=force), managed)
+    carved = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
+    return Host(site, Orders(_pods(view), frozenset(parsed(also)), forced=force), managed, carved)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: "Site") -> "NodeView":

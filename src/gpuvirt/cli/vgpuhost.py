@@ -31,6 +31,8 @@ class Host:
 
     site: Site
     given: Given
+    carved: Mapping[PciAddress, str]
+    """The vGPU configs by which the agent keeps GPUs carved."""
 
 
 def host(host_root: Path, kubelet_dir: Path | None) -> Host:
@@ -41,7 +43,7 @@ def host(host_root: Path, kubelet_dir: Path | None) -> Host:
     ledger = onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
     same_boot = ledger.boot_id == onelook.boot_id(here.site.kernel)
     holdings = holdings_of(ledger.entries, same_boot=same_boot)
-    return Host(here.site, Given(holdings, ledger.type_names))
+    return Host(here.site, Given(holdings, ledger.type_names), here.carved)
 
 
 def boards(seen: Look) -> Mapping[PciAddress, Board]:
@@ -67,6 +69,8 @@ def would(seen: Look, gpu: PciAddress, wish: CarveWish) -> Result:
 
 def carved(here: Host, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
     """Have a GPU carry what is wished, and return how that went."""
+    if (config := here.carved.get(gpu)) is not None:
+        return Result(gpu, (), (refusals.carved(gpu, config),), dict(wish.types))
     taken: list[str] = []
 
     def tell(step: CarveStep) -> None:
@@ -80,6 +84,8 @@ def carved(here: Host, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Resu
 
 def removed(here: Host, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
     """Remove one vGPU, and return how that went, or would."""
+    if (config := here.carved.get(gpu)) is not None:
+        return Result(gpu, (), (refusals.carved(gpu, config),))
     taken: list[str] = []
 
     def tell(step: CarveStep) -> None:

@@ -231,6 +231,17 @@ def unwanted(vgpu: str) -> Reason:
     )
 
 
+def carved(address: PciAddress, config: str) -> Reason:
+    """The agent would undo it."""
+    return Reason(
+        ReasonCode.MANAGED,
+        address,
+        f"is kept carved by this node's agent as the vGPU config {config} says, so what is done by hand would not last",
+        fix="name another config: kubectl label node NODE nvidia.com/vgpu.config=NAME --overwrite; or leave the GPU to"
+        f' yourself in the settings of the agent: modes: {{"{address}": unmanaged}}',
+    )
+
+
 def managed(address: PciAddress, mode: str) -> Reason:
     """The agent would undo it."""
     return Reason(

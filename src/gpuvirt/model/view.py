@@ -92,6 +92,8 @@ class GpuView:
     """Whether a virtual machine could use it as it is offered; None where it is not offered."""
     wanted: str | None = None
     """What the agent keeps it as; None where it is left alone."""
+    vgpu_config: str | None = None
+    """The vGPU config by which the agent keeps it carved; None where it does not."""
     companions: tuple[PciAddress, ...] = ()
     users: tuple[str, ...] = ()
     vgpus: tuple[VgpuView, ...] = ()
@@ -143,6 +145,8 @@ class Sitter:
     agent: AgentView | None = None
     wishes: Mapping[PciAddress, str] = field(default_factory=dict)
     """What is wanted of GPUs, where something is."""
+    vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The vGPU configs by which GPUs are kept carved."""
     workload: Workload = Workload.PASSTHROUGH
     conditions: tuple[Condition, ...] = ()
 
@@ -190,6 +194,7 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         offered_as=resource,
         healthy=device.health.healthy if device is not None else None,
         wanted=sitter.wishes.get(function.address),
+        vgpu_config=sitter.vgpu_configs.get(function.address),
         companions=gpu.companions if gpu is not None else (),
         users=_users(sitter, function.address, group),
         vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),

@@ -166,6 +166,7 @@ class NodeState:
             notes,
             self._agent,
             wishes={gpu: str(wish) for gpu, wish in wishes.items()},
+            vgpu_configs=dict.fromkeys((*self.carve_plans, *self.questions), self.vgpu_config or ""),
             workload=workload,
             conditions=conditions(self.inventory, workload, wishes),
         )
