@@ -1,6 +1,8 @@
 """GPUs carved anew while machines and pods come and go, and carvers are killed: nobody is ever asked for a vGPU."""
 
+import errno
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,7 +67,8 @@ class Carving(RuleBasedStateMachine):
         self.kernel = build_machine(replace(spec, slots=tuple(slots)))
         self.card, self.sizes = MACHINES[machine]
         folder = Path(self.folder.name)
-        self.site = Site(self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks")
+        self.tools = SimTools(self.kernel)
+        self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
         self.gpus = sorted(scan(self.kernel).vgpu_hosts)
 
     @property
@@ -91,7 +94,11 @@ class Carving(RuleBasedStateMachine):
         reasons = carver.carve(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
         if not reasons:
             assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wish.types
-        assert ReasonCode.STEP_FAILED not in {reason.code for reason in reasons}
+        failed = ReasonCode.STEP_FAILED in {reason.code for reason in reasons}
+        # Beside one in use, whose place nobody knows, mixed sizes may not fit though they could.
+        assert not failed or (self.card == "A10" and (self.machines or self.pods))
+        if failed:
+            return
         taken.clear()
         carver.carve(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
         assert taken == [], "carved once more, there is nothing to do"
@@ -108,6 +115,24 @@ class Carving(RuleBasedStateMachine):
 
         with suppress(Killed):
             carver.carve(self.site, self.gpus[number % len(self.gpus)], self.wish(size, number), self.given, tell)
+
+    @rule(number=NUMBERS, size=NUMBERS, after=st.integers(1, 9))
+    def fail(self, number: int, size: int, after: int) -> None:
+        """Carve a GPU, and have one call of nvidia-smi fail: what was there is there again."""
+        gpu, wish = self.gpus[number % len(self.gpus)], self.wish(size, number)
+        left = iter(range(after))
+
+        def happen(command: Sequence[str]) -> None:
+            if next(left, None) is None and "-q" not in command:
+                self.tools.before = lambda _: None
+                raise OSError(errno.EIO, "Input/output error", command[0])
+
+        before = [one for one in self.live() if one[2] == gpu]
+        self.tools.before = happen
+        reasons = carver.carve(self.site, gpu, wish, self.given, lambda _: None)
+        self.tools.before = lambda _: None
+        if ReasonCode.STEP_FAILED in {reason.code for reason in reasons}:
+            assert sorted(before) == sorted(one for one in self.live() if one[2] == gpu)
 
     @rule(number=NUMBERS)
     def start_machine(self, number: int) -> None:

@@ -73,6 +73,18 @@ def test_a_gpu_that_is_left_as_it_is_takes_what_its_mode_takes(a10: Carver) -> N
     assert codes(a10.wish(EQUAL, CarveWish({"A10-12Q": 1, "A10-6Q": 2}))) == [ReasonCode.SIZES_DIFFER]
 
 
+def test_free_ones_make_room_for_a_larger_one_and_come_back(a10: Carver) -> None:
+    """Where they lie is not known: here, across both places of an A10-12Q."""
+    assert a10.wish(MIXED, CarveWish({"A10-4Q": 4}, Sizes.MIXED)) == ()
+    a10.wish(MIXED, CarveWish({"A10-4Q": 3}, Sizes.MIXED))
+    before = a10.types(MIXED)
+    assert a10.wish(MIXED, CarveWish({"A10-12Q": 1, "A10-4Q": 2}, Sizes.MIXED)) == ()
+    assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-4Q": 2}
+    assert {vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q"} < before.keys()
+    assert a10.wish(MIXED, CarveWish({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)) == ()
+    assert words(a10) == ["create"], "a smaller one moves nobody"
+
+
 @pytest.mark.parametrize("wished", [{"A10-4Q": 5}, {"A10-12Q": 2, "A10-4Q": 1}, {"A10-8Q": 2, "A10-12Q": 1}])
 def test_what_has_no_placements_is_refused_before_anything_goes(a10: Carver, wished: dict[str, int]) -> None:
     before = a10.types(MIXED)
@@ -225,6 +237,14 @@ def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: Carver) -> None:
     assert f"(pid {process.pid})" in reasons[0].text
     assert a30.types(SHARED) == before
     assert a30.modes(SHARED).mig_pending is False
+
+
+def test_compute_instances_that_somebody_made_go_with_their_instance(a30: Carver) -> None:
+    """As `nvidia-smi mig -cgi ... -C` makes them; one that a process has is refused by the driver."""
+    carving = a30.kernel.vfs.carriers[CUT].carving
+    carving.computing.update(one.id for one in carving.instances)
+    assert a30.carve_types(CUT, {"A30-4-24C": 1}) == ()
+    assert a30.carries(CUT) == {"A30-4-24C": 1}
 
 
 def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -> None:

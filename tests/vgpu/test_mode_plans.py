@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType, parse_pci_id
@@ -170,6 +170,7 @@ def used(one: Board, *ids: VgpuId) -> Board:
     return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)), running=frozenset(ids))
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(WISHES), min_size=1, max_size=5), st.data())
 def test_any_way_leads_there_and_nobody_loses_anything(wishes: list[CarveWish], data: st.DataObject) -> None:
     one = board()
@@ -187,6 +188,7 @@ def test_any_way_leads_there_and_nobody_loses_anything(wishes: list[CarveWish], 
         assert planned(one, wish).met
 
 
+@settings(deadline=None)
 @given(st.sampled_from(WISHES), st.sampled_from(WISHES))
 def test_what_both_wishes_want_keeps_its_ids_through_every_switch(first: CarveWish, second: CarveWish) -> None:
     before = after(board(), planned(board(), first))
@@ -259,6 +261,7 @@ def test_a_pod_whose_machine_does_not_run_yet_does_not_keep_the_scheduler() -> N
 # --- placements
 
 
+@settings(deadline=None)
 @given(st.fixed_dictionaries({gb: st.integers(0, 3) for gb in (12, 8, 6, 4, 3)}))
 def test_what_fits_is_what_can_be_laid_out(counts: dict[int, int]) -> None:
     places = {one.profile.gb: one.placements for one in A30.types() if one.placements}

@@ -11,7 +11,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import GpuInstance
 from gpuvirt.hardware.tools import PROGRAM, ToolError, Tools
 
-NONE_FOUND = ("No GPU instances found", "No MIG-enabled devices found")
+NONE_FOUND = ("No GPU instances found", "No compute instances found", "No MIG-enabled devices found")
+"""What is said where there is none; older releases say the first of compute instances, too."""
 _ROW = re.compile(
     r"\|\s*[0-9]+\s+MIG\s+(?P<profile>\S+)\s+(?P<profile_id>[0-9]+)\s+(?P<id>[0-9]+)\s+(?P<start>[0-9]+):(?P<size>[0-9]+)\s*\|"
 )
@@ -71,5 +72,13 @@ def create_instance(tools: Tools, gpu: PciAddress, profile: str) -> int:
 
 
 def destroy_instance(tools: Tools, gpu: PciAddress, instance: int) -> None:
-    """Take a GPU instance away; raise ToolError (exit code 19: a vGPU or a compute instance is on it)."""
+    """Take a GPU instance away, with the compute instances that somebody has made on it.
+
+    Raises ToolError (exit code 19: a process or a vGPU has it).
+    """
+    try:
+        tools.nvidia_smi("mig", "-i", gpu, "-dci", "-gi", str(instance))
+    except ToolError as error:
+        if not any(none in error.said for none in NONE_FOUND):
+            raise
     tools.nvidia_smi("mig", "-i", gpu, "-dgi", "-gi", str(instance))

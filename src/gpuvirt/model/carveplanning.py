@@ -124,7 +124,7 @@ def _plan_vgpus(
     gpu, live = board.host.gpu, _typed(board.host.live)
     kept = {one.id for vgpu_type, number in wanted.items() for one in _kept(board, live, vgpu_type, number)}
     cut, moved, held = _cut(board, wanted, wish, live, kept)
-    kept -= moved
+    kept -= moved or _moved_for_larger(board, wanted, live, kept)
     stuck = [one for one in live if one.id not in kept and one.id in board.users]
     removed = {one.id: live[one] for one in live if one.id not in kept and one.id not in board.users}
     pending = [shortfalls.vgpu_in_use(one, board.users[one.id]) for one in stuck]
@@ -178,6 +178,20 @@ def _cut(
         if one.id in board.users and kind in found.crowded
     ]
     return found, moved, held
+
+
+def _moved_for_larger(
+    board: Board, wanted: Counts, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
+) -> set[VgpuId]:
+    """Return the kept vGPUs that make room in mixed-size mode, where they may lie across the place of a larger one.
+
+    None does while any of the GPU's is in use, since that one's place is not known either.
+    """
+    if not board.mixed_sizes or board.users.keys() & {one.id for one in live}:
+        return set()
+    standing = Counter(live[one] for one in live if one.id in kept)
+    made = max((size_of(one) or 0 for one, number in wanted.items() if number > standing[one]), default=0)
+    return kept if any((size_of(one) or 0) < made for one in standing) else set()
 
 
 def _crowded(board: Board, cut: Cut, vgpu_type: VgpuType) -> str | None:

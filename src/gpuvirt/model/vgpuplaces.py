@@ -25,6 +25,7 @@ class VgpuPlaces:
         used = {one.slot for one in staying}
         closed = used | board.host.quarantined.keys()
         self._free = [board.host.gpu] if self._on_gpu else sorted(board.host.slots.keys() - closed)
+        self._homes: dict[VgpuType, Mapping[VgpuId, PciAddress]] = {}
         # What pods had comes before what merely went for a moment.
         before = {**dict(sorted(board.remembered.items())), **removed}
         self._remembered = {id_: type_ for id_, type_ in before.items() if id_ not in self._taken}
@@ -57,8 +58,10 @@ class VgpuPlaces:
         """
         if self._board.host.framework is not Framework.MDEV:
             return next((slot for slot in self._free if vgpu == VgpuId(slot)), None)
-        here = [slot for slot in self._free if vgpu in self._ids(slot, vgpu_type)]
-        return next(iter(here or self._free), None)
+        if vgpu_type not in self._homes:
+            self._homes[vgpu_type] = {one: slot for slot in self._free for one in self._ids(slot, vgpu_type)}
+        home = self._homes[vgpu_type].get(vgpu)
+        return home if home in self._free else next(iter(self._free), None)
 
     def _ids(self, slot: PciAddress, vgpu_type: VgpuType) -> list[VgpuId]:
         return [self._id(slot, vgpu_type, number) for number in range(len(self._board.host.slots) + 1)]

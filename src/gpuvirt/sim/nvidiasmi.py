@@ -115,6 +115,8 @@ class NvidiaSmi:
         carving = carrier.carving
         if "-cgi" in options:
             return _create_instance(carving, options["-cgi"])
+        if "-dci" in options:
+            return _destroy_computing(carving, int(options["-gi"]))
         if "-dgi" in options:
             return _destroy_instance(carving, int(options["-gi"]))
         if not carving.instances:
@@ -256,9 +258,16 @@ def _create_instance(carving: Carving, wanted: str) -> Ended:
     return Ended(0, f"Successfully created GPU instance ID {made.id:>2} on GPU  0 using {named}\n", "")
 
 
+def _destroy_computing(carving: Carving, number: int) -> Ended:
+    if number not in carving.computing:
+        return Ended(NOT_FOUND, "No compute instances found: Not Found\n", "")
+    carving.computing.remove(number)
+    return Ended(0, f"Successfully destroyed compute instance ID  0 from GPU  0 GPU instance ID {number:>2}\n", "")
+
+
 def _destroy_instance(carving: Carving, number: int) -> Ended:
     found = next((one for one in carving.instances if one.id == number), None)
-    if found is None or number in carving.on_instance.values():
+    if found is None or number in {*carving.on_instance.values(), *carving.computing}:
         code = NOT_FOUND if found is None else IN_USE
         what = f"Unable to destroy GPU instance ID {number:>2} from GPU  0: {WORDS[code]}"
         return _failed(code, f"{what}\nFailed to destroy GPU instances")

@@ -77,6 +77,8 @@ class Carving:
     mig: bool = False
     mig_pending: bool = False
     instances: list[GpuInstance] = field(default_factory=list)
+    computing: set[int] = field(default_factory=set)
+    """The GPU instances, by their ids, that have a compute instance."""
     scheduler: Scheduler = field(default_factory=lambda: DEFAULT_SCHEDULER)
     places: dict[str, int] = field(default_factory=dict)
     """Where each vGPU lies in mixed-size mode, by its id."""
@@ -121,6 +123,7 @@ class Carving:
         if not self.live:
             self.mixed_sizes, self.mig = False, self.mig_pending
             self.instances.clear()
+            self.computing.clear()
             self.scheduler = DEFAULT_SCHEDULER
 
     def add_instance(self, profile: MigProfileSpec) -> GpuInstance | None:
