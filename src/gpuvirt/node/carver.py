@@ -7,16 +7,18 @@ changed by one process at a time: whoever does it has the unit's lock.
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.facts.vgpu import Framework, Scheduler
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.nvidiasmi import read_supported
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.smireport import read_report
-from gpuvirt.hardware.tools import Tools
+from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.model import gpumodes, scheduling, shortfalls
 from gpuvirt.model.board import GIVER, Board, Holding, board_of, host_namespace, with_report
 from gpuvirt.model.carveplanning import no_host, plan_gpu
@@ -91,7 +93,24 @@ def look(
     """Return all that plans follow from; this walks through all processes."""
     facts = with_users(site.kernel, scan(site.kernel))
     inventory = build_inventory(facts, given.type_names)
+    if names := _told_names(site.tools, inventory):
+        inventory = build_inventory(facts, {**given.type_names, **names})
     return Look(inventory, namespace_of(site.kernel), given, site.tools, refused or {}, remembered or {})
+
+
+def _told_names(tools: Tools, inventory: Inventory) -> Mapping[str, VgpuType]:
+    """Return what nvidia-smi calls the types that VFs carry and none of them names any more, by the host's ids."""
+    unnamed = {
+        vgpu.gpu
+        for vgpu in inventory.vgpus.values()
+        if vgpu.framework is Framework.VENDOR_VFIO and isinstance(vgpu.live.type, Unread) and vgpu.live.type_id
+    }
+    names: dict[str, VgpuType] = {}
+    for gpu in sorted(unnamed):
+        with suppress(ToolError):  # then they stay unread, and nothing is planned from them
+            found = read_supported(tools, gpu)
+            names |= {str(one.id): one.name for one in found} if not isinstance(found, Unread) else {}
+    return names
 
 
 def namespace_of(kernel: Kernel) -> uuid.UUID:

@@ -1,0 +1,74 @@
+"""Every type of every card of the catalog can be asked for by its name, is made, is seen to be there, and goes away."""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import PciAddress, VgpuType
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model import catalog
+from gpuvirt.model.carving import CarveWish
+from gpuvirt.model.catalog import Card, CardType
+from gpuvirt.model.vgpuwanted import Book, config_gpus, resolve
+from gpuvirt.node import carver
+from gpuvirt.node.binder import Site
+from gpuvirt.node.carver import Given
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
+from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.vgpu import VgpuTypeSpec
+
+GPU = PciAddress("0000:65:00.0")
+EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not one.profile.is_mig]
+
+
+def host_with(card: Card, framework: Framework) -> MachineSpec:
+    """Return a machine with one such card, which knows the types of the catalog."""
+    types = tuple(
+        VgpuTypeSpec(id=number, name=VgpuType(f"NVIDIA {one.profile.text}"), size=f"{one.profile.gb}G", most=one.most)
+        for number, one in enumerate(card.types(), 1)
+        if not one.profile.is_mig
+    )
+    ids = card.ids[0]
+    function = FunctionSpec(
+        id=str(ids.device),
+        class_code="030200",
+        subsystem=str(ids.subsystem) if ids.subsystem is not None else None,
+        native_driver="nvidia",
+    )
+    on_vfs = framework is Framework.VENDOR_VFIO
+    board = BoardSpec(
+        functions=(function,), vgpus=framework, vgpu_types=types, total_vfs=32 if on_vfs else None, vgpus_on_vfs=on_vfs
+    )
+    slot = SlotSpec(at=GPU, board="card", group=1, vfs=32 if on_vfs else 0)
+    return MachineSpec(about=card.board, slots=(slot,), boards={"card": board})
+
+
+def carve(site: Site, wish: CarveWish) -> list[str]:
+    return [reason.text for reason in carver.carve(site, GPU, wish, Given(), lambda _: None)]
+
+
+@given(st.sampled_from(EVERY), st.sampled_from([Framework.MDEV, Framework.VENDOR_VFIO]))
+@settings(max_examples=60, deadline=None)
+def test_a_type_by_its_name(asked: tuple[Card, CardType], framework: Framework) -> None:
+    card, wished = asked
+    kernel = build_machine(host_with(card, framework))
+    with TemporaryDirectory() as folder:
+        site = Site(kernel, SimTools(kernel), Path(folder) / "drivers.json", Path(folder) / "locks")
+        seen = carver.look(site, Given())
+        board = seen.board(GPU)
+        assert board is not None
+        wish = resolve(wished.profile.text, Book(), config_gpus(seen.inventory, {GPU: board})).wishes[GPU]
+        if framework is Framework.VENDOR_VFIO and wished.most > 32:
+            return  # it has no more VFs here
+        assert carve(site, wish) == []
+        after = carver.look(site, Given())
+        live = Counter(str(vgpu.live.type) for vgpu in after.inventory.vgpus.values())
+        assert live == {f"NVIDIA {wished.profile.text}": wished.most}
+        assert carver.plan(after, GPU, wish).met
+        assert carve(site, CarveWish()) == []
+        assert scan(kernel).vgpu_hosts[GPU].live == ()
