@@ -20,7 +20,7 @@ test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said
 	$(VENV)/pytest -n auto --dist loadgroup
 
 test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
-	$(VENV)/pytest -n auto -m "not ring"
+	GPUVIRT_QUICK_TESTS=1 $(VENV)/pytest -n auto -m "not ring"
 
 test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
 	$(VENV)/pytest tests/cluster

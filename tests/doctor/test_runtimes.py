@@ -14,6 +14,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.platform import PlatformSpec
 from sickhost import examine, findings, host
+from thoroughness import examples
 
 OWN = "/etc/containerd/config.toml"
 FOLDER = "/etc/containerd/conf.d"
@@ -129,7 +130,7 @@ TOML = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(TOML, max_size=8).map("".join))
 def test_what_may_be_told_of_a_configuration_says_the_same_without_secrets(text: str) -> None:
     told = without_secrets(text)

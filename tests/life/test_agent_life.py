@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from gpuvirt.sim.kernel import SimKernel
 from life import Life
+from thoroughness import examples
 
 
 class AgentLife(Life):
@@ -28,5 +29,5 @@ class AgentLife(Life):
 
 
 TestAgent = AgentLife.TestCase
-TestAgent.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAgent.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 TestAgent.pytestmark = [pytest.mark.timeout(900)]  # type: ignore[attr-defined]  # a long life, and its shrinking

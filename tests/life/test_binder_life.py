@@ -20,6 +20,7 @@ from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
+from thoroughness import examples
 
 MACHINES = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)
@@ -137,4 +138,4 @@ class Moving(RuleBasedStateMachine):
 
 
 TestMoving = Moving.TestCase
-TestMoving.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMoving.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -28,6 +28,7 @@ from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
+from thoroughness import examples
 
 SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
 MACHINES = {
@@ -182,4 +183,4 @@ class Carving(RuleBasedStateMachine):
 
 
 TestCarving = Carving.TestCase
-TestCarving.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestCarving.settings = settings(max_examples=examples(30), stateful_step_count=20, deadline=None)

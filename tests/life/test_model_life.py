@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from gpuvirt.sim.kernel import SimKernel
 from life import Life
+from thoroughness import examples
 
 
 class ConclusionsLife(Life):
@@ -18,5 +19,5 @@ class ConclusionsLife(Life):
 
 
 TestConclusions = ConclusionsLife.TestCase
-TestConclusions.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestConclusions.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)
 TestConclusions.pytestmark = [pytest.mark.timeout(900)]  # type: ignore[attr-defined]  # a long life, and its shrinking

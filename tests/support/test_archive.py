@@ -25,6 +25,7 @@ from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_machine, machine_names
+from thoroughness import examples
 
 Machine = Callable[[str], SimKernel]
 
@@ -174,7 +175,7 @@ RAW = gzip.decompress(WHOLE)
 @example(124, b"\x80\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00")
 @example(156, b"L")
 @example(156, b"S")
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_a_damaged_archive_is_read_or_refused(at: int, junk: bytes) -> None:
     """Whatever stands in it: no other error, and no end of time."""
     damaged = RAW[:at] + junk + RAW[at + len(junk) :]
@@ -185,7 +186,7 @@ def test_a_damaged_archive_is_read_or_refused(at: int, junk: bytes) -> None:
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_a_flipped_byte_is_read_or_refused(at: int, change: int) -> None:
     damaged = bytearray(WHOLE)
     damaged[at] ^= change

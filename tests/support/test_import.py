@@ -26,6 +26,7 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec, load_machine, machine_names
 from gpuvirt.sim.tree import Link, constant
 from gpuvirt.sim.vgpu import VgpuTypeSpec
+from thoroughness import examples
 
 Machine = Callable[[str], SimKernel]
 
@@ -286,7 +287,7 @@ def misfortune(kernel: SimKernel, chance: random.Random) -> None:
 
 
 @given(machines(), st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_any_machine_comes_back_as_it_was(spec: MachineSpec, seed: int) -> None:
     kernel, chance = build_machine(spec), random.Random(seed)  # noqa: S311
     carve(kernel, chance)
@@ -295,7 +296,7 @@ def test_any_machine_comes_back_as_it_was(spec: MachineSpec, seed: int) -> None:
 
 
 @given(machines(), st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=30, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=examples(30), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: MachineSpec, seed: int) -> None:
     kernel, chance = build_machine(spec), random.Random(seed)  # noqa: S311
     carve(kernel, chance)

@@ -33,6 +33,7 @@ from gpuvirt.sim.machine import machine_names
 from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec, ScreenSpec
 from gpuvirt.sim.tree import File, Link, constant
 from sickhost import examine, findings, host
+from thoroughness import examples
 
 Machine = Callable[[str], SimKernel]
 
@@ -214,7 +215,7 @@ PLATFORMS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(deadline=None, max_examples=examples(25), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(PLATFORMS, st.sampled_from(["vfio-pci", "native", "none"]))
 def test_of_any_platform(platform: PlatformSpec, driver: str) -> None:
     assert_same(host(platform, driver=driver))

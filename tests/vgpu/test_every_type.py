@@ -21,6 +21,7 @@ from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.vgpu import VgpuTypeSpec
+from thoroughness import examples
 
 GPU = PciAddress("0000:65:00.0")
 EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not one.profile.is_mig]
@@ -53,7 +54,7 @@ def carve(site: Site, wish: CarveWish) -> list[str]:
 
 
 @given(st.sampled_from(EVERY), st.sampled_from([Framework.MDEV, Framework.VENDOR_VFIO]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_type_by_its_name(asked: tuple[Card, CardType], framework: Framework) -> None:
     card, wished = asked
     kernel = build_machine(host_with(card, framework))
