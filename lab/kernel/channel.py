@@ -97,7 +97,7 @@ def _value(answer: dict[str, Value]) -> Value:
     message = str(answer.get("message"))
     if "errno" in answer:
         number = answer["errno"]
-        raise OSError(number if isinstance(number, int) else -1, message)
+        raise OSError(number if isinstance(number, int) else -1, message, answer.get("path"))
     if "error" in answer:
         raise ERRORS.get(str(answer["error"]), LabError)(message)
     return answer.get("value")

@@ -87,6 +87,15 @@ def test_writing(tmp_path: Path) -> None:
     assert (tmp_path / "sys/x").read_text().startswith("after")
 
 
+def test_what_the_kernel_refuses_is_told_with_its_path() -> None:
+    """A descriptor has no name: the kernel's answer alone would be told as `No space left on device (None)`."""
+    host = RealKernel(HostRoots.under(Path("/")))
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        host.write(HostPath("/dev/full"), b"1")
+    with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
+        host.read(HostPath("/proc/self/mem"))
+
+
 def test_a_path_of_the_host_is_found_below_its_root() -> None:
     roots = HostRoots.under(Path("/host"))
     assert roots.local(HostPath("/dev/vfio/12")) == Path("/host/dev/vfio/12")

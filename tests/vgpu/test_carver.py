@@ -74,9 +74,28 @@ def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None
             host.kernel.start_machine(host.group_of(second))
 
     reasons = carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, start)
-    assert ReasonCode.IN_USE in codes(reasons)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert "qemu-system-x86" in reasons[0].text
     assert host.kernel.vfio.requests == []
-    assert host.types(T4) == {first: "T4-8Q", second: "T4-8Q"}, "the first came back with its id"
+    assert host.types(T4) == {second: "T4-8Q"}, "as where it had started before the look"
+    assert first not in host.types(T4)
+
+
+@pytest.mark.parametrize("users", [2, 8])
+def test_machines_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Path, users: int) -> None:
+    """An agent without the host's processes sees nobody who has a group open; a lease does."""
+    host = Carver("4xT4", tmp_path)
+    host.carve(T4, T4_2Q=8)
+    there = sorted(host.types(T4))
+    for vgpu in there[-users:]:
+        host.kernel.start_machine(host.group_of(vgpu))
+    host.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
+    for _ in range(2):
+        reasons = host.carve(T4, T4_4Q=4)
+        assert codes(reasons) == [ReasonCode.VGPU_IN_USE] * users
+        assert "/dev/vfio/" in reasons[0].text
+        assert sorted(host.types(T4)) == there[-users:]
+    assert host.kernel.vfio.requests == []
 
 
 def test_a_pods_vgpu_stays_before_the_pods_machine_has_opened_it(tmp_path: Path) -> None:

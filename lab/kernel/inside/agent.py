@@ -132,7 +132,8 @@ def answer(agent: Agent, name: str, arguments: list[str]) -> dict[str, Value]:
     try:
         return {"value": agent.calls[name](arguments)}
     except OSError as error:
-        return {"errno": error.errno or -1, "message": error.strerror or str(error)}
+        said: dict[str, Value] = {"errno": error.errno or -1, "message": error.strerror or str(error)}
+        return said | ({"path": str(error.filename)} if error.filename is not None else {})
     except (GpuvirtError, LookupError, ValueError, subprocess.SubprocessError) as error:
         return {"error": type(error).__name__, "message": str(error)}
 

@@ -125,6 +125,10 @@ class RealKernel:
             while limit > ATTRIBUTE_BYTES and part and len(content) < limit:
                 part = os.read(fd, limit - len(content))
                 content += part
+        except OSError as error:
+            error.filename = path  # a descriptor has no name, and errors are told with their place
+            raise
+        else:
             return content
         finally:
             os.close(fd)
@@ -134,6 +138,9 @@ class RealKernel:
         fd = os.open(self._local(path), os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, data)
+        except OSError as error:
+            error.filename = path
+            raise
         finally:
             os.close(fd)
 

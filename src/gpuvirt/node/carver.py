@@ -27,7 +27,7 @@ from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node.binder import Site
-from gpuvirt.node.carvesteps import SchedulerRefusedError, SlotRefusedError, Tell, take_all
+from gpuvirt.node.carvesteps import SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
 from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
@@ -62,18 +62,20 @@ class Look:
     """VFs that have just refused a type, with what they said."""
     remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
     """vGPUs that were there when carving began, and come back with their ids if any of their types are made."""
+    held: Mapping[VgpuId, str] = field(default_factory=dict)
+    """vGPUs that could not be held, since somebody has them whom no look shows: who that is, as far as it was told."""
 
     def board(self, gpu: PciAddress) -> Board | None:
         """Return what the plan of a GPU follows from, None where it carries no vGPUs."""
         board = board_of(self.inventory, gpu, self.given.holdings, self.namespace)
         if board is None:
             return None
-        taken = {one: (GIVER,) for one in self.given.offered if one not in board.users}
+        taken = dict.fromkeys(self.given.offered, (GIVER,)) | {one: (who,) for one, who in self.held.items()}
         host = board.host
         for slot, said in self.refused.items():
             host = host.with_refusal(slot, said) if slot in host.slots else host
         missing = {one: had for one, had in self.remembered.items() if one not in board.leaving}
-        return replace(board, host=host, users={**board.users, **taken}, remembered={**missing, **board.remembered})
+        return replace(board, host=host, users={**taken, **board.users}, remembered={**missing, **board.remembered})
 
     def asked_board(self, gpu: PciAddress, wish: CarveWish) -> Board | None:
         """Return the same with what nvidia-smi says, where the wish needs that; this takes seconds then."""
@@ -134,9 +136,10 @@ def carve(site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell
         return (shortfalls.gone(gpu),)
     with unit_locked(site.locks, first.inventory.gpus[gpu].unit):
         refused: dict[PciAddress, str] = {}
+        held: dict[VgpuId, str] = {}
         before: Board | None = None
         for _ in range(MOST_ROUNDS):
-            seen = look(site, given, refused, _types(before))
+            seen = replace(look(site, given, refused, _types(before)), held=held)
             board = seen.asked_board(gpu, wish)
             next_plan = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
             if not next_plan.steps:
@@ -146,6 +149,8 @@ def carve(site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell
                 take_all(site, seen.inventory, board, next_plan, tell)
             except SlotRefusedError as error:
                 refused[error.slot] = error.reason.seen or str(error)
+            except VgpusHeldError as error:
+                held |= error.users
             except SchedulerRefusedError as error:
                 return (error.reason, *_quarantined(refused))
             except RefusedError as error:
@@ -200,6 +205,8 @@ def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell) 
         next_plan = plan_removal(seen, gpu, vgpu)
         try:
             take_all(site, seen.inventory, seen.board(gpu), next_plan, tell)
+        except VgpusHeldError as error:
+            next_plan = plan_removal(replace(seen, held=error.users), gpu, vgpu)
         except RefusedError as error:
             return (error.reason,)
         return (*next_plan.refusals, *next_plan.pending)

@@ -1,7 +1,7 @@
 """Takes the steps of carving one GPU, each after a last look that nobody would be hurt by it."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
@@ -30,7 +30,7 @@ from gpuvirt.model.carving import (
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.binder import Site
-from gpuvirt.node.leasing import Claim, RefusedError, leased
+from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
 
 Tell = Callable[[CarveStep], None]
 
@@ -43,20 +43,40 @@ class SlotRefusedError(RefusedError):
         self.slot = slot
 
 
+class VgpusHeldError(RefusedError):
+    """vGPUs that were to go are in use, though nobody was seen to have them; the others that were to go are gone."""
+
+    def __init__(self, held: Mapping[VgpuId, HeldError]) -> None:
+        super().__init__(next(iter(held.values())).reason)
+        self.users: Mapping[VgpuId, str] = {vgpu: error.who for vgpu, error in held.items()}
+
+
 class SchedulerRefusedError(RefusedError):
     """The scheduler could not be set; what was carved before is as it should be."""
 
 
 def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarvePlan, tell: Tell) -> None:
-    """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should."""
+    """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should.
+
+    Where some of the vGPUs that are to go first turn out to be in use, that is VgpusHeldError, after all of them.
+    """
+    held: dict[VgpuId, HeldError] = {}
     for step in plan.steps:
+        if held and not isinstance(step, RemoveVgpu):
+            break
         tell(step)
         try:
             _take(site, inventory, board, step)
+        except HeldError as error:
+            if not isinstance(step, RemoveVgpu):
+                raise
+            held[step.vgpu] = error
         except (OSError, ToolError, VfsUnchangedError, VgpuUnavailableError) as error:
             said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
             reason = refusals.failed(step.text, plan.gpu, said)
             raise (SchedulerRefusedError if isinstance(step, SetScheduler) else RefusedError)(reason) from error
+    if held:
+        raise VgpusHeldError(held)
 
 
 def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep) -> None:

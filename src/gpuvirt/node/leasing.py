@@ -20,6 +20,14 @@ class RefusedError(GpuvirtError):
         self.reason = reason
 
 
+class HeldError(RefusedError):
+    """Somebody has what is to be held; they were not asked for it."""
+
+    def __init__(self, reason: Reason, who: str) -> None:
+        super().__init__(reason)
+        self.who = who
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What is to be held."""
@@ -35,7 +43,7 @@ class Claim:
 def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
     """Hold a group by its node, or where groups have none by those of its devices, and see that nobody has one open.
 
-    Raises RefusedError where somebody has, and where nothing could be held nor anybody be looked for.
+    Raises HeldError where somebody has, and RefusedError where nothing could be held nor anybody be looked for.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -44,7 +52,7 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
             except LeaseUnavailableError:
                 held.enter_context(kernel.lease_devices(claim.cdevs))
         except DeviceBusyError as error:
-            raise RefusedError(refusals.not_leased(claim.subject, str(error))) from error
+            raise HeldError(refusals.not_leased(claim.subject, str(error)), str(error)) from error
         except LeaseUnavailableError as error:
             _see_that_nobody_uses(kernel, claim, str(error))
         else:
@@ -62,4 +70,4 @@ def _see_that_nobody_uses(kernel: Kernel, claim: Claim, said: str | None) -> Non
         return
     others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid != kernel.pid]
     if others:
-        raise RefusedError(refusals.in_use(claim.subject, others, forcible=False))
+        raise HeldError(refusals.in_use(claim.subject, others, forcible=False), refusals.named(others))

@@ -83,7 +83,11 @@ class SimKernel:
             self.faults.apply_to_write(path)
             if data:  # the kernel does not even call the attribute
                 self.writes.append((path, data))
-                node.write(data.decode())
+                try:
+                    node.write(data.decode())
+                except OSError as error:
+                    error.filename = path
+                    raise
 
     def listdir(self, path: HostPath, /) -> Sequence[str]:
         """Return the names in a folder."""

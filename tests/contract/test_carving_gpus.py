@@ -1,0 +1,291 @@
+"""GPUs are carved on each host in the same way, and whoever has a vGPU keeps it and is not asked to give it back."""
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hosts import LONG_S, Answer, CdevHost, Host, Job, Machine, exists, group_of, until_free
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.tools import ToolMissingError
+from gpuvirt.model.board import Holding
+from gpuvirt.model.carving import CarveStep, CarveWish, CreateVgpu, RemoveVgpu
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node import carver
+from gpuvirt.node.binder import Site
+from gpuvirt.node.carver import Given
+from gpuvirt.paths import HostPath
+
+RTX = PciAddress("0000:02:00.0")
+"""The catalog knows nothing of vGPUs on it, so only its driver knows how many fit: 24 T4-1B, 12 T4-2B."""
+T4 = PciAddress("0000:07:01.0")
+SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
+
+
+class NoTools:
+    """Nothing of NVIDIA's is installed."""
+
+    def modprobe(self, module: str) -> None:
+        raise ToolMissingError(module)
+
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        raise ToolMissingError(f"{address} {enable}")
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        raise ToolMissingError(" ".join(arguments))
+
+
+class Carver:
+    """Carves GPUs of a host."""
+
+    def __init__(self, host: Host, folder: Path) -> None:
+        self.site = Site(host.kernel, NoTools(), folder / "drivers.json", folder / "locks")
+        self.given = Given()
+        self.steps: list[CarveStep] = []
+
+    def carve(
+        self, gpu: PciAddress, *, small: int = 0, large: int = 0, tell: Callable[[CarveStep], None] | None = None
+    ) -> tuple[Reason, ...]:
+        """Have a GPU carry so many; return why it does not."""
+        self.steps.clear()
+        wish = CarveWish({"T4-1B": small, "T4-2B": large})
+        return carver.carve(self.site, gpu, wish, self.given, tell or self.steps.append)
+
+    def types(self, gpu: PciAddress) -> Mapping[VgpuId, object]:
+        """What a GPU carries."""
+        return {one.id: one.type for one in scan(self.site.kernel).vgpu_hosts[gpu].live}
+
+    def ids(self, gpu: PciAddress) -> list[VgpuId]:
+        return sorted(self.types(gpu))
+
+
+@pytest.fixture
+def carves(host: Host, tmp_path: Path) -> Carver:
+    return Carver(host, tmp_path / "state")
+
+
+def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
+    return [reason.code for reason in reasons]
+
+
+def failed_to_make(reasons: tuple[Reason, ...], type_id: str, number: int) -> bool:
+    """Return whether the one thing that is said is which write failed, and how."""
+    path = f"/sys/class/mdev_bus/{RTX}/mdev_supported_types/{type_id}/create"
+    return [(one.code, one.seen) for one in reasons] == [(ReasonCode.STEP_FAILED, f"{os.strerror(number)} ({path})")]
+
+
+def left(host: Host, gpu: PciAddress) -> dict[str, int]:
+    """Return how many more of each type a GPU's driver says it can make."""
+    types = f"/sys/class/mdev_bus/{gpu}/mdev_supported_types"
+    return {
+        type_id: int(host.kernel.read(HostPath(f"{types}/{type_id}/available_instances")))
+        for type_id in host.kernel.listdir(HostPath(types))
+    }
+
+
+def start_removal(host: Host, vgpu: VgpuId) -> Job:
+    """Have somebody else remove a vGPU that a machine has, and see that it is on its way out."""
+    job = host.start_write(f"/sys/bus/mdev/devices/{vgpu}/remove", "1")
+    assert job.answer(host.patience_s) is None
+    assert not exists(host, f"/sys/bus/mdev/devices/{vgpu}")
+    return job
+
+
+def machine_on(host: Host, vgpu: VgpuId) -> Machine:
+    return host.start_machine(group_of(host, vgpu))
+
+
+@pytest.mark.parametrize("gpu", [RTX, T4])
+def test_from_one_size_to_another_and_back_with_the_same_ids(host: Host, carves: Carver, gpu: PciAddress) -> None:
+    before = left(host, gpu)
+    assert carves.carve(gpu, large=2) == ()
+    first = carves.types(gpu)
+    assert Counter(first.values()) == {LARGE: 2}
+    assert carves.carve(gpu, large=2) == ()
+    assert carves.steps == [], "there is nothing to do"
+    assert carves.carve(gpu, small=3) == ()
+    assert Counter(carves.types(gpu).values()) == {SMALL: 3}
+    assert not first.keys() & carves.types(gpu).keys()
+    assert carves.carve(gpu, large=2) == ()
+    assert carves.types(gpu) == first
+    assert carves.carve(gpu) == ()
+    assert carves.types(gpu) == {}
+    assert host.kernel.listdir(HostPath("/sys/bus/mdev/devices")) == []
+    assert left(host, gpu) == before
+
+
+def test_fewer_and_more_of_a_type_leave_the_others_where_they_are(carves: Carver) -> None:
+    carves.carve(RTX, large=3)
+    had = carves.types(RTX)
+    assert carves.carve(RTX, large=2) == ()
+    assert [type(step) for step in carves.steps] == [RemoveVgpu]
+    kept = carves.types(RTX)
+    assert carves.carve(RTX, large=3) == ()
+    assert [type(step) for step in carves.steps] == [CreateVgpu]
+    assert kept.items() < carves.types(RTX).items()
+    assert carves.types(RTX) == had
+
+
+def test_what_a_machine_has_stays_and_goes_when_it_has_ended(host: Host, carves: Carver) -> None:
+    carves.carve(RTX, large=3)
+    _, mine, _ = carves.ids(RTX)
+    group = group_of(host, mine)
+    machine = machine_on(host, mine)
+    reasons = carves.carve(RTX, small=2)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert reasons[0].subject == mine
+    assert carves.ids(RTX) == [mine], "the others went"
+    assert codes(carves.carve(RTX)) == [ReasonCode.VGPU_IN_USE]
+    assert not machine.asked_back(host.patience_s)
+    machine.end()
+    until_free(host, group)
+    assert carves.carve(RTX, small=2) == ()
+    assert Counter(carves.types(RTX).values()) == {SMALL: 2}
+
+
+def test_what_merely_has_its_group_open_stays_too(host: Host, carves: Carver) -> None:
+    """A machine that is about to start looks like that."""
+    carves.carve(RTX, large=1)
+    (mine,) = carves.ids(RTX)
+    group = group_of(host, mine)
+    machine = host.start_machine(group, devices=False)
+    assert codes(carves.carve(RTX)) == [ReasonCode.VGPU_IN_USE]
+    assert carves.ids(RTX) == [mine]
+    machine.end()
+    until_free(host, group)
+    assert carves.carve(RTX) == ()
+
+
+def test_a_machine_that_starts_after_the_look_is_found_by_the_lease(host: Host, carves: Carver) -> None:
+    carves.carve(RTX, large=3)
+    _, second, _ = carves.ids(RTX)
+    machines: list[Machine] = []
+
+    def start(step: CarveStep) -> None:
+        if isinstance(step, RemoveVgpu) and step.vgpu == second and not machines:
+            machines.append(machine_on(host, second))
+
+    reasons = carves.carve(RTX, small=1, tell=start)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert reasons[0].subject == second
+    assert carves.ids(RTX) == [second], "as where it had started before"
+    (machine,) = machines
+    assert not machine.asked_back(host.patience_s)
+    machine.end()
+
+
+def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, carves: Carver) -> None:
+    carves.carve(RTX, large=2)
+    mine, other = carves.ids(RTX)
+    carves.given = Given((Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
+    machine = machine_on(host, mine)
+    job = start_removal(host, mine)
+    reasons = carves.carve(RTX, large=2)
+    assert codes(reasons) == [ReasonCode.UNBIND_PENDING]
+    assert mine in reasons[0].message
+    assert carves.steps == [], "its place is taken"
+    assert carves.ids(RTX) == [other]
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+    carves.given = Given()
+    assert carves.carve(RTX, large=2) == ()
+    assert carves.ids(RTX) == [mine, other]
+
+
+def test_what_somebody_removes_and_no_pod_is_known_to_have_stands_in_the_way(host: Host, carves: Carver) -> None:
+    """The kernel says no more of it than that another size does not fit."""
+    carves.carve(RTX, large=2)
+    mine, other = carves.ids(RTX)
+    machine = machine_on(host, mine)
+    job = start_removal(host, mine)
+    assert failed_to_make(carves.carve(RTX, small=1), "nvidia-222", errno.ENOSPC)
+    assert carves.types(RTX) == {other: LARGE}, "it came back with its id"
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+    assert carves.carve(RTX, small=1) == ()
+    assert Counter(carves.types(RTX).values()) == {SMALL: 1}
+
+
+def test_the_id_of_what_somebody_removes_is_taken_until_it_is_gone(host: Host, carves: Carver) -> None:
+    carves.carve(RTX, large=2)
+    before = carves.types(RTX)
+    mine, other = carves.ids(RTX)
+    machine = machine_on(host, mine)
+    job = start_removal(host, mine)
+    assert failed_to_make(carves.carve(RTX, large=2), "nvidia-223", errno.EEXIST)
+    assert carves.ids(RTX) == [other]
+    assert not exists(host, f"/sys/bus/mdev/devices/{mine}")
+    machine.end()
+    assert job.answer(LONG_S) == Answer()
+    assert carves.carve(RTX, large=2) == ()
+    assert carves.types(RTX) == before
+
+
+def test_more_than_fits_brings_back_what_was_there(host: Host, carves: Carver) -> None:
+    assert carves.carve(RTX, small=3) == ()
+    before = carves.types(RTX)
+    assert failed_to_make(carves.carve(RTX, large=13), "nvidia-223", errno.ENOSPC)
+    assert carves.types(RTX) == before
+    assert sum(isinstance(step, CreateVgpu) for step in carves.steps) == 13 + 3
+    assert left(host, RTX) == {"nvidia-222": 21, "nvidia-223": 0}
+
+
+class Killed(Exception):  # noqa: N818
+    """The process is no more."""
+
+
+def test_a_carver_that_is_killed_before_any_step_is_followed_by_one_that_ends_it(carves: Carver) -> None:
+    carves.carve(RTX, small=2)
+    wanted = carves.types(RTX)
+    carves.carve(RTX, large=2)
+    for lived in range(2 + 2):
+        taken: list[CarveStep] = []
+
+        def tell(step: CarveStep, taken: list[CarveStep] = taken, lived: int = lived) -> None:
+            if len(taken) == lived:
+                raise Killed
+            taken.append(step)
+
+        with pytest.raises(Killed):
+            carves.carve(RTX, small=2, tell=tell)
+        assert len(carves.ids(RTX)) == abs(2 - lived)
+        assert carves.carve(RTX, small=2) == ()
+        assert carves.types(RTX) == wanted
+        assert carves.carve(RTX, large=2) == ()
+
+
+def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, carves: Carver) -> None:
+    carves.carve(RTX, large=2)
+    first, second = carves.ids(RTX)
+    machine = machine_on(host, first)
+
+    def remove(vgpu: VgpuId) -> list[ReasonCode]:
+        return codes(carver.remove(carves.site, RTX, vgpu, Given(), lambda _: None))
+
+    assert remove(first) == [ReasonCode.VGPU_IN_USE]
+    assert remove(second) == []
+    assert carves.ids(RTX) == [first]
+    assert not machine.asked_back()
+    machine.end()
+
+
+def test_a_gpu_for_machines_is_not_carved(host: Host, carves: Carver) -> None:
+    assert host.start_write(f"/sys/bus/pci/devices/{RTX}/driver/unbind", RTX).answer(LONG_S) == Answer()
+    assert codes(carves.carve(RTX, large=1)) == [ReasonCode.NO_VGPU_HOST]
+
+
+def test_where_groups_have_no_nodes_vgpus_are_made_and_none_is_removed(cdevs: CdevHost, tmp_path: Path) -> None:
+    """An mdev is in no group there: what says who has it, and what is held, are groups."""
+    carves = Carver(cdevs, tmp_path / "state")
+    assert carves.carve(RTX, large=2) == ()
+    before = carves.types(RTX)
+    machine = cdevs.open_devices(carves.ids(RTX)[1])
+    reasons = carves.carve(RTX, small=1)
+    assert codes(reasons) == [ReasonCode.NO_IOMMU_GROUP]
+    assert carves.types(RTX) == before
+    assert not machine.asked_back(cdevs.patience_s)
+    machine.end()
