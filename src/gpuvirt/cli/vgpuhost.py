@@ -65,8 +65,8 @@ def would(seen: Look, gpu: PciAddress, wish: CarveWish) -> Result:
     return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan), dict(wish.types))
 
 
-def carved(here: Host, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
-    """Have a GPU carry what is wished, and return how that went."""
+def carved(here: Host, seen: Look, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
+    """Have a GPU carry what is wished, and return how that went; `seen` tells its unit."""
     taken: list[str] = []
 
     def tell(step: CarveStep) -> None:
@@ -74,7 +74,8 @@ def carved(here: Host, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Resu
         if not quiet:
             print(step.text, flush=True)
 
-    reasons = in_lane(gpu, lambda: carver.carve(here.site, gpu, wish, here.given, tell), taken)
+    first = seen.inventory
+    reasons = in_lane(gpu, lambda: carver.carve(here.site, gpu, wish, here.given, tell, first), taken)
     return Result(gpu, tuple(taken), reasons, dict(wish.types))
 
 
