@@ -25,6 +25,7 @@ class Hasty(RealClock):
     @override
     async def sleep(self, seconds: float, /) -> None:
         self.slept.append(seconds)
+        await super().sleep(0)
 
 
 class Listens:
