@@ -1,7 +1,8 @@
 """Measures a device plugin over simulated hosts, and prints a table.
 
 Everything is real but the host's files and the kubelet: a process, unix sockets, gRPC. With --peer another plugin's
-program is run over the same host, and the last column is ours divided by its.
+program is run over the same host, and the last column is ours divided by its; --vgpu-peer does so with a program that
+carves GPUs (`nvidia-vgpu-dm apply`).
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import grpc
 
+from bench import carving
 from bench.host import write_host
 from bench.process import OURS, Plugin, cpu_s, pss_kib, started
 from gpuvirt.clock import RealClock
@@ -104,22 +106,50 @@ def allocate_times(socket: Path, devices: Sequence[str], calls: int) -> list[flo
     return times
 
 
-async def measure(plugin: Plugin, arguments: argparse.Namespace, work: Path) -> Results:
+async def measure(plugin: Plugin, arguments: argparse.Namespace, work: Path, results: Results) -> None:
     """Measure one plugin."""
     print(f"{plugin.name}: {shlex.join(plugin.command)}", file=sys.stderr)
-    results = Results()
     for gpus in (8, 64, 1024):
         await measure_start(plugin, gpus, arguments.rounds, work, results)
     await measure_idle(plugin, arguments.idle, arguments.calls, work, results)
-    return results
 
 
-def table(ours: Results, peer: Results | None) -> str:
+async def measure_labels(rounds: int, work: Path, results: Results) -> None:
+    """Measure the time from another config's name until the kubelet has the new vGPUs."""
+    for number, machine in enumerate(carving.MACHINES):
+        folder = work / f"c{number}"
+        folder.mkdir()
+        more, fewer = await carving.measure_label(machine, rounds, folder)
+        (few, few_each), (many, many_each) = machine.few, machine.many
+        made = f"{machine.about}, {carving.GPUS * many_each} {many} instead of {carving.GPUS * few_each} {few}, s"
+        results.add(f"config to list: {made}", more)
+        results.add("... and back, s", fewer)
+
+
+def measure_carving(arguments: argparse.Namespace, work: Path, ours: Results, peer: Results) -> None:
+    """Measure carving, by the agent and by hand."""
+    asyncio.run(measure_labels(arguments.rounds, work, ours))
+    what = f"apply by hand, mounted: {carving.GPUS * carving.MACHINES[0].many[1]} vGPUs, s"
+    for name, command, results in (("ours", "", ours), ("peer", arguments.vgpu_peer, peer)):
+        if command is not None:
+            folder = work / f"a-{name}"
+            folder.mkdir()
+            program = shlex.split(command) or carving.OURS
+            seconds = carving.measure_apply(program, arguments.rounds, folder, wants_fixed_paths=bool(command))
+            results.add(what, seconds)
+
+
+def table(ours: Results, peer: Results) -> str:
     """Return the figures as a table in Markdown."""
-    lines = ["| | gpuvirt | peer | gpuvirt / peer |", "|---|---|---|---|"] if peer else ["| | gpuvirt |", "|---|---|"]
+    with_peer = ["| | gpuvirt | peer | gpuvirt / peer |", "|---|---|---|---|"]
+    lines = with_peer if peer.rows else ["| | gpuvirt |", "|---|---|"]
     for what, value in ours.rows.items():
-        other = peer.rows.get(what) if peer else None
-        cells = [what, f"{value:.3g}", *([f"{other:.3g}", f"{value / other:.2f}"] if other else [])]
+        other = peer.rows.get(what)
+        cells = [
+            what,
+            f"{value:.3g}",
+            *([f"{other:.3g}", f"{value / other:.2f}"] if other else ["", ""] if peer.rows else []),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -128,6 +158,8 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--peer", metavar="CMD", help="another plugin's program, run with the host at its usual paths")
+    parser.add_argument("--vgpu-peer", metavar="CMD", help="what carves GPUs when -f FILE -c NAME follow, as --peer")
+    parser.add_argument("--only-carving", action="store_true", help="measure what --vgpu-peer is for alone")
     parser.add_argument("--agent-options", default="", metavar="OPTIONS", help="more options of our agent, one text")
     parser.add_argument("--rounds", type=int, default=5, help="starts of each size, of which the median counts")
     parser.add_argument("--calls", type=int, default=5000, help="Allocate calls of each size")
@@ -135,12 +167,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
         work = Path(folder)
-        ours_as = Plugin("gpuvirt", (*OURS, *shlex.split(arguments.agent_options)))
-        ours = asyncio.run(measure(ours_as, arguments, work))
-        peer = None
-        if arguments.peer:
-            plugin = Plugin("peer", shlex.split(arguments.peer), wants_fixed_paths=True)
-            peer = asyncio.run(measure(plugin, arguments, work))
+        ours, peer = Results(), Results()
+        if not arguments.only_carving:
+            ours_as = Plugin("gpuvirt", (*OURS, *shlex.split(arguments.agent_options)))
+            asyncio.run(measure(ours_as, arguments, work, ours))
+            if arguments.peer:
+                plugin = Plugin("peer", shlex.split(arguments.peer), wants_fixed_paths=True)
+                asyncio.run(measure(plugin, arguments, work, peer))
+        measure_carving(arguments, work, ours, peer)
         print(table(ours, peer))
 
 

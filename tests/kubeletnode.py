@@ -25,6 +25,7 @@ FAST = Pace(
     settle_s=0.01,
     holders_s=0.05,
     holders_after_allocation_s=0.01,
+    holders_after_withdrawal_s=0.005,
     kubelet_s=0.02,
     streamless_s=0.3,
 )

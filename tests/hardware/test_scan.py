@@ -2,13 +2,14 @@
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.hardware.scan import scan, scan_some, with_users
 from gpuvirt.model.inventory import Mode, build_inventory
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Ground, Offers, make_offers
@@ -208,3 +209,34 @@ def test_a_brief_look_takes_dull_functions_from_before_and_reads_new_ones(machin
     assert HostPath("/sys/bus/pci/devices/0000:17:00.0/vendor") not in kernel.reads
     kernel.plug_in(PciAddress("0000:18:00.0"))
     assert PciAddress("0000:18:00.0") in scan(kernel, after, brief=True).functions
+
+
+PF, OTHER_PF = PciAddress("0000:07:00.0"), PciAddress("0000:0f:00.0")
+
+
+@pytest.mark.parametrize("name", ["8xA100", "8xH100", "4xT4", "2xFlex170"])
+def test_a_look_at_some_functions_finds_what_a_whole_one_would(machine: Machine, name: str) -> None:
+    kernel = machine(name)
+    before = scan(kernel)
+    for members in build_inventory(before).units.values():
+        assert scan_some(kernel, members, before) == before
+
+
+def test_a_look_at_some_functions_reads_those_and_new_ones_alone(machine: Machine) -> None:
+    kernel = machine("8xA100")
+    before = scan(kernel)
+    vf, late, unread = (before.functions[PF].virtfns[number] for number in (0, 1, 2))
+    others_vf = before.functions[OTHER_PF].virtfns[0]
+    for one in (vf, others_vf):
+        kernel.rebind(one, "vfio-pci")
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{unread}/vendor"), errno.EIO)
+    seen_late = replace(before, functions={one: it for one, it in before.functions.items() if one != late})
+    kernel.reads.clear()
+    unit = next(members for members in build_inventory(before).units.values() if PF in members)
+    after = scan_some(kernel, unit, seen_late)
+    assert after.functions[vf].driver == "vfio-pci"
+    assert after.functions[late] == before.functions[late]
+    assert unread not in after.functions, "what could not be read is not taken from before"
+    assert after.functions[others_vf] == before.functions[others_vf]
+    assert f"/sys/bus/pci/devices/{vf}/vendor" in kernel.reads
+    assert f"/sys/bus/pci/devices/{others_vf}/vendor" not in kernel.reads

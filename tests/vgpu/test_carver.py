@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from carvedhost import Carver, codes
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish
@@ -15,6 +15,7 @@ from gpuvirt.node import carver
 from gpuvirt.node.carver import Given
 from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.function import SimFunction
 
 T4 = PciAddress("0000:3b:00.0")
 A10, ON_VFIO = PciAddress("0000:b1:00.0"), PciAddress("0000:65:00.0")
@@ -212,3 +213,37 @@ def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
     assert remove(second) == [ReasonCode.VGPU_IN_USE]
     assert remove(first) == [], "it is gone already"
     assert len(host.types(T4)) == 3
+
+
+def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Path) -> None:
+    host = Carver("4xT4", tmp_path)
+    host.carve(T4, T4_8Q=2)
+    first = carver.look(host.site, host.given).inventory
+    mine = min(host.types(T4))
+    host.kernel.start_machine(host.group_of(mine))
+    reasons = carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, lambda _: None, first)
+    assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
+    assert mine in host.types(T4)
+    assert host.kernel.vfio.requests == []
+
+
+def test_a_gpu_that_has_gone_since_it_was_seen_is_told(tmp_path: Path) -> None:
+    host = Carver("4xT4", tmp_path)
+    first = carver.look(host.site, host.given).inventory
+    host.kernel.unplug(T4)
+    reasons = carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, lambda _: None, first)
+    assert codes(reasons) == [ReasonCode.NO_VGPU_HOST]
+
+
+def test_a_gpu_that_another_lock_guards_by_now_is_not_carved(tmp_path: Path) -> None:
+    """It shares its group with a function that was not there when its unit was looked for."""
+    host = Carver("4xT4", tmp_path)
+    first = carver.look(host.site, host.given).inventory
+    before = host.types(T4)
+    group = host.kernel.pci.functions[T4].group
+    folder = HostPath("/sys/devices/pci0000:00/0000:01:00.0")
+    neighbour = SimFunction(PciAddress("0000:01:00.0"), PciId(0x10DE, 0x1EB8), 0x030200, folder, group=group)
+    host.kernel.pci.add(neighbour)
+    with pytest.raises(UnitBusyError, match="another unit"):
+        carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, lambda _: None, first)
+    assert host.types(T4) == before

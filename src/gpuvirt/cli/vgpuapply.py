@@ -98,7 +98,8 @@ def _carry(
     results: list[Result] = []
     for gpu, wish in sorted(wished.items()):
         would = vgpuhost.would(seen, gpu, wish)
-        results.append(would if dry_run or not would.steps else vgpuhost.carved(here, gpu, wish, quiet=where.as_json))
+        leave = dry_run or not would.steps
+        results.append(would if leave else vgpuhost.carved(here, seen, gpu, wish, quiet=where.as_json))
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)

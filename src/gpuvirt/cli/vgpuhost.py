@@ -67,8 +67,8 @@ def would(seen: Look, gpu: PciAddress, wish: CarveWish) -> Result:
     return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan), dict(wish.types))
 
 
-def carved(here: Host, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
-    """Have a GPU carry what is wished, and return how that went."""
+def carved(here: Host, seen: Look, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
+    """Have a GPU carry what is wished, and return how that went; `seen` tells its unit."""
     if (config := here.carved.get(gpu)) is not None:
         return Result(gpu, (), (refusals.carved(gpu, config),), dict(wish.types))
     taken: list[str] = []
@@ -78,7 +78,8 @@ def carved(here: Host, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Resu
         if not quiet:
             print(step.text, flush=True)
 
-    reasons = in_lane(gpu, lambda: carver.carve(here.site, gpu, wish, here.given, tell), taken)
+    first = seen.inventory
+    reasons = in_lane(gpu, lambda: carver.carve(here.site, gpu, wish, here.given, tell, first), taken)
     return Result(gpu, tuple(taken), reasons, dict(wish.types))
 
 

@@ -1,11 +1,12 @@
 """One look at a host: every reader in turn, and their findings as Facts.
 
-A look is whole or brief. A brief one reads again what can fall ill (GPUs and the members of their groups, vGPUs, nodes)
-and takes the other functions as the look before saw them; a function that is new is always read.
+A look is whole, brief or at some functions. A brief one reads again what can fall ill (GPUs and the members of their
+groups, vGPUs, nodes) and takes the other functions as the look before saw them; one at some functions reads those, and
+which vGPUs there are. A function that is new is always read.
 """
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -27,9 +28,28 @@ BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
 
 def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) -> Facts:
     """Return what the host shows now; what can't be listed is as `before` saw it."""
-    look = _Look(kernel, before or Facts())
-    functions = look.functions(brief=brief and before is not None)
-    vgpu_hosts = look.vgpu_hosts(functions, brief=brief and before is not None)
+    taken = _dull(before.functions) if brief and before is not None else {}
+    return _scanned(_Look(kernel, before or Facts()), taken, brief=brief and before is not None)
+
+
+def scan_some(kernel: Kernel, some: Collection[PciAddress], before: Facts) -> Facts:
+    """Return the host with `some` of its functions as they show now, whatever `before` saw of these.
+
+    One of them that can't be read is left out, as if there had been no look before.
+    """
+    others = replace(
+        before,
+        functions={one: function for one, function in before.functions.items() if one not in some},
+        vgpu_hosts={gpu: host for gpu, host in before.vgpu_hosts.items() if gpu not in some},
+    )
+    return _scanned(_Look(kernel, others), others.functions, brief=True)
+
+
+def _scanned(look: "_Look", taken: Mapping[PciAddress, PciFunction], *, brief: bool) -> Facts:
+    """Return what the host shows now; the functions that are `taken` are not read."""
+    kernel = look.kernel
+    functions = look.functions(taken)
+    vgpu_hosts = look.vgpu_hosts(functions, brief=brief)
     group_nodes = look.told(iommu.read_group_nodes(kernel), look.before.group_nodes)
     cdev_nodes = look.told(iommu.read_cdev_nodes(kernel), look.before.cdev_nodes)
     return Facts(
@@ -66,14 +86,13 @@ class _Look:
             return before
         return found
 
-    def functions(self, *, brief: bool) -> Mapping[PciAddress, PciFunction]:
+    def functions(self, taken: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, PciFunction]:
         names = attributes.names(self.kernel, pci.DEVICES)
         if names is None and self.before.functions:
             names = Unread(pci.DEVICES, errno=errno.ENOENT)
         if isinstance(names, Unread):
             self.unread.append(names)
             return self.before.functions
-        taken = _dull(self.before.functions) if brief else {}
         found: dict[PciAddress, PciFunction] = {}
         for name in names or ():
             try:

@@ -22,7 +22,12 @@ class Listener(Protocol):
 
     @property
     def allocated(self) -> Signal:
-        """Set after each allocation."""
+        """Set after each allocation, and whenever devices were taken from what is offered."""
+        ...
+
+    @property
+    def withdrawing(self) -> bool:
+        """Whether the kubelet was not yet heard to count no more what was taken from what is offered."""
         ...
 
     def hear_holders(self, holders: Holders | None) -> None:
@@ -54,18 +59,34 @@ class HolderWatch:
         self._api = PodResources(paths.pod_resources_socket)
         self._in_doubt: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
         """What the checkpoint alone had when lists were last sent for its sake."""
+        self._tells_counted = False
+        """Whether the kubelet tells what it counts, so that an answer that came too early shows as such."""
+        self._early = 0
+        """How often it was asked since devices were last taken from what is offered."""
 
     async def run(self, listener: Listener) -> None:
         """Ask for ever."""
+        early = False
         try:
             while True:
-                soon = await self.ask(listener)
+                soon = await self.ask(listener) or early
                 later_s = until_tick_s(self._clock.monotonic_s(), self._pace.holders_s)
                 pause_s = self._pace.holders_after_allocation_s if soon else later_s
+                early = False
                 if await listener.allocated.wait_for(self._clock, pause_s):
-                    await self._clock.sleep(self._pace.holders_after_allocation_s)
+                    pause_s = self._pause_s(listener)
+                    early = pause_s < self._pace.holders_after_allocation_s  # a pod may have been given one as well
+                    await self._clock.sleep(pause_s)
         finally:
             await self._api.close()
+
+    def _pause_s(self, listener: Listener) -> float:
+        """Return how long to wait before the kubelet is asked: it lists a pod a moment after it gave it devices."""
+        most_s = self._pace.holders_after_allocation_s
+        if not (self._tells_counted and listener.withdrawing):
+            return most_s
+        self._early += 1
+        return min(self._pace.holders_after_withdrawal_s * 2.0 ** (self._early - 1), most_s)
 
     async def ask(self, listener: Listener) -> bool:
         """Ask once; return whether it is worth asking again soon."""
@@ -75,7 +96,11 @@ class HolderWatch:
             troubles = f"{told}; {written}"
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
         in_file: Held = {} if isinstance(written, OSError | DamagedError) else written
-        listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, await self._counted()))
+        counted = await self._counted()
+        self._tells_counted = counted is not None
+        listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, counted or frozenset()))
+        if not listener.withdrawing:
+            self._early = 0
         listener.hear_trouble("holders", _unheard(troubles) if troubles else None)
         if isinstance(told, PodResourcesUnheardError):
             return False
@@ -95,12 +120,12 @@ class HolderWatch:
         except PodResourcesUnheardError as unheard:
             return unheard
 
-    async def _counted(self) -> frozenset[tuple[ResourceName, DeviceId]]:
-        """Return what it counts, nothing where it does not tell: then its having been asked is all there is."""
+    async def _counted(self) -> frozenset[tuple[ResourceName, DeviceId]] | None:
+        """Return what it counts, None where it does not tell: then its having been asked is all there is."""
         try:
             return await self._api.allocatable()
         except PodResourcesUnheardError:
-            return frozenset()
+            return None
 
     def _written(self) -> Held | OSError | DamagedError:
         try:

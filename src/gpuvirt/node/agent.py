@@ -95,7 +95,7 @@ class Agent:
     def __init__(self, site: Site, settings: Settings, ids: PciIds, agent: AgentView, pace: Pace) -> None:
         self.telemetry = Telemetry()
         self.allocated = Signal()
-        """Set after each allocation, for whoever asks the kubelet for holders."""
+        """Set after each allocation and withdrawal, for whoever asks the kubelet for holders."""
         self._site = site
         self._pace = pace
         self._inlets = Inlets(site.wishes, site.node_name, site.writing, site.clock)
@@ -201,6 +201,11 @@ class Agent:
             self._stale.set()
         if self._state.still_counted or self._state.leaving:
             self.allocated.set()  # the kubelet is asked again soon
+
+    @property
+    def withdrawing(self) -> bool:
+        """Whether the kubelet was not yet heard to count no more what was taken from what is offered."""
+        return not self._oversight.heard_since or bool(self._state.still_counted or self._state.leaving)
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""

@@ -1,7 +1,7 @@
 """Carves GPUs into vGPUs, by hand or for the agent: looks, plans, acts, and plans back to what was there on failure.
 
-The host is looked at anew after each round of steps, so that what follows is decided from what is there. A unit is
-changed by one process at a time: whoever does it has the unit's lock.
+The GPU's unit is looked at anew after each round of steps, so that what follows is decided from what is there. A unit
+is changed by one process at a time: whoever does it has the unit's lock.
 """
 
 import uuid
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, Scheduler
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.nvidiasmi import read_supported
-from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.hardware.scan import scan, scan_some, with_users
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.model import gpumodes, scheduling, shortfalls
@@ -28,7 +29,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carvesteps import SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
-from gpuvirt.node.guard import unit_locked
+from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
 
@@ -86,32 +87,41 @@ class Look:
         return with_report(board, function, read_report(self.tools, gpu, types=asked.types, scheduler=asked.scheduler))
 
 
-def look(
-    site: Site,
-    given: Given,
-    refused: Mapping[PciAddress, str] | None = None,
-    remembered: Mapping[VgpuId, VgpuType] | None = None,
-) -> Look:
+def look(site: Site, given: Given) -> Look:
     """Return all that plans follow from; this walks through all processes."""
-    facts = with_users(site.kernel, scan(site.kernel))
+    return _seen(site, given, scan(site.kernel))
+
+
+def _look_at(site: Site, given: Given, gpu: PciAddress, before: Inventory) -> Look:
+    """Return all that the plan of one GPU follows from: its unit as it is now, other units as they were before."""
+    unit = frozenset(before.units[before.gpus[gpu].unit])
+    return _seen(site, given, scan_some(site.kernel, unit, before.facts), gpu)
+
+
+def _seen(site: Site, given: Given, facts: Facts, gpu: PciAddress | None = None) -> Look:
+    facts = with_users(site.kernel, facts)
     inventory = build_inventory(facts, given.type_names)
-    if names := _told_names(site.tools, inventory):
+    if names := _told_names(site.tools, inventory, gpu):
         inventory = build_inventory(facts, {**given.type_names, **names})
-    return Look(inventory, namespace_of(site.kernel), given, site.tools, refused or {}, remembered or {})
+    return Look(inventory, namespace_of(site.kernel), given, site.tools)
 
 
-def _told_names(tools: Tools, inventory: Inventory) -> Mapping[str, VgpuType]:
-    """Return what nvidia-smi calls the types that VFs carry and none of them names any more, by the host's ids."""
+def _told_names(tools: Tools, inventory: Inventory, gpu: PciAddress | None) -> Mapping[str, VgpuType]:
+    """Return what nvidia-smi calls the types that VFs carry and none of them names any more, by the host's ids.
+
+    It is asked of one GPU, or of all with None.
+    """
     unnamed = {
         vgpu.gpu
         for vgpu in inventory.vgpus.values()
         if vgpu.framework is Framework.VENDOR_VFIO and isinstance(vgpu.live.type, Unread) and vgpu.live.type_id
+        if gpu in {None, vgpu.gpu}
     }
     names: dict[str, VgpuType] = {}
-    for gpu in sorted(unnamed):
+    for one in sorted(unnamed):
         with suppress(ToolError):  # then they stay unread, and nothing is planned from them
-            found = read_supported(tools, gpu)
-            names |= {str(one.id): one.name for one in found} if not isinstance(found, Unread) else {}
+            found = read_supported(tools, one)
+            names |= {str(known.id): known.name for known in found} if not isinstance(found, Unread) else {}
     return names
 
 
@@ -126,20 +136,28 @@ def plan(seen: Look, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
     return plan_gpu(seen.inventory.facts.functions[gpu], seen.asked_board(gpu, wish), wish)
 
 
-def carve(site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell) -> tuple[Reason, ...]:
+def carve(
+    site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell, first: Inventory | None = None
+) -> tuple[Reason, ...]:
     """Have a GPU carry what is wished of it, as far as nobody has anything of it that must go.
 
     Returns why it does not yet, or can't, carry that; what failed half the way is brought back to what was there.
+    `first` is the host as it was seen lately, which tells the GPU's unit; without it the host is looked at for that.
     """
-    first = look(site, given)
-    if gpu not in first.inventory.gpus:
+    first = first or build_inventory(scan(site.kernel))
+    if gpu not in first.gpus:
         return (shortfalls.gone(gpu),)
-    with unit_locked(site.locks, first.inventory.gpus[gpu].unit):
+    unit = first.gpus[gpu].unit
+    with unit_locked(site.locks, unit):
         refused: dict[PciAddress, str] = {}
         held: dict[VgpuId, str] = {}
         before: Board | None = None
         for _ in range(MOST_ROUNDS):
-            seen = replace(look(site, given, refused, _types(before)), held=held)
+            seen = replace(_look_at(site, given, gpu, first), refused=refused, remembered=_types(before), held=held)
+            if gpu not in seen.inventory.gpus:
+                return (shortfalls.gone(gpu),)
+            if before is None and seen.inventory.gpus[gpu].unit != unit:
+                raise UnitBusyError(f"{unit}: {gpu} is of another unit by now, which this lock does not guard")
             board = seen.asked_board(gpu, wish)
             next_plan = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
             if not next_plan.steps:
@@ -154,7 +172,7 @@ def carve(site: Site, gpu: PciAddress, wish: CarveWish, given: Given, tell: Tell
             except SchedulerRefusedError as error:
                 return (error.reason, *_quarantined(refused))
             except RefusedError as error:
-                return (error.reason, *_put_back(site, gpu, before, given, tell))
+                return (error.reason, *_put_back(site, gpu, before, seen, tell))
         return (shortfalls.not_nearer(gpu, MOST_ROUNDS), *_quarantined(refused))
 
 
@@ -163,7 +181,7 @@ def _types(board: Board | None) -> Mapping[VgpuId, VgpuType]:
     return {one.id: one.type for one in live if not isinstance(one.type, Unread)}
 
 
-def _put_back(site: Site, gpu: PciAddress, before: Board | None, given: Given, tell: Tell) -> Iterator[Reason]:
+def _put_back(site: Site, gpu: PciAddress, before: Board | None, last: Look, tell: Tell) -> Iterator[Reason]:
     """Plan toward what a GPU carried, with the ids that it had and in the mode that it was in."""
     if before is None:
         return
@@ -172,7 +190,10 @@ def _put_back(site: Site, gpu: PciAddress, before: Board | None, given: Given, t
     sizes = None if not isinstance(mixed, bool) else Sizes.MIXED if mixed else Sizes.EQUAL
     wish = CarveWish(Counter(had.values()), sizes)
     for _ in range(MOST_ROUNDS):
-        seen = look(site, given, remembered=had)
+        seen = replace(_look_at(site, last.given, gpu, last.inventory), remembered=had)
+        if gpu not in seen.inventory.gpus:
+            yield shortfalls.gone(gpu)
+            return
         board = seen.asked_board(gpu, wish)
         back = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
         if not back.steps:

@@ -179,7 +179,7 @@ class Carvings:
             log.info("%s", step.text, extra={"gpu": gpu})
 
         def job() -> tuple[Reason, ...]:
-            return carver.carve(self._site, gpu, wish, known, tell)
+            return carver.carve(self._site, gpu, wish, known, tell, inventory)
 
         try:
             reasons = await self._lanes(unit).run(job, name="carve", timeout_s=self._pace.carve_s)

@@ -29,6 +29,8 @@ class Pace:
     """Which pods have which devices, from the kubelet."""
     holders_after_allocation_s: float = 1.0
     """The same, after the kubelet was given a device."""
+    holders_after_withdrawal_s: float = 0.1
+    """The same, after a device was taken from what is offered; twice as long each time that it is still counted."""
     kubelet_s: float = 1.5
     """Whether the kubelet's socket is a new one, and ours are still there."""
     reconcile_s: float = 9.0

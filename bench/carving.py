@@ -1,0 +1,201 @@
+"""How long a node takes from a vGPU config's name to the new vGPUs at the kubelet, and a host until it carries them.
+
+The agent, its sockets, its pauses and the kubelet's calls are real; the host is a simulated kernel in the same process,
+which answers sooner than a real one where it makes and removes vGPUs. By hand, over a mounted host, another program can
+be measured beside `gpuvirt vgpu apply`.
+"""
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model import pciids
+from gpuvirt.model.heard import Heard, StateName, VgpuRequest
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.agent import Agent
+from gpuvirt.node.binder import Site
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.tools import SimTools
+
+GPUS = 8
+WITHIN_S = 60.0
+OURS = (sys.executable, "-m", "gpuvirt", "vgpu", "apply")
+
+PEER = """
+set -e
+mount --make-rprivate /
+mount --rbind "$GPUVIRT_HOST_ROOT/sys" /sys
+unset GPUVIRT_HOST_ROOT
+exec "$@"
+"""
+"""Puts the host's `/sys` where a program with fixed paths looks for it, in a mount namespace of its own."""
+
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Carved:
+    """A machine that can be carved in two ways."""
+
+    about: str
+    board: str
+    few: tuple[str, int]
+    """A config, and how many vGPUs that makes of each GPU."""
+    many: tuple[str, int]
+
+    @property
+    def text(self) -> str:
+        """The same as a machine's file."""
+        slots = (f"at: '{one.at}', board: {one.board}, group: {one.group}, vfs: {one.vfs}" for one in self.spec.slots)
+        return f"about: {self.about}\nslots:\n{''.join(f'  - {{{slot}}}{chr(10)}' for slot in slots)}"
+
+    @property
+    def configs(self) -> str:
+        """Both configs, as vgpu-device-manager reads them too."""
+        entries = (
+            f"  {name}: [{{devices: all, vgpu-devices: {{{name}: {each}}}}}]\n" for name, each in (self.few, self.many)
+        )
+        return f"version: v1\nvgpu-configs:\n{''.join(entries)}"
+
+    @property
+    def spec(self) -> MachineSpec:
+        """The machine, with VFs and nothing on them."""
+        slots = tuple(
+            SlotSpec(
+                at=f"0000:{0x10 * (number + 1):02x}:00.0",
+                board=self.board,
+                group=11 + number,
+                numa=number // 4,
+                vfs=32,
+            )
+            for number in range(GPUS)
+        )
+        return MachineSpec(about=self.about, slots=slots)
+
+
+MACHINES = (
+    Carved("mdev on A10", "A10", few=("A10-8Q", 3), many=("A10-2Q", 12)),
+    Carved("vendor VFIO on L40S", "L40S", few=("L40S-24Q", 2), many=("L40S-4Q", 12)),
+)
+
+
+def site_of(kernel: SimKernel, folder: Path) -> Site:
+    """Return where a simulated host is carved."""
+    return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
+
+
+@asynccontextmanager
+async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
+    """Run an agent that carves, at its usual pace, for as long as the context lasts."""
+    options = NodeOptions(
+        kernel=kernel,
+        kubelet=KubeletPaths(folder),
+        ledger=folder / "ledger.json",
+        state_file=folder / "node.json",
+        settings=Settings(mode=WantedMode.VGPU),
+        ids=PciIds((pciids.shipped(),)),
+        node_name=NodeName("node01"),
+        moves=site_of(kernel, folder),
+    )
+    started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(run(options, started=started.set_result))
+        yield await started
+        task.cancel()
+
+
+async def until(met: Callable[[], bool], what: Callable[[], object]) -> None:
+    """Wait until something is so, and give up with `what` is so instead."""
+    deadline = time.monotonic() + WITHIN_S
+    while not met():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not so after {WITHIN_S:g} s: {what()}")
+        await asyncio.sleep(POLL_S)
+
+
+async def relabelled_s(agent: Agent, kubelet: SimKubelet, config: str, count: int) -> float:
+    """Have the node's label name a config; return how long it takes until the kubelet can give all its vGPUs away."""
+    resource = f"nvidia.com/NVIDIA_{config}"
+    began = time.monotonic()
+    agent.hear_vgpu_wish(VgpuRequest(Heard(config), Heard(None)))
+    await until(lambda: kubelet.allocatable().get(resource, 0) == count, kubelet.allocatable)
+    took_s = time.monotonic() - began
+    await until(lambda: _succeeded(agent), agent.vgpu_states.get)
+    return took_s
+
+
+def _succeeded(agent: Agent) -> bool:
+    state = agent.vgpu_states.get()
+    return state is not None and state.name is StateName.SUCCESS
+
+
+async def measure_label(machine: Carved, rounds: int, folder: Path) -> tuple[float, float]:
+    """Return the medians of the seconds from few to many, and from many to few."""
+    kernel = build_machine(machine.spec, where=machine.about)
+    more, fewer = [], []
+    async with running(folder, RealClock()) as kubelet, agent_on(kernel, folder) as agent:
+        (few, few_each), (many, many_each) = machine.few, machine.many
+        await relabelled_s(agent, kubelet, few, GPUS * few_each)
+        for _ in range(rounds):
+            more.append(await relabelled_s(agent, kubelet, many, GPUS * many_each))
+            fewer.append(await relabelled_s(agent, kubelet, few, GPUS * few_each))
+    return statistics.median(more), statistics.median(fewer)
+
+
+@contextmanager
+def mounted(machine: Carved, work: Path) -> Iterator[Path]:
+    """Mount a machine for as long as the context lasts, and give its root."""
+    file, host = work / "machine.yaml", work / "host"
+    file.write_text(machine.text)
+    host.mkdir()
+    command = [sys.executable, "-m", "gpuvirt", "sim", "mount", "--machine", str(file), str(host)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        if server.stdout is None or "is mounted" not in server.stdout.readline():
+            raise SystemExit("the machine can't be mounted: it needs the extra sim, fuse3 and /dev/fuse")
+        try:
+            yield host
+        finally:
+            server.terminate()
+
+
+def measure_apply(command: Sequence[str], rounds: int, work: Path, *, wants_fixed_paths: bool = False) -> float:
+    """Return the median of the seconds in which `command -f FILE -c NAME` carves a mounted host into many."""
+    machine = MACHINES[0]
+    configs = work / "configs.yaml"
+    configs.write_text(machine.configs)
+    times = []
+    with mounted(machine, work) as host:
+        environment = os.environ | {"GPUVIRT_HOST_ROOT": str(host)}
+
+        def apply(program: Sequence[str], name: str) -> None:
+            arguments = [*program, "-f", str(configs), "-c", name]
+            done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{' '.join(arguments)}: {done.stdout}{done.stderr}")
+
+        ahead = ("unshare", "--mount", "sh", "-c", PEER, "sh") if wants_fixed_paths else ()
+        for _ in range(rounds):
+            apply(OURS, machine.few[0])
+            began = time.monotonic()
+            apply((*ahead, *command), machine.many[0])
+            times.append(time.monotonic() - began)
+            made = len(list((host / "sys/bus/mdev/devices").iterdir()))
+            if made != GPUS * machine.many[1]:
+                raise SystemExit(f"{' '.join(command)} has left {made} vGPUs; expected {GPUS * machine.many[1]}")
+    return statistics.median(times)

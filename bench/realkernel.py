@@ -1,0 +1,95 @@
+"""Measures how long GPUs of the kernel lab's guest take to be carved: a real kernel makes and removes the mdevs.
+
+    .venv/bin/python -m bench.realkernel [FLAVOUR]
+
+Needs what `make test-kernel` needs. The guest runs without KVM and each call of the carver goes to it by a serial line,
+so the time of the same writes alone is told beside it.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from lab.kernel.guest import booted
+from lab.kernel.kit import Flavour, prepare
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.tools import ToolMissingError
+from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.model.carving import CarveWish
+from gpuvirt.node import carver
+from gpuvirt.node.binder import Site
+from gpuvirt.node.carver import Given
+
+GPUS = (PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0"))
+SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
+EACH = 16
+"""Of the small; of the large 12 fit."""
+
+
+class NoTools:
+    """Nothing of NVIDIA's is installed in the guest."""
+
+    def modprobe(self, module: str) -> None:
+        """Refuse."""
+        raise ToolMissingError(module)
+
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        """Refuse."""
+        raise ToolMissingError(f"{address} {enable}")
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        """Refuse."""
+        raise ToolMissingError(" ".join(arguments))
+
+
+def carve_s(site: Site, types: Mapping[str, int]) -> float:
+    """Have each GPU carry some types; return how long that takes, or end where it can't be."""
+    began = time.monotonic()
+    for gpu in GPUS:
+        if reasons := carver.carve(site, gpu, CarveWish(types), Given(), lambda _: None):
+            raise SystemExit("\n".join(reason.text for reason in reasons))
+    return time.monotonic() - began
+
+
+def writes_s(kernel: Kernel) -> float:
+    """Make as many mdevs by the back end alone, and remove them; return how long making them took."""
+    mdev = backend_of(Framework.MDEV)
+    began = time.monotonic()
+    for number in range(len(GPUS) * EACH):
+        one = VgpuId(f"83b8f4f2-509f-382f-3c1e-e6bfe0fa10{number:02x}")
+        mdev.create(kernel, GPUS[number % len(GPUS)], SMALL, one)
+    took_s = time.monotonic() - began
+    for host in scan(kernel).vgpu_hosts.values():
+        for live in host.live:
+            mdev.remove(kernel, live)
+    return took_s
+
+
+def main() -> None:
+    """Boot a guest, carve, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("flavour", nargs="?", default="groups", choices=[one.value for one in Flavour])
+    parser.add_argument("--rounds", type=int, default=3, help="of each, of which the median counts")
+    arguments = parser.parse_args()
+    rows: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder, booted(prepare(Flavour(arguments.flavour))) as guest:
+        site = Site(guest.kernel, NoTools(), Path(folder) / "drivers.json", Path(folder) / "locks")
+        for _ in range(arguments.rounds):
+            rows.setdefault("32 made by the back end alone", []).append(writes_s(guest.kernel))
+            rows.setdefault("32 made on two empty GPUs", []).append(carve_s(site, {"T4-1B": EACH}))
+            rows.setdefault("32 removed, 16 larger ones made", []).append(carve_s(site, {"T4-2B": EACH // 2}))
+            carve_s(site, {})
+    print(f"| {arguments.flavour} | s |\n|---|---|")
+    for what, times in rows.items():
+        print(f"| {what} | {statistics.median(times):.2f} |")
+
+
+if __name__ == "__main__":
+    main()

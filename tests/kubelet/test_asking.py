@@ -1,0 +1,86 @@
+"""When the kubelet is asked who has what: sooner after a withdrawal, unless it can't say what it counts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from gpuvirt.clock import RealClock, Signal
+from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.model.ledger import Holders
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.pace import Pace
+from gpuvirt.sim.kubelet.kubelet import running
+
+ASKED = 6
+
+
+class Hasty(RealClock):
+    """A clock on which nobody is kept waiting, and that knows how long everybody wanted to wait."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    @override
+    async def sleep(self, seconds: float, /) -> None:
+        self.slept.append(seconds)
+        await super().sleep(0)
+
+
+class Listens:
+    """Has something withdrawn until the kubelet was heard so many times; one that stirs has it asked all the while."""
+
+    def __init__(self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1) -> None:
+        self.allocated = Signal()
+        self.heard: list[Holders | None] = []
+        self.enough = asyncio.Event()
+        self._withdrawing_for = withdrawing_for
+        self._stirs = stirs
+        self._enough = enough
+        self.allocated.set()
+
+    @property
+    def withdrawing(self) -> bool:
+        return len(self.heard) < self._withdrawing_for
+
+    def hear_holders(self, holders: Holders | None) -> None:
+        self.heard.append(holders)
+        if self._stirs:
+            self.allocated.set()
+        if len(self.heard) == self._enough:
+            self.enough.set()
+
+    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("withdrawing_for", "tells", "slept"),
+    [
+        (99, True, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
+        (3, True, [0.1, 0.2, 1.0, 1.0, 1.0, 1.0]),
+        (0, True, [1.0] * ASKED),
+        (99, False, [1.0] * ASKED),
+    ],
+)
+async def test_pauses(short_path: Path, withdrawing_for: int, *, tells: bool, slept: list[float]) -> None:
+    clock, listener = Hasty(), Listens(withdrawing_for)
+    async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
+        if not tells:
+            kubelet.paths.pod_resources_socket.unlink()
+        task = group.create_task(HolderWatch(kubelet.paths, clock, Pace(), lambda: None).run(listener))
+        await listener.enough.wait()
+        task.cancel()
+    assert clock.slept[:ASKED] == slept
+
+
+async def test_who_was_given_one_meanwhile_is_asked_for_a_moment_later(short_path: Path) -> None:
+    """The kubelet lists a pod a moment after it gave it devices; a question after a withdrawal may be too early."""
+    clock, listener = Hasty(), Listens(2, stirs=False, enough=3)
+    pace = Pace(holders_s=1000.0, holders_after_allocation_s=0.2)
+    async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
+        task = group.create_task(HolderWatch(kubelet.paths, clock, pace, lambda: None).run(listener))
+        await listener.enough.wait()
+        task.cancel()
+    assert clock.slept == [0.1]
