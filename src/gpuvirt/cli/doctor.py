@@ -16,6 +16,7 @@ def doctor(  # noqa: PLR0913  one parameter an option
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
     kubevirt: options.KubeVirtFile = None,
+    kubeconfig: options.ClusterFile = None,
     output: options.OutputFormat = Output.TABLE,
     every: Annotated[bool, typer.Option("--all", "-a", help="Show what is in order, too.")] = False,
 ) -> None:
@@ -25,11 +26,12 @@ def doctor(  # noqa: PLR0913  one parameter an option
     """
     from gpuvirt.apps.doctor import diagnose
     from gpuvirt.cli import diagnosis
-    from gpuvirt.cli.machine import Where, surroundings
+    from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
     from gpuvirt.cli.render import json_lines
     from gpuvirt.model.findings import Level
 
-    kernel, around = surroundings(Where(host_root, system_root, kubelet_dir), config, pci_ids, kubevirt)
+    where = Where(host_root, system_root, kubelet_dir)
+    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig))
     report = diagnose(kernel, around)
     if output is Output.JSON:
         json_lines(report)

@@ -26,8 +26,18 @@ class Where:
     kubelet_dir: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class KubeVirtAt:
+    """Where KubeVirt's configuration is found; with neither, it is not looked at."""
+
+    file: str | None = None
+    """What kubectl has written, `-` for standard input."""
+    kubeconfig: Path | None = None
+    """How its cluster is reached."""
+
+
 def surroundings(
-    where: Where, config: Path | None, pci_ids: Path | None, kubevirt: str | None
+    where: Where, config: Path | None, pci_ids: Path | None, kubevirt: KubeVirtAt
 ) -> tuple[RealKernel, Surroundings]:
     """Return a host as the options of a command name it; raise ConfigError."""
     roots = HostRoots.under(where.host_root, where.system_root)
@@ -41,8 +51,18 @@ def surroundings(
         state_file=roots.run / statefile.FILE,
         # A simulated host has a /proc of its own, in which no agent is.
         procs=(roots.proc, HostRoots.under(options.ROOT).proc),
-        kubevirts=_read_kubevirts(kubevirt) if kubevirt is not None else None,
+        kubevirts=_kubevirts(kubevirt),
     )
+
+
+def _kubevirts(at: KubeVirtAt) -> tuple[KubeVirt, ...] | None:
+    if at.file is not None and at.kubeconfig is not None:
+        raise ConfigError("give one of --kubevirt and --kubeconfig", where="--kubeconfig")
+    if at.kubeconfig is not None:
+        from gpuvirt.apps.kubevirts import ask_kubevirts
+
+        return ask_kubevirts(at.kubeconfig)
+    return _read_kubevirts(at.file) if at.file is not None else None
 
 
 def _read_kubevirts(name: str) -> tuple[KubeVirt, ...]:

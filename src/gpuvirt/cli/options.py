@@ -82,6 +82,15 @@ KubeVirtFile = Annotated[
         help="What `kubectl get kubevirt -A -o yaml` says, to be looked at too; - for standard input.",
     ),
 ]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        dir_okay=False,
+        metavar="FILE",
+        help="Ask the cluster that this file tells of for its KubeVirts.",
+    ),
+]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")

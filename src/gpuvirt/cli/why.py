@@ -19,6 +19,7 @@ def why(  # noqa: PLR0913  one parameter an option
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
     kubevirt: options.KubeVirtFile = None,
+    kubeconfig: options.ClusterFile = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Walk one GPU's way to a virtual machine, stage by stage, and name the one thing that blocks it.
@@ -28,7 +29,7 @@ def why(  # noqa: PLR0913  one parameter an option
     """
     from gpuvirt.apps.doctor import gather
     from gpuvirt.cli import diagnosis
-    from gpuvirt.cli.machine import Where, surroundings
+    from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
     from gpuvirt.cli.render import json_lines
     from gpuvirt.model.target import is_target
     from gpuvirt.model.walk import walk
@@ -38,7 +39,8 @@ def why(  # noqa: PLR0913  one parameter an option
             f"{target!r} is none; expected 0000:65:00.0, an mdev's UUID, or nvidia.com/GA102GL_A10",
             param_hint="ADDRESS|RESOURCE",
         )
-    kernel, around = surroundings(Where(host_root, system_root, kubelet_dir), config, pci_ids, kubevirt)
+    where = Where(host_root, system_root, kubelet_dir)
+    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig))
     way = walk(gather(kernel, around), target)
     if output is Output.JSON:
         json_lines(way)

@@ -110,6 +110,11 @@ class Client:
         asked = Asked("get", resource, name)
         return _decoded(asked, await self._call(asked, Request("GET", resource.path_of(name))), shape)
 
+    async def read(self, resource: Resource) -> str:
+        """Return a whole collection as the server writes it, for a small one read elsewhere; raises ApiError."""
+        asked = Asked("list", resource)
+        return (await self._call(asked, Request("GET", resource.path))).decode()
+
     async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
         """Return all objects of a collection, read in pages of so many at one version; raises ApiError.
 

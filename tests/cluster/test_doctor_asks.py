@@ -1,0 +1,64 @@
+"""Doctor asks a real API server for the KubeVirts of its cluster."""
+
+import json
+import subprocess
+
+import pytest
+from clusterlab import GPUVIRT, LabNode
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "kubevirts.kubevirt.io"},
+    "spec": {
+        "group": "kubevirt.io",
+        "scope": "Namespaced",
+        "names": {"plural": "kubevirts", "singular": "kubevirt", "kind": "KubeVirt", "listKind": "KubeVirtList"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+def found(node: LabNode) -> list[str]:
+    """Return the codes of what doctor finds of KubeVirt."""
+    command = [
+        *GPUVIRT,
+        "doctor",
+        "--host-root",
+        str(node.host),
+        "--kubeconfig",
+        str(node.cluster.kubeconfig),
+        "-o",
+        "json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in {0, 1}, done.stderr
+    results = json.loads(done.stdout)["results"]
+    return [one["code"] for result in results if result["area"] == "kubevirt" for one in result["findings"]]
+
+
+def test_what_the_cluster_permits(node: LabNode) -> None:
+    kubevirt = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "namespace": node.namespace},
+        "spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": []}}},
+    }
+    with node.machine("2xA10"):
+        assert "NotPermitted" not in found(node), "KubeVirt is not there"
+        node.apply(CRD)
+        try:
+            node.kubectl("wait", "--for=condition=Established", "crd/kubevirts.kubevirt.io", "--timeout=60s")
+            node.apply(kubevirt)
+            assert "NotPermitted" in found(node)
+        finally:
+            node.kubectl("delete", "crd", "kubevirts.kubevirt.io")
