@@ -48,6 +48,12 @@ def called(
     )
 
 
+def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command as `called` does, and return what it said as text."""
+    done = called(*arguments, environment=environment)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)  # noqa: TID251  given back

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commandline import GPUVIRT, gpuvirt
+from commandline import GPUVIRT, gpuvirt, ran
 from gpuvirt import __version__
 from gpuvirt.cli import render
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -29,10 +29,10 @@ def host(tmp_path: Path) -> Path:
 
 
 def test_version_and_help() -> None:
-    assert gpuvirt("--version").stdout == f"gpuvirt {__version__}\n"
+    assert ran("--version").stdout == f"gpuvirt {__version__}\n"
     for command in ("devices", "doctor", "why", "node", "demo", "sim", "support", "vfio"):
-        assert command in gpuvirt("--help").stdout
-        assert gpuvirt(command, "--help").returncode == 0
+        assert command in ran("--help").stdout
+        assert ran(command, "--help").returncode == 0
 
 
 def test_the_version_by_the_name_of_nvidias_plugin() -> None:
@@ -42,7 +42,7 @@ def test_the_version_by_the_name_of_nvidias_plugin() -> None:
 
 
 def test_devices_as_a_table(host: Path) -> None:
-    done = gpuvirt("devices", "--host-root", str(host))
+    done = ran("devices", "--host-root", str(host))
     assert done.returncode == 0, done.stderr
     first = next(line for line in done.stdout.splitlines() if line.startswith("0000:65:00.0"))
     assert first.split() == [
@@ -52,7 +52,7 @@ def test_devices_as_a_table(host: Path) -> None:
 
 
 def test_devices_as_json(host: Path) -> None:
-    done = gpuvirt("devices", "-o", "json", environment={"GPUVIRT_HOST_ROOT": str(host)})
+    done = ran("devices", "-o", "json", environment={"GPUVIRT_HOST_ROOT": str(host)})
     view = json.loads(done.stdout)
     assert view["version"] == 1
     assert [gpu["address"] for gpu in view["gpus"]] == ["0000:65:00.0", "0000:ca:00.0"]
@@ -78,7 +78,7 @@ def test_devices_without_an_agent_are_called_and_held_as_its_ledger_says(
     )
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_bytes(journal.encode(Ledger((entry,), {"10de:2236": "OLD"})))
-    done = gpuvirt("devices", "--host-root", str(host), "--kubelet-dir", str(tmp_path / "kubelet"))
+    done = ran("devices", "--host-root", str(host), "--kubelet-dir", str(tmp_path / "kubelet"))
     assert done.returncode == 0, done.stderr
     assert re.search(r"0000:65:00.0 .* pod default/vm-a +nvidia.com/OLD", done.stdout)
     assert re.search(r"nvidia.com/OLD +2 +2 +1 ", done.stdout)
@@ -90,14 +90,14 @@ def test_devices_without_an_agent_are_called_and_held_as_its_ledger_says(
 def test_devices_of_a_host_with_a_damaged_ledger(host: Path, content: bytes) -> None:
     (host / "var/lib/gpuvirt").mkdir(parents=True)
     (host / "var/lib/gpuvirt/ledger.json").write_bytes(content)
-    done = gpuvirt("devices", "--host-root", str(host))
+    done = ran("devices", "--host-root", str(host))
     assert done.returncode == 0, done.stderr
     assert "nvidia.com/GA102GL_A10" in done.stdout
 
 
 def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
     export(build_machine(load_machine("2xRTX4090-one-group")), tmp_path)
-    done = gpuvirt("devices", "--host-root", str(tmp_path), "--kubelet-dir", str(tmp_path))
+    done = ran("devices", "--host-root", str(tmp_path), "--kubelet-dir", str(tmp_path))
     assert re.search(r"nvidia.com/AD102_GEFORCE_RTX_4090 +3 +3 +0 ", done.stdout)
     assert "HoldersUnheard" not in done.stdout
 
@@ -111,7 +111,7 @@ def test_who_is_not_root_is_told_that_users_are_not_shown(capsys: pytest.Capture
 
 
 def test_devices_of_a_host_without_any(tmp_path: Path) -> None:
-    done = gpuvirt("devices", "--host-root", str(tmp_path))
+    done = ran("devices", "--host-root", str(tmp_path))
     assert done.returncode == 0
     assert "No GPU of NVIDIA, AMD or Intel on this host." in done.stdout
 
@@ -157,7 +157,7 @@ def test_without_privileges_there_are_no_cdi_devices_to_name(host: Path, tmp_pat
     ],
 )
 def test_wrong_use_ends_with_2(arguments: list[str]) -> None:
-    done = gpuvirt(*arguments)
+    done = ran(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr
     assert "Traceback" not in done.stderr
@@ -165,12 +165,12 @@ def test_wrong_use_ends_with_2(arguments: list[str]) -> None:
 
 def test_names_from_another_database(host: Path, tmp_path: Path) -> None:
     (tmp_path / "pci.ids").write_text("10de  NVIDIA\n\t2236  My [A10]\n")
-    done = gpuvirt("devices", "--host-root", str(host), "--pci-ids", str(tmp_path / "pci.ids"))
+    done = ran("devices", "--host-root", str(host), "--pci-ids", str(tmp_path / "pci.ids"))
     assert "nvidia.com/MY_A10" in done.stdout
 
 
 def test_the_machines_there_are() -> None:
-    lines = gpuvirt("sim", "machines").stdout.splitlines()
+    lines = ran("sim", "machines").stdout.splitlines()
     assert any(line.startswith("8xH100 ") for line in lines)
 
 

@@ -1,45 +1,65 @@
 """`gpuvirt doctor` and `gpuvirt why`, as a person gives them."""
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from commandline import GPUVIRT, gpuvirt
+from commandline import GPUVIRT, gpuvirt, ran
 from gpuvirt.model.diagnosis import CHECKS
 from gpuvirt.model.findings import Area
 from gpuvirt.model.way import Step
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import export
+from gpuvirt.sim.machine import load_machine
 
 
-def on(machine: str, *arguments: str) -> list[str]:
-    return ["sim", "run", "-m", machine, "--", *GPUVIRT, *arguments]
+class On(Protocol):
+    """Runs a command on a machine."""
+
+    def __call__(self, machine: str, *arguments: str) -> "subprocess.CompletedProcess[str]": ...
 
 
-def test_a_host_in_order_is_told_of_in_a_few_lines() -> None:
-    done = gpuvirt(*on("2xA10", "doctor"))
+@pytest.fixture(scope="module", name="on")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
+    """Run a command on a machine that is a folder."""
+    folder = tmp_path_factory.mktemp("machines")
+
+    def on(machine: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        if not (folder / machine).exists():
+            export(build_machine(load_machine(machine)), folder / machine)
+        return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / machine)})
+
+    return on
+
+
+def test_a_host_in_order_is_told_of_in_a_few_lines(on: On) -> None:
+    done = on("2xA10", "doctor")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) < 10
     assert [line.split()[0] for line in lines[:-2]] == ["ok"] * (len(lines) - 2)
     assert lines[-1].startswith("All is in order")
     assert "seen:" not in done.stdout
-    assert "seen: /dev/kvm: there" in gpuvirt(*on("2xA10", "doctor", "--all")).stdout
+    assert "seen: /dev/kvm: there" in on("2xA10", "doctor", "--all").stdout
 
 
-def test_an_error_ends_with_1_and_says_all() -> None:
-    done = gpuvirt(*on("2xA10-no-iommu", "doctor"))
+def test_an_error_ends_with_1_and_says_all(on: On) -> None:
+    done = on("2xA10-no-iommu", "doctor")
     assert (done.returncode, done.stderr) == (1, "")
     for part in ("IommuOff: the IOMMU is off", "seen: /proc/cmdline: ", "why:  without it", "fix:  in the firmware"):
         assert part in done.stdout
 
 
-def test_a_warning_ends_with_0() -> None:
-    done = gpuvirt(*on("2xRTX4090-one-group", "doctor"))
+def test_a_warning_ends_with_0(on: On) -> None:
+    done = on("2xRTX4090-one-group", "doctor")
     assert (done.returncode, "SharedGroup" in done.stdout) == (0, True)
 
 
-def test_as_json() -> None:
-    done = gpuvirt(*on("2xA10-no-iommu", "doctor", "-o", "json"))
+def test_as_json(on: On) -> None:
+    done = on("2xA10-no-iommu", "doctor", "-o", "json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["version"], report["level"]) == (1, 1, "error")
     assert [one["check"] for one in report["results"]] == [one.name for one in CHECKS]
@@ -50,7 +70,7 @@ def test_as_json() -> None:
 
 
 def test_an_empty_root_is_unknown_and_not_sick(tmp_path: Path) -> None:
-    done = gpuvirt("doctor", "--host-root", str(tmp_path))
+    done = ran("doctor", "--host-root", str(tmp_path))
     assert "Traceback" not in done.stderr
     assert "unknown" in done.stdout
 
@@ -59,11 +79,11 @@ def test_an_empty_root_is_unknown_and_not_sick(tmp_path: Path) -> None:
 def test_a_bad_kubevirt_ends_with_2(tmp_path: Path, text: str) -> None:
     (tmp_path / "kubevirt.yaml").write_text(text)
     for command in (["doctor"], ["why", "0000:65:00.0"]):
-        done = gpuvirt(*command, "--kubevirt", str(tmp_path / "kubevirt.yaml"), "--host-root", str(tmp_path))
+        done = ran(*command, "--kubevirt", str(tmp_path / "kubevirt.yaml"), "--host-root", str(tmp_path))
         assert (done.returncode, done.stdout) == (2, "")
         assert "kubevirt.yaml" in done.stderr
         assert len(done.stderr.splitlines()) == 1
-    assert gpuvirt("doctor", "--kubevirt", str(tmp_path / "none")).returncode == 2
+    assert ran("doctor", "--kubevirt", str(tmp_path / "none")).returncode == 2
 
 
 def test_kubevirt_from_standard_input() -> None:
@@ -75,16 +95,16 @@ def test_kubevirt_from_standard_input() -> None:
     assert [one["subject"] for one in told] == ["nvidia.com/GA102GL_A10"]
 
 
-def test_why_a_gpu_cannot_be_had() -> None:
-    done = gpuvirt(*on("4xT4", "why", "86:00.0"))
+def test_why_a_gpu_cannot_be_had(on: On) -> None:
+    done = on("4xT4", "why", "86:00.0")
     assert (done.returncode, done.stderr) == (1, "")
     assert "blocked  driver" in done.stdout
     assert "NoVgpus" in done.stdout
     assert "uuidgen" in done.stdout
 
 
-def test_why_as_json() -> None:
-    done = gpuvirt(*on("2xA10", "why", "GA102GL_A10", "-o", "json"))
+def test_why_as_json(on: On) -> None:
+    done = on("2xA10", "why", "GA102GL_A10", "-o", "json")
     way = json.loads(done.stdout)
     assert (done.returncode, way["version"], way["resource"]) == (1, 1, "nvidia.com/GA102GL_A10")
     assert [one["step"] for one in way["stages"]] == list(Step)
@@ -92,7 +112,7 @@ def test_why_as_json() -> None:
 
 
 @pytest.mark.parametrize("target", ["a b", "", "nvidia.com/"])
-def test_why_of_nothing_ends_with_2(target: str) -> None:
-    done = gpuvirt(*on("2xA10", "why", target))
+def test_why_of_nothing_ends_with_2(on: On, target: str) -> None:
+    done = on("2xA10", "why", target)
     assert (done.returncode, done.stdout) == (2, "")
     assert "expected 0000:65:00.0" in done.stderr
