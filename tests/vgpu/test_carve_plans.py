@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.ids import PciAddress, PciId, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.board import Board, host_namespace
-from gpuvirt.model.carveplanning import plan_carving
-from gpuvirt.model.carving import CarvePlan, CreateVgpu, RemoveVgpu
+from gpuvirt.model.carveplanning import plan_carving, plan_gpu
+from gpuvirt.model.carving import CarvePlan, CarveWish, CreateVgpu, RemoveVgpu
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 
@@ -223,3 +223,13 @@ def test_sets_of_vfs_are_switched_as_one() -> None:
     plan = plan_carving(one, {VgpuType("8 VFs"): 1})
     assert [step.text.split(": ")[1].split()[0] for step in plan.steps] == ["remove", "create"]
     assert plan_carving(used(one, VgpuId(GPU)), {VgpuType("8 VFs"): 1}).steps == ()
+
+
+def test_names_of_one_type_add_up() -> None:
+    """`DC-1-24QGFX` and `DC-1-24Q` are one type to the host, as are its own name and that of configs."""
+    function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)
+    wish = CarveWish({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
+    plan = plan_gpu(function, board(*VFS), wish)
+    assert [step.type for step in plan.steps if isinstance(step, CreateVgpu)] == [A10_4Q] * 3
+    unknown = plan_gpu(function, board(*VFS), CarveWish({"A10-4Q": 1, "A10-5Q": 1}))
+    assert (unknown.steps, codes(unknown)) == ((), [ReasonCode.NO_SUCH_TYPE])

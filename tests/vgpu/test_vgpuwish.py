@@ -219,11 +219,3 @@ def test_gpus_do_not_depend_on_each_other_nor_on_the_order_they_are_told_in(
     for gpu in node:
         alone = vgpuwish.wanted(several, [gpu]).gpus
         assert alone.get(gpu.address) == every.get(gpu.address)
-
-
-def test_names_of_one_type_of_the_host_add_up() -> None:
-    known = [VgpuType(f"NVIDIA RTX Pro 6000 Blackwell DC-{one}") for one in ("1-24Q", "24Q")]
-    wished = {parse_profile("DC-1-24QGFX"): 2, parse_profile("DC-1-24Q"): 1, parse_profile("DC-1-12Q"): 1}
-    found = vgpuwish.by_host_types(wished, known)
-    assert found.counts == {known[0]: 3}
-    assert found.unknown == (parse_profile("DC-1-12Q"),)

@@ -6,33 +6,24 @@ from pathlib import Path
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model import vgpuconfig
 from gpuvirt.model.board import Board
 from gpuvirt.model.nearness import nearest
 from gpuvirt.model.vgpudefaults import builtin_configs
 from gpuvirt.model.vgpuentries import Entry, Note
-from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWishes, wanted
+from gpuvirt.model.vgpuwanted import config_gpus
+from gpuvirt.model.vgpuwish import VgpuWishes, wanted
 from gpuvirt.node.carver import Look
 
 STDIN = "-"
-CLASSES = frozenset({0x030000, 0x030200})
 
 
 def read_configs(file: str | None) -> tuple[Mapping[str, tuple[Entry, ...]], tuple[Note, ...]]:
     """Return the configs of a file, `-` for standard input, the built-in ones without one; raise ConfigError."""
     if file is None:
         return builtin_configs(), ()
-    if file == STDIN:
-        found = vgpuconfig.parse(sys.stdin.read(), where="standard input")
-    else:
-        try:
-            text = Path(file).read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=file) from error
-        except OSError as error:
-            raise ConfigError(f"can't be read: {error.strerror}", where=file) from error
-        found = vgpuconfig.parse(text, where=file)
+    from_stdin = file == STDIN
+    found = vgpuconfig.parse(sys.stdin.read(), where="standard input") if from_stdin else vgpuconfig.load(Path(file))
     return found.configs, found.notes
 
 
@@ -51,21 +42,4 @@ def select(configs: Mapping[str, tuple[Entry, ...]], name: str | None) -> str:
 
 def wishes(seen: Look, boards: Mapping[PciAddress, Board], entries: tuple[Entry, ...]) -> VgpuWishes:
     """Return what a config wants of the GPUs of a host."""
-    ours = [
-        gpu.function
-        for _, gpu in sorted(seen.inventory.gpus.items())
-        if gpu.function.id.vendor == NVIDIA and gpu.function.class_code in CLASSES
-    ]
-    return wanted(
-        entries,
-        [
-            ConfigGpu(
-                function.address,
-                function.id,
-                function.subsystem,
-                index,
-                frozenset(boards[function.address].known_types if function.address in boards else ()),
-            )
-            for index, function in enumerate(ours)
-        ],
-    )
+    return wanted(entries, config_gpus(seen.inventory, boards))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model import catalog
-from gpuvirt.model.profiles import Profile, card_names, host_type
+from gpuvirt.model.profiles import Profile, card_names
 from gpuvirt.model.vgpuentries import Entry, Note, NoteCode, Sizes
 
 
@@ -49,15 +49,6 @@ class VgpuWishes:
     notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HostTypes:
-    """Wished types by the host's own names for them."""
-
-    counts: Mapping[VgpuType, int]
-    unknown: tuple[Profile, ...]
-    """Those that the host doesn't know."""
-
-
 def wanted(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> VgpuWishes:
     """Return what the entries of a config want of each of these GPUs."""
     notes = [*_unmatched(entries, gpus)]
@@ -72,22 +63,6 @@ def wanted(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> VgpuWishes:
         else:
             notes.extend(_other_board(entries, gpu))
     return VgpuWishes(wishes, tuple(notes))
-
-
-def by_host_types(types: Mapping[Profile, int], known: Collection[VgpuType]) -> HostTypes:
-    """Return wished types by the names of a host that knows these; two names of one type add up.
-
-    `known` is what the host could make or has made, so that what was made for a wish is seen to fulfil it.
-    """
-    counts: dict[VgpuType, int] = {}
-    unknown: list[Profile] = []
-    for profile, count in types.items():
-        meant = host_type(profile, known)
-        if meant is None:
-            unknown.append(profile)
-        else:
-            counts[meant] = counts.get(meant, 0) + count
-    return HostTypes(counts, tuple(unknown))
 
 
 def _is_for(entry: Entry, gpu: ConfigGpu) -> bool:
