@@ -1,5 +1,6 @@
 """The agent brings GPUs to where they are wanted, keeps them there, and touches nothing that anybody has."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node import originals
 from gpuvirt.node.lane import ThreadLane
 from gpuvirt.node.pace import Pace
 from gpuvirt.paths import HostPath
@@ -210,3 +212,18 @@ async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(
                 break
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert notes(node) == set()
+
+
+def test_units_that_move_side_by_side_lose_none_of_each_others_drivers(tmp_path: Path) -> None:
+    """Seen under load: one took the other's new file away."""
+    record = tmp_path / "drivers.json"
+
+    def add(number: int) -> None:
+        originals.update(record, lambda before: {**before, PciAddress(f"0000:{number:02x}:00.0"): "nvidia"})
+
+    adding = [threading.Thread(target=add, args=(number,)) for number in range(32)]
+    for one in adding:
+        one.start()
+    for one in adding:
+        one.join()
+    assert len(originals.read(record)) == 32

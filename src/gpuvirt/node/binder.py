@@ -120,17 +120,15 @@ def _put_back(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Te
 
 def _record(site: Site, seen: Seen, plan: Plan) -> None:
     """Write down which driver each function has that is about to lose it; the first one stays."""
-    before = originals.read(site.originals)
     functions = seen.inventory.facts.functions
     going = [step.address for step in plan.steps if isinstance(step, Override) and step.driver is not None]
     found = {one: driver for one in going if isinstance(driver := functions[one].driver, str)}
-    if missing := {one: driver for one, driver in found.items() if one not in before}:
-        originals.write(site.originals, {**before, **missing})
+    originals.update(site.originals, lambda before: {**found, **before})
 
 
 def _forget(site: Site, plan: Plan) -> None:
-    before = originals.read(site.originals)
     overridden = {step.address for step in plan.steps if isinstance(step, Override) and step.driver is None}
     returned = overridden & {step.address for step in plan.steps if isinstance(step, Probe)}
-    if returned & before.keys():
-        originals.write(site.originals, {one: driver for one, driver in before.items() if one not in returned})
+    originals.update(
+        site.originals, lambda before: {one: driver for one, driver in before.items() if one not in returned}
+    )

@@ -1,6 +1,8 @@
 """Which driver each function had before it was first given to a virtual machine, on disk: it is to get it back."""
 
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,3 +41,17 @@ def write(path: Path, drivers: Mapping[PciAddress, str]) -> None:
     """Record all drivers, so that it survives a power cut."""
     content = _Content(VERSION, {str(address): driver for address, driver in sorted(drivers.items())})
     replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
+
+
+def update(path: Path, change: Callable[[Mapping[PciAddress, str]], Mapping[PciAddress, str]]) -> None:
+    """Record what `change` makes of what is recorded; units are moved side by side, and each adds to the one file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        before = read(path)
+        after = change(before)
+        if after != before:
+            write(path, after)
+    finally:
+        os.close(fd)
