@@ -82,6 +82,18 @@ def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None
     assert first not in host.types(T4)
 
 
+def test_a_vgpu_whose_own_node_could_not_be_told_is_not_removed(tmp_path: Path) -> None:
+    """A machine may have it open by that node, and nobody could be seen to."""
+    host = Carver("4xT4", tmp_path)
+    host.carve(T4, T4_8Q=1)
+    (mine,) = before = host.types(T4)
+    host.kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{mine}/vfio-dev"), errno.EIO)
+    assert codes(host.carve(T4)) == [ReasonCode.UNREAD]
+    assert host.types(T4) == before
+    host.kernel.faults.heal()
+    assert host.carve(T4) == ()
+
+
 @pytest.mark.parametrize("users", [2, 8])
 def test_machines_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Path, users: int) -> None:
     """An agent without the host's processes sees nobody who has a group open; a lease does."""

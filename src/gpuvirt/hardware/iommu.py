@@ -48,6 +48,12 @@ def read_cdev_nodes(kernel: Kernel) -> frozenset[str] | Unread:
     return names if isinstance(names, Unread) else frozenset(names or ())
 
 
+def read_cdevs(kernel: Kernel, device: HostPath) -> tuple[str, ...] | Unread:
+    """Return the own nodes of a device now, as under its `vfio-dev/`: `vfio0`; none where it has no such folder."""
+    found = attributes.names(kernel, HostPath(f"{device}/vfio-dev"))
+    return found if isinstance(found, Unread) else tuple(name for name in found or () if name.startswith("vfio"))
+
+
 def exists(kernel: Kernel, path: HostPath) -> bool | Unread:
     """Return whether a node or folder is there."""
     try:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread, kind_of
 from gpuvirt.facts.snapshot import Oddity
-from gpuvirt.hardware import attributes
+from gpuvirt.hardware import attributes, iommu
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
@@ -40,12 +40,6 @@ def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | Non
     path = attribute(address, "iommu_group")
     name = attributes.link_name(kernel, path)
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
-
-
-def read_cdevs(kernel: Kernel, address: PciAddress) -> tuple[str, ...] | Unread:
-    """Return a function's iommufd character devices now, as under `vfio-dev/`: `vfio0`; none where it has no folder."""
-    found = attributes.names(kernel, attribute(address, "vfio-dev"))
-    return found if isinstance(found, Unread) else tuple(name for name in found or () if name.startswith("vfio"))
 
 
 def read_id(kernel: Kernel, address: PciAddress) -> PciId | Unread | None:
@@ -166,7 +160,11 @@ class _Reading:
 
     def _cdevs(self, entries: Sequence[str]) -> tuple[str, ...]:
         before = self.before.cdevs if self.before else ()
-        return self._told(read_cdevs(self.kernel, self.address), before) if "vfio-dev" in entries else ()
+        return (
+            self._told(iommu.read_cdevs(self.kernel, HostPath(f"{DEVICES}/{self.address}")), before)
+            if "vfio-dev" in entries
+            else ()
+        )
 
     def _fell_off_bus(self) -> bool:
         path = attribute(self.address, "config")

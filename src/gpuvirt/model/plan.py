@@ -1,6 +1,6 @@
 """What is to be done to a host so that GPUs are as they are wanted: steps in their order, or why none is taken."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -114,14 +114,3 @@ class Plan:
     locks: tuple[PciAddress, ...] = ()
     """The GPUs whose native driver is asked to let nobody in before they are taken from it."""
     notes: tuple[str, ...] = ()
-
-
-def describe(plan: Plan) -> Iterator[str]:
-    """Yield the lines that a person reads."""
-    if plan.refusals:
-        yield from (reason.text for reason in plan.refusals)
-    elif not plan.steps:
-        yield f"{plan.unit}: nothing to do"
-    else:
-        yield from (step.text for step in plan.steps)
-        yield from plan.notes

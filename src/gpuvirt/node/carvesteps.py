@@ -7,7 +7,7 @@ from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, VgpuHost
-from gpuvirt.hardware import mig, nativeusers, nvidiasmi, sriov, vgpuscheduler
+from gpuvirt.hardware import iommu, mig, nativeusers, nvidiasmi, sriov, vgpuscheduler
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
@@ -31,6 +31,7 @@ from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.binder import Site
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
+from gpuvirt.paths import HostPath
 
 Tell = Callable[[CarveStep], None]
 
@@ -166,7 +167,7 @@ def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) 
 def _claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
     """Yield what is to be held while a vGPU goes."""
     if host.framework is Framework.MDEV:
-        yield _claim(live.id, live.group, mdev.read_cdevs(kernel, live.id))
+        yield _claim(live.id, live.group, iommu.read_cdevs(kernel, HostPath(f"{mdev.LIVE}/{live.id}")))
         return
     functions = inventory.facts.functions
     slots = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.slot,)
@@ -178,9 +179,11 @@ def _claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu
             yield _claim(slot, function.iommu_group, function.cdevs)
 
 
-def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...]) -> Claim:
+def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread) -> Claim:
     if not isinstance(group, int):
         raise RefusedError(shortfalls.not_holdable(subject))
+    if isinstance(cdevs, Unread):  # a machine may have it open by a node that we would not look for
+        raise RefusedError(shortfalls.unread(subject, cdevs))
     return Claim(subject, group, cdevs)
 
 

@@ -109,7 +109,10 @@ def _of_cdevs(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterat
     if not inventory.facts.platform.iommufd or device.group is None:
         return
     for address in inventory.groups.get(device.group, ()):
-        expected, found = inventory.facts.functions[address].cdevs, pci.read_cdevs(kernel, address)
+        expected, found = (
+            inventory.facts.functions[address].cdevs,
+            iommu.read_cdevs(kernel, HostPath(f"{pci.DEVICES}/{address}")),
+        )
         if isinstance(found, Unread):
             yield _unread(device, found)
         elif found != expected:

@@ -41,12 +41,6 @@ def read_group(kernel: Kernel, vgpu: VgpuId) -> IommuGroup | Unread | None:
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
 
 
-def read_cdevs(kernel: Kernel, vgpu: VgpuId) -> tuple[str, ...]:
-    """Return the own nodes of a mediated device, `vfio3`; none where the kernel makes none."""
-    names = attributes.names(kernel, HostPath(f"{LIVE}/{vgpu}/vfio-dev"))
-    return tuple(names) if isinstance(names, list) else ()
-
-
 class Mdev:
     """Reads mediated devices, makes them and takes them away."""
 
