@@ -25,7 +25,6 @@ from gpuvirt.node.attempts import Attempts
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
-from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
 
@@ -172,39 +171,22 @@ class Carvings:
                 return (shortfalls.pods_unheard(gpu),)
             given = Given()
         unit, known = inventory.gpus[gpu].unit, given
-        taken: list[CarveStep] = []
+        taken: list[str] = []
 
         def tell(step: CarveStep) -> None:
-            taken.append(step)
+            taken.append(step.text)
             log.info("%s", step.text, extra={"gpu": gpu})
 
         def job() -> tuple[Reason, ...]:
             return carver.carve(self._site, gpu, wish, known, tell, inventory)
 
-        try:
-            reasons = await self._lanes(unit).run(job, name="carve", timeout_s=self._pace.carve_s)
-        except LaneBlockedError as error:
-            attempts = self._attempts[gpu]
-            attempts.asleep_at = taken[-1].text if taken else attempts.asleep_at or str(error)
-            return (refusals.blocked(gpu, attempts.asleep_at),)
-        except UnitBusyError as error:
-            return (refusals.busy(gpu, str(error)),)
-        except OSError as error:
-            return (refusals.failed("look", gpu, str(error)),)
-        self._attempts[gpu].asleep_at = None
-        return reasons
+        lane = self._lanes(unit)
+        return await self._attempts[gpu].run(gpu, job, taken, lane=lane, name="carve", timeout_s=self._pace.carve_s)
 
     def _conclude(self, agent: Overseer, gpu: PciAddress, reasons: tuple[Reason, ...]) -> None:
         """Let what a try came to be seen, and what the one before came to no more."""
         self._reasons[gpu] = reasons
-        attempts = self._attempts.setdefault(gpu, Attempts())
-        by_name = {f"carve {gpu} {number}": reason for number, reason in enumerate(reasons)}
-        for name in attempts.noted:
-            if name not in by_name:
-                agent.hear_trouble(name, None)
-        for name, reason in by_name.items():
-            agent.hear_trouble(name, reason)
-        attempts.noted = tuple(by_name)
+        self._attempts.setdefault(gpu, Attempts()).note(f"carve {gpu}", reasons, agent.hear_trouble)
 
     def _state(self, agent: Overseer) -> VgpuState | None:
         """Return how far all GPUs have come; None where nothing is wanted."""

@@ -10,14 +10,12 @@ from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import VgpuState
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish, Wishes
-from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuwanted import Wanted
+from gpuvirt.node.attempts import HearTrouble
 from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.telemetry import Telemetry
-
-HearTrouble = Callable[[str, Reason | None], None]
 
 
 class Oversight:

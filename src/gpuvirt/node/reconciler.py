@@ -22,8 +22,7 @@ from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
 from gpuvirt.node.attempts import Attempts
 from gpuvirt.node.binder import Orders, Site
-from gpuvirt.node.guard import UnitBusyError
-from gpuvirt.node.lane import Lane, LaneBlockedError
+from gpuvirt.node.lane import Lane
 from gpuvirt.node.pace import Pace
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class Reconciler:
         open_units = unmet(inventory, wishes, originals.read(self._site.originals))
         for unit, attempts in self._attempts.items():
             if unit not in open_units and not attempts.running:
-                self._note(agent, attempts, unit, ())
+                attempts.note(f"move {unit}", (), agent.hear_trouble)
         now_s = self._clock.monotonic_s()
         due: dict[UnitId, Wishes] = {}
         for unit, wanted in open_units.items():
@@ -108,7 +107,7 @@ class Reconciler:
             reasons = await self._moved(agent, unit, wishes)
             for wish in sorted(set(wishes.values())):
                 agent.hear_move(wish, str(reasons[0].code) if reasons else "done")
-            self._note(agent, attempts, unit, reasons)
+            attempts.note(f"move {unit}", reasons, agent.hear_trouble)
         finally:
             attempts.end(self._clock.monotonic_s())
 
@@ -118,36 +117,17 @@ class Reconciler:
             return (refusals.pods_unheard(unit),)
         if counted := _counted(agent, unit):
             return tuple(refusals.still_counted(one) for one in sorted(counted))
-        taken: list[Step] = []
+        taken: list[str] = []
 
         def tell(step: Step) -> None:
-            taken.append(step)
+            taken.append(step.text)
             log.info("%s", step.text, extra={"unit": unit})
 
         def job() -> tuple[Reason, ...]:
             return binder.move(self._site, unit, wishes, Orders(pods or {}), tell)
 
-        try:
-            reasons = await self._lanes(unit).run(job, name="move", timeout_s=self._pace.move_s)
-        except LaneBlockedError as error:
-            attempts = self._attempts[unit]
-            attempts.asleep_at = taken[-1].text if taken else attempts.asleep_at or str(error)
-            return (refusals.blocked(unit, attempts.asleep_at),)
-        except UnitBusyError as error:
-            return (refusals.busy(unit, str(error)),)
-        except OSError as error:
-            return (refusals.failed("look", unit, str(error)),)
-        self._attempts[unit].asleep_at = None
-        return reasons
-
-    def _note(self, agent: Overseer, attempts: Attempts, unit: UnitId, reasons: tuple[Reason, ...]) -> None:
-        by_name = {f"move {unit} {number}": reason for number, reason in enumerate(reasons)}
-        for name in attempts.noted:
-            if name not in by_name:
-                agent.hear_trouble(name, None)
-        for name, reason in by_name.items():
-            agent.hear_trouble(name, reason)
-        attempts.noted = tuple(by_name)
+        lane = self._lanes(unit)
+        return await self._attempts[unit].run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
 
 
 def _counted(agent: Overseer, unit: UnitId) -> frozenset[PciAddress]:
