@@ -262,9 +262,10 @@ def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, carves: C
     carves.carve(RTX, large=2)
     first, second = carves.ids(RTX)
     machine = machine_on(host, first)
+    before = carver.look(carves.site, Given()).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(carver.remove(carves.site, RTX, vgpu, Given(), lambda _: None))
+        return codes(carver.remove(carves.site, RTX, vgpu, Given(), lambda _: None, before))
 
     assert remove(first) == [ReasonCode.VGPU_IN_USE]
     assert remove(second) == []

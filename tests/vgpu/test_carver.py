@@ -217,9 +217,10 @@ def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
     host.carve(T4, T4_4Q=4)
     first, second, *_ = host.types(T4)
     host.kernel.start_machine(host.group_of(second))
+    before = carver.look(host.site, host.given).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(carver.remove(host.site, T4, vgpu, host.given, lambda _: None))
+        return codes(carver.remove(host.site, T4, vgpu, host.given, lambda _: None, before))
 
     assert remove(first) == []
     assert remove(second) == [ReasonCode.VGPU_IN_USE]

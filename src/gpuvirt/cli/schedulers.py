@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from gpuvirt.cli import render, vgpuhost
+from gpuvirt.cli.inlane import in_lane
 from gpuvirt.cli.vgpuhost import Host
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PciAddress
@@ -123,8 +124,11 @@ def _set(here: Host, roots: HostRoots, seen: Look, gpu: PciAddress, order: Order
     plan = carver.plan_scheduler(seen, gpu, order.scheduler)
     steps, reasons = tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending)
     if plan.steps and not order.dry_run:
-        reasons = vgpuhost.in_lane(
-            gpu, lambda: carver.set_scheduler(here.site, gpu, order.scheduler, here.given, lambda _: None), steps
+        reasons = in_lane(
+            gpu,
+            lambda: carver.set_scheduler(here.site, gpu, order.scheduler, here.given, lambda _: None, seen.inventory),
+            steps,
+            timeout_s=vgpuhost.CARVE_TIMEOUT_S,
         )
     persisted = order.persist and {reason.code for reason in reasons} <= PERSISTABLE
     if persisted and not order.dry_run:

@@ -246,11 +246,8 @@ def _ask(plans: "Sequence[Plan]") -> None:
 
 def _moved(host: Host, plan: "Plan", wishes: "Mapping[PciAddress, Wish]", would: "Result", *, quiet: bool) -> "Result":
     """Move one unit in a lane, which is left behind where the kernel puts it to sleep."""
-    import asyncio
-
-    from gpuvirt.model import refusals
+    from gpuvirt.cli.inlane import in_lane
     from gpuvirt.node import binder
-    from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
     taken: list[str] = []
 
@@ -262,8 +259,5 @@ def _moved(host: Host, plan: "Plan", wishes: "Mapping[PciAddress, Wish]", would:
     def job() -> "tuple[Reason, ...]":
         return binder.move(host.site, plan.unit, wishes, host.orders, tell)
 
-    try:
-        reasons = asyncio.run(ThreadLane(plan.unit).run(job, name="move", timeout_s=STEP_TIMEOUT_S))
-    except LaneBlockedError:
-        reasons = (refusals.blocked(plan.unit, taken[-1] if taken else "the lease"),)
+    reasons = in_lane(plan.unit, job, taken, timeout_s=STEP_TIMEOUT_S)
     return replace(would, steps=tuple(taken), reasons=reasons)

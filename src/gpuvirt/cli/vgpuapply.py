@@ -14,8 +14,9 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.board import Board
 from gpuvirt.model.carving import CarveWish, meant
-from gpuvirt.model.vgpuentries import Note
-from gpuvirt.model.vgpuwish import VgpuWish
+from gpuvirt.model.vgpuentries import Entry, Note
+from gpuvirt.model.vgpuwanted import carve_wish, config_gpus
+from gpuvirt.model.vgpuwish import wanted
 from gpuvirt.node import carver
 from gpuvirt.node.carver import Look
 
@@ -38,11 +39,8 @@ def apply(where: Where, config_file: str | None, selected: str | None, *, dry_ru
     """Have GPUs carry what a config wants of them; end with 1 where one does not."""
     configs, notes = vgpuconfigs.read_configs(config_file)
     entries = configs[vgpuconfigs.select(configs, selected)]
-    here = vgpuhost.host(where.host_root, where.kubelet_dir)
-    seen = carver.look(here.site, here.given)
-    wishes = vgpuconfigs.wishes(seen, vgpuhost.boards(seen), entries)
-    _tell((*notes, *wishes.notes))
-    _carry(where, here, seen, {gpu: _named(wish) for gpu, wish in wishes.gpus.items()}, dry_run=dry_run)
+    here, seen = _seen(where)
+    _carry(where, here, seen, _wished(seen, entries, notes), dry_run=dry_run)
 
 
 def check(where: Where, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
@@ -52,11 +50,8 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
     if valid_only:
         _tell(notes)
         return
-    here = vgpuhost.host(where.host_root, where.kubelet_dir)
-    seen = carver.look(here.site, here.given)
-    wishes = vgpuconfigs.wishes(seen, vgpuhost.boards(seen), entries)
-    _tell((*notes, *wishes.notes))
-    results = [vgpuhost.would(seen, gpu, _named(wish)) for gpu, wish in wishes.gpus.items()]
+    _, seen = _seen(where)
+    results = [vgpuhost.would(seen, gpu, wish) for gpu, wish in _wished(seen, entries, notes).items()]
     vgpurender.results(results, as_json=where.as_json, dry_run=True)
     if any(result.steps or result.reasons for result in results):
         raise typer.Exit(1)
@@ -64,11 +59,10 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
 
 def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: bool) -> None:
     """Make vGPUs on a GPU beside those that it carries; end with 1 where that fails."""
-    here = vgpuhost.host(where.host_root, where.kubelet_dir)
-    seen = carver.look(here.site, here.given)
+    here, seen = _seen(where)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
-    wished = Counter(_there(seen.board(gpu)))
     board = seen.board(gpu)
+    wished = Counter(_there(board))
     name = meant(vgpu_type, board.known_types) if board is not None else None
     wished[name or vgpu_type] += count
     _carry(where, here, seen, {gpu: CarveWish(wished)}, dry_run=dry_run)
@@ -76,20 +70,31 @@ def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: b
 
 def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
     """Remove vGPUs that nobody has; end with 1 where one stays."""
-    here = vgpuhost.host(where.host_root, where.kubelet_dir)
-    seen = carver.look(here.site, here.given)
+    here, seen = _seen(where)
     boards = vgpuhost.boards(seen)
     owner = {one.id: gpu for gpu, board in boards.items() for one in board.host.live}
     chosen = [VgpuId(one.lower()) for one in dict.fromkeys(ids)]
     if missing := [one for one in chosen if one not in owner]:
         raise typer.BadParameter(f"{missing[0]}: there is no such vGPU on this host (gpuvirt vgpu list)")
     results = [
-        vgpuhost.removed(here, owner[one], one, quiet=where.as_json, dry_run=dry_run)
+        vgpuhost.removed(here, seen, owner[one], one, quiet=where.as_json, dry_run=dry_run)
         for one in sorted(chosen, key=lambda one: (owner[one], one))
     ]
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
+
+
+def _seen(where: Where) -> tuple[vgpuhost.Host, Look]:
+    here = vgpuhost.host(where.host_root, where.kubelet_dir)
+    return here, carver.look(here.site, here.given)
+
+
+def _wished(seen: Look, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, CarveWish]:
+    """Return what a config wants of each GPU that it is for, and say what is odd about it."""
+    found = wanted(entries, config_gpus(seen.inventory, vgpuhost.boards(seen)))
+    _tell((*notes, *found.notes))
+    return {gpu: carve_wish(wish) for gpu, wish in found.gpus.items()}
 
 
 def _carry(
@@ -107,10 +112,6 @@ def _carry(
 
 def _there(board: Board | None) -> list[str]:
     return [one.type for one in board.host.live if not isinstance(one.type, Unread)] if board is not None else []
-
-
-def _named(wish: VgpuWish) -> CarveWish:
-    return CarveWish({profile.text: count for profile, count in wish.types.items()}, wish.sizes, wish.scheduler)
 
 
 def _tell(notes: Iterable[Note]) -> None:

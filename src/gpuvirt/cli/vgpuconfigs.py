@@ -1,19 +1,14 @@
-"""vGPU configs on the command line: the file that was named, the config that was selected, and which GPUs it is for."""
+"""vGPU configs on the command line: the file that was named, and the config that was selected."""
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpuvirt.errors import ConfigError
-from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model import vgpuconfig
-from gpuvirt.model.board import Board
 from gpuvirt.model.nearness import nearest
 from gpuvirt.model.vgpudefaults import builtin_configs
 from gpuvirt.model.vgpuentries import Entry, Note
-from gpuvirt.model.vgpuwanted import config_gpus
-from gpuvirt.model.vgpuwish import VgpuWishes, wanted
-from gpuvirt.node.carver import Look
 
 STDIN = "-"
 
@@ -38,8 +33,3 @@ def select(configs: Mapping[str, tuple[Entry, ...]], name: str | None) -> str:
         hint = f"did you mean {meant}?" if meant else f"there are {', '.join(list(configs)[:8]) or 'none'}"
         raise ConfigError(f"there is no config {name!r}; {hint}", where="--selected-config")
     return name
-
-
-def wishes(seen: Look, boards: Mapping[PciAddress, Board], entries: tuple[Entry, ...]) -> VgpuWishes:
-    """Return what a config wants of the GPUs of a host."""
-    return wanted(entries, config_gpus(seen.inventory, boards))

@@ -1,13 +1,13 @@
 """The host that a `gpuvirt vgpu` command is about, and carving its GPUs, each in a lane that can be left behind."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from gpuvirt.cli import options, vfio
+from gpuvirt.cli.inlane import in_lane
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model import refusals
@@ -17,8 +17,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.node import carver, onelook
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given, Look
-from gpuvirt.node.guard import UnitBusyError
-from gpuvirt.node.lane import LaneBlockedError, ThreadLane
+from gpuvirt.node.carvesteps import Tell
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 CARVE_TIMEOUT_S = 180.0
@@ -63,53 +62,54 @@ def gpus_named(seen: Look, addresses: Iterable[str]) -> list[PciAddress]:
 
 def would(seen: Look, gpu: PciAddress, wish: CarveWish) -> Result:
     """Return what would be done to a GPU."""
-    plan = carver.plan(seen, gpu, wish)
-    return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan), dict(wish.types))
+    return _planned(carver.plan(seen, gpu, wish), dict(wish.types))
 
 
 def carved(here: Host, seen: Look, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
     """Have a GPU carry what is wished, and return how that went; `seen` tells its unit."""
-    if (config := here.carved.get(gpu)) is not None:
-        return Result(gpu, (), (refusals.carved(gpu, config),), dict(wish.types))
-    taken: list[str] = []
 
-    def tell(step: CarveStep) -> None:
-        taken.append(step.text)
-        if not quiet:
-            print(step.text, flush=True)
+    def act(tell: Tell) -> tuple[Reason, ...]:
+        return carver.carve(here.site, gpu, wish, here.given, tell, seen.inventory)
 
-    first = seen.inventory
-    reasons = in_lane(gpu, lambda: carver.carve(here.site, gpu, wish, here.given, tell, first), taken)
-    return Result(gpu, tuple(taken), reasons, dict(wish.types))
+    return _managed(here, gpu, dict(wish.types)) or _acted(gpu, act, dict(wish.types), quiet=quiet)
 
 
-def removed(here: Host, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
-    """Remove one vGPU, and return how that went, or would."""
-    if (config := here.carved.get(gpu)) is not None:
-        return Result(gpu, (), (refusals.carved(gpu, config),))
-    taken: list[str] = []
-
-    def tell(step: CarveStep) -> None:
-        taken.append(step.text)
-        if not quiet:
-            print(step.text, flush=True)
-
+def removed(here: Host, seen: Look, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
+    """Remove one vGPU, and return how that went, or would; `seen` tells the GPU's unit."""
+    if (managed := _managed(here, gpu)) is not None:
+        return managed
     if dry_run:
-        plan = carver.plan_removal(carver.look(here.site, here.given), gpu, vgpu)
-        return Result(gpu, tuple(step.text for step in plan.steps), _reasons(plan))
-    reasons = in_lane(gpu, lambda: carver.remove(here.site, gpu, vgpu, here.given, tell), taken)
-    return Result(gpu, tuple(taken), reasons)
+        return _planned(carver.plan_removal(seen, gpu, vgpu))
+
+    def act(tell: Tell) -> tuple[Reason, ...]:
+        return carver.remove(here.site, gpu, vgpu, here.given, tell, seen.inventory)
+
+    return _acted(gpu, act, quiet=quiet)
 
 
-def in_lane(gpu: PciAddress, job: Callable[[], tuple[Reason, ...]], taken: Sequence[str]) -> tuple[Reason, ...]:
-    """Do something to a GPU in a lane, which is left behind where the kernel puts it to sleep."""
-    try:
-        return asyncio.run(ThreadLane(gpu).run(job, name="carve", timeout_s=CARVE_TIMEOUT_S))
-    except LaneBlockedError:
-        return (refusals.blocked(gpu, taken[-1] if taken else "the lease"),)
-    except UnitBusyError as error:
-        return (refusals.busy(gpu, str(error)),)
+def _managed(here: Host, gpu: PciAddress, wished: dict[str, int] | None = None) -> Result | None:
+    """Return why a GPU is left to the agent, None where it is not."""
+    config = here.carved.get(gpu)
+    return None if config is None else Result(gpu, (), (refusals.carved(gpu, config),), wished)
 
 
-def _reasons(plan: CarvePlan) -> tuple[Reason, ...]:
-    return (*plan.refusals, *plan.pending)
+def _planned(plan: CarvePlan, wished: dict[str, int] | None = None) -> Result:
+    return Result(plan.gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), wished)
+
+
+def _acted(
+    gpu: PciAddress,
+    act: Callable[[Tell], tuple[Reason, ...]],
+    wished: dict[str, int] | None = None,
+    *,
+    quiet: bool,
+) -> Result:
+    taken: list[str] = []
+
+    def tell(step: CarveStep) -> None:
+        taken.append(step.text)
+        if not quiet:
+            print(step.text, flush=True)
+
+    reasons = in_lane(gpu, lambda: act(tell), taken, timeout_s=CARVE_TIMEOUT_S)
+    return Result(gpu, tuple(taken), reasons, wished)

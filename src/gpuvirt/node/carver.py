@@ -219,10 +219,12 @@ def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
     return CarvePlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),))
 
 
-def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell) -> tuple[Reason, ...]:
-    """Remove one vGPU, or return why it stays."""
-    with unit_locked(site.locks, look(site, given).inventory.gpus[gpu].unit):
-        seen = look(site, given)
+def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell, first: Inventory) -> tuple[Reason, ...]:
+    """Remove one vGPU, or return why it stays; `first` is the host as it was seen lately."""
+    with unit_locked(site.locks, first.gpus[gpu].unit):
+        seen = _look_at(site, given, gpu, first)
+        if gpu not in seen.inventory.gpus:
+            return (shortfalls.gone(gpu),)
         next_plan = plan_removal(seen, gpu, vgpu)
         try:
             take_all(site, seen.inventory, seen.board(gpu), next_plan, tell)
@@ -248,10 +250,14 @@ def plan_scheduler(seen: Look, gpu: PciAddress, wanted: Scheduler) -> CarvePlan:
     return CarvePlan(gpu, refusals=unfit) if unfit else scheduling.plan(board, wanted)
 
 
-def set_scheduler(site: Site, gpu: PciAddress, wanted: Scheduler, given: Given, tell: Tell) -> tuple[Reason, ...]:
+def set_scheduler(
+    site: Site, gpu: PciAddress, wanted: Scheduler, given: Given, tell: Tell, first: Inventory
+) -> tuple[Reason, ...]:
     """Let a GPU's vGPUs share its time in another way, until its driver is loaded again; return why not, or not yet."""
-    with unit_locked(site.locks, look(site, given).inventory.gpus[gpu].unit):
-        seen = look(site, given)
+    with unit_locked(site.locks, first.gpus[gpu].unit):
+        seen = _look_at(site, given, gpu, first)
+        if gpu not in seen.inventory.gpus:
+            return (shortfalls.gone(gpu),)
         next_plan = plan_scheduler(seen, gpu, wanted)
         try:
             take_all(site, seen.inventory, seen.board(gpu), next_plan, tell)
