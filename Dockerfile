@@ -4,11 +4,17 @@ WORKDIR /src
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-FROM python:3.13-slim-bookworm
+FROM python:3.13-slim-bookworm AS gpuvirt
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt /wheels/*.whl && rm -r /wheels
 ENV PYTHONDONTWRITEBYTECODE=1
 USER 0:0
+
+# In the place of NVIDIA's vgpu-device-manager (docs/drop-in.md): docker build --target nvidia-k8s-vgpu-dm .
+FROM gpuvirt AS nvidia-k8s-vgpu-dm
+ENTRYPOINT ["nvidia-k8s-vgpu-dm"]
+
+FROM gpuvirt
 ENTRYPOINT ["gpuvirt"]
 CMD ["node"]

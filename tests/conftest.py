@@ -13,6 +13,7 @@ from clusterlab import LabNode, lab_node
 from guesthost import Guests
 from hosts import CdevHost, Host, MemoryHost, mounted
 from lab.cluster.cluster import Cluster, cluster
+from lab.cluster.ourimage import make_image
 from lab.kernel.kit import Flavour
 from typing_extensions import override
 from xdist.remote import Producer
@@ -164,6 +165,14 @@ def lab() -> Iterator[Cluster]:
         yield lab
     finally:
         lab.down()
+
+
+@pytest.fixture(scope="session")
+def image(lab: Cluster) -> None:
+    """The image of this tree, on the node."""
+    archive = lab.folder / "gpuvirt.tar"
+    make_image(Path(__file__).parent.parent, archive)
+    lab.import_image(archive)
 
 
 @pytest.fixture

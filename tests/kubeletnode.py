@@ -28,6 +28,7 @@ FAST = Pace(
     holders_after_withdrawal_s=0.005,
     kubelet_s=0.02,
     streamless_s=0.3,
+    config_file_s=0.02,
 )
 """What takes an agent seconds takes hundredths; no test asserts how long."""
 

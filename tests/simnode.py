@@ -111,6 +111,7 @@ async def running_node(
     tools: Tools | None = None,
     moving: Callable[[str], Lane] = lambda _: InlineLane(),
     pace: Pace | None = None,
+    carves_only: bool = False,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
@@ -125,6 +126,7 @@ async def running_node(
         cdi_folder=folder / "cdi",
         wishes=folder / "wishes.json",
         node_name=NodeName("node01"),
+        carves_only=carves_only,
         moving=Moving(
             binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
             moving,

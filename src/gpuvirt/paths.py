@@ -72,6 +72,11 @@ class KubeletPaths:
         return self.device_plugins / "kubelet_internal_checkpoint"
 
     @property
+    def pods(self) -> Path:
+        """The folder that has one for each pod of the node, by its UID."""
+        return self.root / "pods"
+
+    @property
     def pod_resources_socket(self) -> Path:
         """The socket of the pod-resources API."""
         return self.root / "pod-resources" / "kubelet.sock"

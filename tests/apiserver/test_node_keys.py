@@ -5,14 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
-from gpuvirt.cluster.agent.statelabel import MOST_REASON, patch_of, patched
+from gpuvirt.cluster.agent.names import CONFIG_LABEL, OPERAND_LABELS, PAUSED, REASON_ANNOTATION, STATE_LABEL
+from gpuvirt.cluster.agent.nodekeys import patch_of, patched
+from gpuvirt.cluster.agent.operands import heard_of, operand_keys
+from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
 from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.mirror import ObjectKey
-from gpuvirt.cluster.resources import ConfigMap, Metadata, Node
-from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest, VgpuState
+from gpuvirt.cluster.resources import ConfigMap, Metadata, Node, Pod
+from gpuvirt.model.heard import ConfigText, Heard, OperandsHeard, StateName, VgpuRequest, VgpuState
 from gpuvirt.model.reasons import ReasonCode
 
 MAP = ObjectKey("gpuvirt", "configs")
@@ -64,16 +66,13 @@ def said(state: str | None, reason: str | None) -> Metadata:
     [
         (None, said(None, None)),
         (None, said("failed", "old")),
-        (WAITS, None),
         (WAITS, said("pending", WAITS.reason)),
         (VgpuState(StateName.SUCCESS), said("success", None)),
         (VgpuState(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
     ],
 )
-def test_nothing_is_written_where_all_is_said_or_nothing_was_heard(
-    wanted: VgpuState | None, heard: Metadata | None
-) -> None:
-    assert patch_of(wanted, heard) is None
+def test_nothing_is_written_where_all_is_said_or_nothing_is_to_be(wanted: VgpuState | None, heard: Metadata) -> None:
+    assert patch_of([state_keys(wanted)], heard) is None
 
 
 states = st.builds(VgpuState, st.sampled_from(StateName), st.text(max_size=3000))
@@ -91,11 +90,11 @@ def test_a_patched_node_says_it_and_keeps_everything_else(
         msgspec.json.encode({"kind": "Node", "spec": {"unknown": [1.5, None]}, "metadata": metadata}),
         type=dict[str, msgspec.Raw],
     )
-    patch = patch_of(wanted, heard)
+    patch = patch_of([state_keys(wanted)], heard)
     assert patch is not None
     written = msgspec.json.encode(patched(fields, patch))
     node = msgspec.json.decode(written, type=Node)
-    assert patch_of(wanted, node.metadata) is None, "what was written says it"
+    assert patch_of([state_keys(wanted)], node.metadata) is None, "what was written says it"
     assert len(node.metadata.annotations.get(REASON_ANNOTATION, "")) <= MOST_REASON + 3
     others = {name: text for name, text in node.metadata.labels.items() if name != STATE_LABEL}
     assert others == labels
@@ -106,12 +105,51 @@ def test_a_patched_node_says_it_and_keeps_everything_else(
 
 
 def test_a_node_without_labels_can_be_patched() -> None:
-    patch = patch_of(WAITS, Metadata())
+    patch = patch_of([state_keys(WAITS)], Metadata())
     assert patch is not None
     node = patched({"metadata": msgspec.Raw(b'{"name":"node01"}')}, patch)
     assert bytes(node["metadata"]) == msgspec.json.encode(
         {"name": "node01", "labels": {STATE_LABEL: "pending"}, "annotations": {REASON_ANNOTATION: WAITS.reason}}
     )
+
+
+PLUGIN, VALIDATOR = OPERAND_LABELS
+label_values = st.sampled_from(["true", "false", "", PAUSED, "paused-for-driver-upgrade"])
+deployed = st.dictionaries(st.sampled_from(OPERAND_LABELS), label_values)
+
+
+@given(deployed, st.lists(st.booleans(), max_size=4))
+def test_operands_that_run_are_paused_and_put_back_and_all_others_left_alone(
+    labels: dict[str, str], wanted: list[bool]
+) -> None:
+    node = Metadata(labels=labels)
+    for away in wanted:
+        node = Metadata(labels={**node.labels, **{k: v or "" for k, v in operand_keys(node, away=away).labels.items()}})
+        for label, value in labels.items():
+            ours = value in {"true", PAUSED}
+            assert node.labels[label] == ((PAUSED if away else "true") if ours else value)
+    assert node.labels.keys() == labels.keys()
+    back = {**node.labels, **operand_keys(node, away=False).labels}
+    assert back == {label: "true" if value == PAUSED else value for label, value in labels.items()}
+
+
+def test_operands_are_away_when_neither_labels_nor_pods_say_otherwise() -> None:
+    pod = Pod(Metadata(name="nvidia-sandbox-validator-x2vkq", namespace="gpu-operator"))
+    running, paused = {PLUGIN: "true", VALIDATOR: "false"}, {PLUGIN: PAUSED, VALIDATOR: "false"}
+    assert heard_of(running, [pod]) == OperandsHeard((PLUGIN,), ("gpu-operator/nvidia-sandbox-validator-x2vkq",))
+    assert heard_of(paused, []) == OperandsHeard()
+    assert heard_of(None, []) is None, "the node is not there"
+    assert heard_of(paused, None) is None, "the pods were not heard yet"
+
+
+def test_parts_of_the_agent_claim_keys_of_their_own() -> None:
+    node = Metadata(labels={PLUGIN: "true", STATE_LABEL: "success"})
+    patch = patch_of([state_keys(WAITS), operand_keys(node, away=True)], node)
+    assert patch is not None
+    assert patch.metadata.labels == {STATE_LABEL: "pending", PLUGIN: PAUSED}
+    assert patch.metadata.annotations == {REASON_ANNOTATION: WAITS.reason}
+    only_a_label = patch_of([operand_keys(node, away=True)], node)
+    assert msgspec.json.encode(only_a_label) == msgspec.json.encode({"metadata": {"labels": {PLUGIN: PAUSED}}})
 
 
 @pytest.mark.parametrize(

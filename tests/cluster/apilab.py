@@ -14,7 +14,7 @@ from gpuvirt.apps.clusterside import ClusterSide
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.facts.ids import ConfigMapName, NodeName
-from gpuvirt.model.heard import Heard, VgpuRequest, VgpuState
+from gpuvirt.model.heard import Heard, OperandsHeard, VgpuRequest, VgpuState
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.cell import Cell
 
@@ -80,6 +80,8 @@ class Listener:
 
     wish: VgpuRequest = field(default_factory=VgpuRequest)
     vgpu_states: Cell[VgpuState | None] = field(default_factory=lambda: Cell(None))
+    operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
+    operands: OperandsHeard | None = None
     troubles: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)
     """Everything that was ever wrong."""
@@ -94,6 +96,9 @@ class Listener:
             self.failures -= 1
             raise RuntimeError("a fault of whoever listens")
         self.wish = self.wish.updated(news)
+
+    def hear_operands(self, heard: OperandsHeard | None) -> None:
+        self.operands = heard
 
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
         self.troubles.pop(who, None)

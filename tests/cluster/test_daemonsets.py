@@ -8,9 +8,8 @@ from typing import Self
 import pytest
 import yaml
 from clusterlab import PATIENCE_S, LabNode, Wish, devices_of
-from lab.cluster.cluster import Cluster
 from lab.cluster.images import PREFIX
-from lab.cluster.ourimage import NAME, make_image
+from lab.cluster.ourimage import NAME
 
 from gpuvirt.model.heard import Heard, VgpuRequest
 from gpuvirt.node import inlets
@@ -22,14 +21,6 @@ A10 = "nvidia.com/GA102GL_A10"
 SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
 
 Manifest = dict[str, object]
-
-
-@pytest.fixture(scope="session", name="image")
-def make_our_image(lab: Cluster) -> None:
-    """The image of this tree, on the node."""
-    archive = lab.folder / "gpuvirt.tar"
-    make_image(ROOT, archive)
-    lab.import_image(archive)
 
 
 class DaemonSet:

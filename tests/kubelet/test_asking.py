@@ -1,12 +1,14 @@
 """When the kubelet is asked who has what: sooner after a withdrawal, unless it can't say what it counts."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import RealClock, Signal
+from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.reasons import Reason
@@ -14,6 +16,7 @@ from gpuvirt.node.pace import Pace
 from gpuvirt.sim.kubelet.kubelet import running
 
 ASKED = 6
+T4 = ResourceName("nvidia.com/TU104GL_T4")
 
 
 class Hasty(RealClock):
@@ -84,3 +87,33 @@ async def test_who_was_given_one_meanwhile_is_asked_for_a_moment_later(short_pat
         await listener.enough.wait()
         task.cancel()
     assert clock.slept == [0.1]
+
+
+def checkpoint_of(*pods: str) -> bytes:
+    """Return a checkpoint in which each of these pods has a GPU."""
+    entries = [
+        {"PodUID": pod, "ContainerName": "compute", "ResourceName": T4, "DeviceIDs": {"0": [f"0000:{at:02x}:00.0"]}}
+        for at, pod in enumerate(pods)
+    ]
+    return json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": None}, "Checksum": 0}).encode()
+
+
+async def held(folder: Path) -> set[DeviceId]:
+    """Return what pods have, by one question to a kubelet that knows no pod."""
+    listener = Listens(0)
+    async with running(folder, RealClock()) as kubelet:
+        watch = HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: None)
+        kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone", "here", "..", "a/b", ""))
+        await watch.ask(listener)
+    (heard,) = listener.heard
+    assert heard is not None
+    return {device for _, device in heard.devices}
+
+
+async def test_a_pod_without_a_folder_is_gone_and_an_odd_uid_is_no_folder(short_path: Path) -> None:
+    (short_path / "pods/here").mkdir(parents=True)
+    assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in (1, 2, 3, 4)}
+
+
+async def test_where_pods_folders_are_not_seen_none_is_taken_for_gone(short_path: Path) -> None:
+    assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}

@@ -1,28 +1,48 @@
-"""The agent's cluster side, put together: its node and the ConfigMap are followed, and the node's state is told."""
+"""The agent's cluster side, put together: its node and what else concerns it are followed, and what it says is told."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.agent import wishes
-from gpuvirt.cluster.agent.statelabel import Source, StateLabel
+from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
+from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
+from gpuvirt.cluster.agent.statelabel import state_claim
 from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import NODES, ConfigMap, Node, config_maps
-from gpuvirt.facts.ids import ConfigMapName, NodeName
+from gpuvirt.cluster.resources import NODES, ConfigMap, KubernetesObject, Node, Pod, config_maps
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
+from gpuvirt.model.heard import OperandsHeard, VgpuState
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.cell import Cell
 from gpuvirt.tasks import keep_going
 
+T = TypeVar("T", bound=KubernetesObject)
 
-class Follower(wishes.Listener, Source, Protocol):
+
+class Follower(wishes.Listener, Protocol):
     """The agent, as far as it has to do with the cluster."""
+
+    @property
+    def vgpu_states(self) -> Cell[VgpuState | None]:
+        """What its node is to say of its vGPUs; None: nothing."""
+        ...
+
+    @property
+    def operands_away(self) -> Cell[bool]:
+        """Whether programs that offer the same devices are to be away."""
+        ...
+
+    def hear_operands(self, heard: OperandsHeard | None, /) -> None:
+        """Take what is known of these programs, None where that is not enough."""
+        ...
 
     def hear_trouble(self, who: str, trouble: Reason | None, /) -> None:
         """Take what is wrong, None when nothing is any more."""
@@ -35,29 +55,74 @@ class ClusterSide:
 
     credentials: Credentials
     node: NodeName
-    config_map: ConfigMapName
+    config_map: ConfigMapName | None
+    """Where vGPU configurations are, in the credentials' namespace; None where they come from elsewhere."""
+    operands: Namespace | None = None
+    """Where NVIDIA's operands run, beside which the agent carves; None for an agent that offers what it makes."""
 
     async def run(self, agent: Follower, clock: Clock) -> None:
         """Hear and tell for ever; what fails is started again by itself."""
-        client, random = Client(self.credentials), Random()  # noqa: S311  it keeps agents apart, and no secrets
-        namespace = self.credentials.namespace
-        nodes = Reflector(client, Collection(NODES, Node, self.node), clock, random)
-        maps = Reflector(client, Collection(config_maps(namespace), ConfigMap, self.config_map), clock, random)
-        label = StateLabel(client, self.node, clock, random)
-        hear_wish = wishes.hear_node(agent, ObjectKey("", self.node))
-        hear_map = wishes.hear_config_map(agent, ObjectKey(namespace, self.config_map))
+        async with asyncio.TaskGroup() as group:
+            _Run(self, agent, clock, group).start()
+
+
+class _Run:
+    """One run of a cluster side."""
+
+    def __init__(self, side: ClusterSide, agent: Follower, clock: Clock, group: asyncio.TaskGroup) -> None:
+        self._side = side
+        self._agent = agent
+        self._clock = clock
+        self._group = group
+        self._random = Random()  # noqa: S311  it keeps agents apart, and no secrets
+        self._client = Client(side.credentials)
+        self._labels: Mapping[str, str] | None = None
+        self._pods: tuple[Pod, ...] | None = None
+
+    def start(self) -> None:
+        """Start its tasks."""
+        side, key = self._side, ObjectKey("", self._side.node)
+        keys = NodeKeys(self._client, side.node, self._clock, self._random)
+        hear_wish = wishes.hear_node(self._agent, key)
+        claims = [state_claim(self._agent.vgpu_states)]
 
         def hear_node(news: News[Node]) -> None:
+            node = news.objects.get(key)
+            self._labels = node.metadata.labels if node is not None else None
+            self._tell_operands()
             hear_wish(news)
-            label.hear(news)
+            keys.hear(news)
 
-        def told(who: str, what: str) -> Callable[[ApiError | None], None]:
-            return lambda error: agent.hear_trouble(f"cluster: {who}", trouble_of(error, what))
+        self._follow("node", Collection(NODES, Node, side.node), hear_node, "to read its node")
+        if side.config_map is not None:
+            self._follow_configs(side.config_map)
+        if side.operands is not None:
+            pods = operand_pods(side.operands, side.node)
+            self._follow("operands", pods, self._hear_pods, f"to list the operands' pods in namespace {side.operands}")
+            claims.append(operand_claim(self._agent.operands_away))
+        self._keep(keys, claims)
 
-        node_trouble = told("node", "to read its node")
-        map_trouble = told("config map", f"to read the ConfigMap {namespace}/{self.config_map}")
-        label_trouble = told("state", "to label its node")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(keep_going("cluster: node", lambda: nodes.run(hear_node, node_trouble), clock))
-            group.create_task(keep_going("cluster: config map", lambda: maps.run(hear_map, map_trouble), clock))
-            group.create_task(keep_going("cluster: state", lambda: label.run(agent, label_trouble), clock))
+    def _follow_configs(self, name: ConfigMapName) -> None:
+        namespace = self._side.credentials.namespace
+        collection = Collection(config_maps(namespace), ConfigMap, name)
+        hear = wishes.hear_config_map(self._agent, ObjectKey(namespace, name))
+        self._follow("config map", collection, hear, f"to read the ConfigMap {namespace}/{name}")
+
+    def _hear_pods(self, news: News[Pod]) -> None:
+        self._pods = tuple(news.objects.values())
+        self._tell_operands()
+
+    def _tell_operands(self) -> None:
+        if self._side.operands is not None:
+            self._agent.hear_operands(heard_of(self._labels, self._pods))
+
+    def _follow(self, who: str, collection: Collection[T], hear: Callable[[News[T]], None], what: str) -> None:
+        reflector, tell = Reflector(self._client, collection, self._clock, self._random), self._told(who, what)
+        self._group.create_task(keep_going(f"cluster: {who}", lambda: reflector.run(hear, tell), self._clock))
+
+    def _keep(self, keys: NodeKeys, claims: list[Claim]) -> None:
+        tell = self._told("state", "to label its node")
+        self._group.create_task(keep_going("cluster: state", lambda: keys.run(claims, tell), self._clock))
+
+    def _told(self, who: str, what: str) -> Callable[[ApiError | None], None]:
+        return lambda error: self._agent.hear_trouble(f"cluster: {who}", trouble_of(error, what))

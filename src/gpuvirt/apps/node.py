@@ -5,7 +5,8 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
 from gpuvirt.node import binder, inlets
 from gpuvirt.node.agent import Agent, Moving, Site
+from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.lane import Lane, ThreadLane
 from gpuvirt.node.markers import Markers
@@ -50,6 +52,10 @@ class NodeOptions:
     ids: PciIds
     cdi_folder: Path | None = None
     plugin_only: bool = False
+    carves_only: bool = False
+    """Whether another's device plugin offers what is carved here."""
+    config_file: Path | None = None
+    """A file of vGPU configs that is followed, in the place of the cluster's ConfigMap."""
     listen: tuple[str, int] | None = None
     """Where probes and metrics are served."""
     clock: Clock = field(default_factory=RealClock)
@@ -83,29 +89,55 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
     """
     folder = options.kubelet.device_plugins
     await _wait_for(folder, options.clock)
-    with only_agent(folder):
+    with _only_agent(options):
         agent = Agent(_site(options), options.settings, options.ids, _who_we_are(options), options.pace)
         if started is not None:
             started(agent)
         _settle_memory()
-        plugins = Plugins(
-            agent,
-            options.kubelet,
-            options.clock,
-            options.pace,
-            unknown_numa_is_node_0=options.settings.compat.unknown_numa_is_node_0,
-        )
-        holders = HolderWatch(options.kubelet, options.clock, options.pace, plugins.resend)
         async with asyncio.TaskGroup() as group:
             group.create_task(agent.run())
-            group.create_task(plugins.run())
+            resend = _start_plugins(group, agent, options)
+            holders = HolderWatch(options.kubelet, options.clock, options.pace, resend)
             group.create_task(keep_going("holders", lambda: holders.run(agent), options.clock))
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
+            if (path := options.config_file) is not None:
+                file = ConfigFile(path, options.lanes("configs"), options.clock, options.pace)
+                group.create_task(keep_going("config file", lambda: file.run(agent), options.clock))
             if options.listen is not None:
                 host, port = options.listen
                 probes = Probes(pages(agent))
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
+
+
+@contextmanager
+def _only_agent(options: NodeOptions) -> Iterator[None]:
+    """Be the only one on this node who offers devices, and who keeps a ledger where ours is."""
+    own = options.ledger.parent
+    with suppress(OSError):  # then no ledger can be written, which the journal says
+        own.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if not options.carves_only:
+            stack.enter_context(only_agent(options.kubelet.device_plugins))
+        if own.is_dir():
+            stack.enter_context(only_agent(own))
+        yield
+
+
+def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions) -> Callable[[], None]:
+    """Start what offers devices to the kubelet, where the agent does; return what has it send its lists again."""
+    if options.carves_only:
+        return lambda: None
+    compat = options.settings.compat
+    plugins = Plugins(
+        agent,
+        options.kubelet,
+        options.clock,
+        options.pace,
+        unknown_numa_is_node_0=compat.unknown_numa_is_node_0,
+    )
+    group.create_task(plugins.run())
+    return plugins.resend
 
 
 def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
@@ -168,6 +200,7 @@ def _site(options: NodeOptions) -> Site:
         wishes=options.ledger.with_name(inlets.FILE) if options.node_name is not None else None,
         node_name=options.node_name,
         vgpu_configs=options.vgpu_configs,
+        carves_only=options.carves_only,
         sees_processes=not options.plugin_only,
     )
 

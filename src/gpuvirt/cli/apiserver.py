@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ConfigMapName, NodeName, parse_node_name
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_node_name
 
 if TYPE_CHECKING:
     from gpuvirt.apps.node import ClusterTask
@@ -43,7 +43,12 @@ def node_name_of(text: str | None) -> NodeName | None:
         raise ConfigError(str(error), where="--node-name") from error
 
 
-def cluster_side(node: NodeName | None, kubeconfig: Path | None, config_map: ConfigMapName) -> "ClusterTask | None":
+def cluster_side(
+    node: NodeName | None,
+    kubeconfig: Path | None,
+    config_map: ConfigMapName | None,
+    operands: Namespace | None = None,
+) -> "ClusterTask | None":
     """Return the agent's cluster side, None where it has none: no node, or no credentials. Raises ConfigError."""
     if node is None:
         return None
@@ -57,4 +62,4 @@ def cluster_side(node: NodeName | None, kubeconfig: Path | None, config_map: Con
     if found is None:
         log.info("no API server is asked: the pod has no service account's token, and there is no --kubeconfig")
         return None
-    return ClusterSide(found, node, config_map).run
+    return ClusterSide(found, node, config_map, operands).run

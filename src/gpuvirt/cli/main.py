@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import demo, devices, doctor, node, sim, support, vfio, vfiomanage, vgpu, vgpudm, why
+from gpuvirt.cli import demo, devices, doctor, k8svgpudm, node, sim, support, vfio, vfiomanage, vgpu, vgpudm, why
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -68,8 +68,17 @@ def vfio_manage() -> None:
 
 def nvidia_vgpu_dm() -> None:
     """Run in the place of NVIDIA's vgpu-device-manager on a host; it ends with 1 whatever fails."""
+    _run_as_nvidias(vgpudm.app, "nvidia-vgpu-dm")
+
+
+def nvidia_k8s_vgpu_dm() -> None:
+    """Run in the place of NVIDIA's vgpu-device-manager in a cluster; it ends with 1 whatever fails."""
+    _run_as_nvidias(k8svgpudm.app, "nvidia-k8s-vgpu-dm")
+
+
+def _run_as_nvidias(program: typer.Typer, name: str) -> None:
     try:
-        run(sys.argv[1:], vgpudm.app, "nvidia-vgpu-dm")
+        run(sys.argv[1:], program, name)
     except SystemExit as end:
         sys.exit(FAILED if end.code else 0)
 

@@ -55,11 +55,17 @@ class Collection(Generic[T]):
     shape: type[T]
     name: str | None = None
     """One object alone, by a field selector on its name: what RBAC's `resourceNames` permits to list and watch, too."""
+    on_node: str | None = None
+    """Pods of one node alone."""
+    labelled: str = ""
+    """A label selector: `app in (a,b)`."""
 
     def query(self, **more: str) -> str:
         """Return the query that selects them, with more parameters."""
-        selected = {"fieldSelector": f"metadata.name={self.name}"} if self.name is not None else {}
-        return urlencode(selected | more)
+        wanted = {"metadata.name": self.name, "spec.nodeName": self.on_node}
+        fields = ",".join(f"{field}={value}" for field, value in wanted.items() if value is not None)
+        selected = {"fieldSelector": fields, "labelSelector": self.labelled}
+        return urlencode({key: value for key, value in selected.items() if value} | more)
 
 
 @dataclass(frozen=True, slots=True)

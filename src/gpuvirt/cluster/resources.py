@@ -42,6 +42,12 @@ class ConfigMap(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
+class Pod(msgspec.Struct, frozen=True):
+    """A pod, as far as the agent reads it: it is there."""
+
+    metadata: Metadata
+
+
 @dataclass(frozen=True, slots=True)
 class Resource:
     """A collection of objects: its group (empty for core), version and plural name, and its namespace if it has one."""
@@ -69,3 +75,8 @@ NODES = Resource("nodes")
 def config_maps(namespace: str) -> Resource:
     """Return the ConfigMaps of a namespace."""
     return Resource("configmaps", namespace=namespace)
+
+
+def pods(namespace: str) -> Resource:
+    """Return the pods of a namespace."""
+    return Resource("pods", namespace=namespace)

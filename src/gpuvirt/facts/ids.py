@@ -37,6 +37,9 @@ NodeName = NewType("NodeName", str)
 ConfigMapName = NewType("ConfigMapName", str)
 """A ConfigMap, in a namespace that is known."""
 
+Namespace = NewType("Namespace", str)
+"""A namespace of the cluster."""
+
 _ADDRESS = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RESOURCE = re.compile(
@@ -44,6 +47,7 @@ _RESOURCE = re.compile(
     r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
 _SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_LABEL = re.compile(r"(?=.{1,63}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 
 
@@ -119,6 +123,13 @@ def parse_config_map_name(text: str) -> ConfigMapName:
     if not _SUBDOMAIN.fullmatch(text):
         raise InvalidIdError("a ConfigMap's name", text, "lower case letters, digits, '-' and '.', at most 253")
     return ConfigMapName(text)
+
+
+def parse_namespace(text: str) -> Namespace:
+    """Return `text` as a namespace, or raise InvalidIdError. Source: Kubernetes' namespaces are DNS labels."""
+    if not _LABEL.fullmatch(text):
+        raise InvalidIdError("a namespace", text, "lower case letters, digits and '-', at most 63")
+    return Namespace(text)
 
 
 def slot_of(address: PciAddress) -> str:

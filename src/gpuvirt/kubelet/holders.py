@@ -1,6 +1,7 @@
 """Asking the kubelet which pods have which devices: by its API where we reach it, else from its checkpoint."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -15,6 +16,9 @@ from gpuvirt.node.pace import Pace
 from gpuvirt.paths import KubeletPaths
 
 log = logging.getLogger(__name__)
+
+UID = re.compile(r"[0-9A-Za-z-]+")
+"""A pod's, which names its folder; those of pods from files are other than UUIDs."""
 
 
 class Listener(Protocol):
@@ -47,7 +51,8 @@ class HolderWatch:
 
     Both accounts count. The API leaves out what the kubelet does not know yet (it was restarted while the API server is
     away) and containers that only initialise a pod. The checkpoint has pods that ended, until the kubelet writes it
-    anew; it does when a plugin sends its list.
+    anew; it does when a plugin sends its list. A pod that the API does not name and that has no folder of the kubelet's
+    any more is gone, where these folders are seen: those of pods that it does not know yet stay.
     """
 
     def __init__(self, paths: KubeletPaths, clock: Clock, pace: Pace, resend: Callable[[], None]) -> None:
@@ -95,7 +100,7 @@ class HolderWatch:
         if isinstance(told, PodResourcesUnheardError) and isinstance(written, OSError | DamagedError):
             troubles = f"{told}; {written}"
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
-        in_file: Held = {} if isinstance(written, OSError | DamagedError) else written
+        in_file: Held = {} if isinstance(written, OSError | DamagedError) else self._without_gone(written, in_api)
         counted = await self._counted()
         self._tells_counted = counted is not None
         listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, counted or frozenset()))
@@ -105,6 +110,15 @@ class HolderWatch:
         if isinstance(told, PodResourcesUnheardError):
             return False
         return self._clear_up(frozenset(in_file.keys() - in_api.keys()))
+
+    def _without_gone(self, in_file: Held, in_api: Held) -> Held:
+        if not self._paths.pods.is_dir():
+            return in_file
+        return {key: consumer for key, consumer in in_file.items() if key in in_api or not self._is_gone(consumer)}
+
+    def _is_gone(self, consumer: Consumer) -> bool:
+        uid = consumer.pod_uid
+        return uid is not None and UID.fullmatch(uid) is not None and not (self._paths.pods / uid).exists()
 
     def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
         """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""

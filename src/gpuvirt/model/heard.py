@@ -57,3 +57,13 @@ class VgpuState:
     name: StateName
     reason: str = ""
     """Why, for a person; empty where nothing needs to be said."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperandsHeard:
+    """What was heard of programs in other pods that offer this node's devices, or look at them."""
+
+    wanted: tuple[str, ...] = ()
+    """The node's labels by which they are still wanted here."""
+    pods: tuple[str, ...] = ()
+    """Their pods on this node that are not gone: `gpu-operator/nvidia-sandbox-validator-x2vkq`."""

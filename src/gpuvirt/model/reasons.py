@@ -64,6 +64,7 @@ class ReasonCode(StrEnum):
     CONFIG_INVALID = "ConfigInvalid"
     MODE_UNFIT = "ModeUnfit"
     MODE_PENDING = "ModePending"
+    OPERANDS_THERE = "OperandsThere"
 
     # no vGPU scheduler set
     SCHEDULER_UNFIT = "SchedulerUnfit"

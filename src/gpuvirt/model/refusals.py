@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
+from gpuvirt.model.heard import OperandsHeard
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 NO_MACHINES = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
@@ -203,6 +204,22 @@ def still_counted(address: str) -> Reason:
         "is to go back to the host, and the kubelet has not yet taken it off what it admits pods by",
         seen="GetAllocatableResources",
         fix="nothing, as a rule: it takes a second; else see whether another plugin offers it under the same name",
+    )
+
+
+def operands_there(subject: str, heard: OperandsHeard | None) -> Reason:
+    """Somebody else still offers what is to go, or looks at it."""
+    if heard is None:
+        seen = "neither the node's labels nor the pods on it were heard yet"
+    else:
+        labels, pods = (f"label {one}" for one in heard.wanted), (f"pod {one}" for one in heard.pods)
+        seen = ", ".join((*labels, *pods))
+    return Reason(
+        ReasonCode.OPERANDS_THERE,
+        subject,
+        "is carved when the device plugin and the validator that run beside are away",
+        seen=seen,
+        fix="nothing, as a rule: their operator takes them away by the labels; else see why a pod does not end",
     )
 
 

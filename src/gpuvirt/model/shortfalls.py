@@ -40,6 +40,17 @@ def pods_unheard(gpu: PciAddress) -> Reason:
     )
 
 
+def still_counted(gpu: PciAddress, vgpus: Sequence[VgpuId]) -> Reason:
+    """A pod could be admitted by them at any moment."""
+    return Reason(
+        ReasonCode.STILL_COUNTED,
+        gpu,
+        "carries vGPUs that are no longer wanted, and the kubelet has not yet taken them off what it admits pods by",
+        seen=f"GetAllocatableResources: {', '.join(vgpus)}",
+        fix="nothing, as a rule: it takes a second; else see which plugin still offers them",
+    )
+
+
 def vgpu_keeps_mode(one: LiveVgpu, users: Sequence[str], step: str) -> Reason:
     """A GPU changes its mode while it carries nothing."""
     return Reason(

@@ -79,7 +79,7 @@ def read_book(text: ConfigText, before: Book) -> Book:
     return Book(found.configs, found.notes, None, text)
 
 
-def without_text(before: Book, base: Book, where: str) -> Book:
+def without_text(before: Book, base: Book) -> Book:
     """Return the configs when it was heard that there is no text: those from before, where there were any.
 
     `base` are those of a node that never had one.
@@ -88,9 +88,8 @@ def without_text(before: Book, base: Book, where: str) -> Book:
         return base
     reason = Reason(
         ReasonCode.CONFIG_INVALID,
-        where,
+        before.good.where,
         "is no longer there, so the configs from before stand",
-        seen=before.good.where,
         fix="make it again; to do without, restart the agent once its file wishes.json is removed",
     )
     return Book(before.configs, before.notes, reason, before.good)

@@ -16,7 +16,7 @@ from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.heard import ConfigText, VgpuRequest, VgpuState
+from gpuvirt.model.heard import ConfigText, OperandsHeard, VgpuRequest, VgpuState
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
@@ -32,7 +32,8 @@ from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.markers import Markers
-from gpuvirt.node.oversight import Oversight
+from gpuvirt.node.operands import Operands
+from gpuvirt.node.oversight import Bells, Oversight
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.reconciler import Reconciler
 from gpuvirt.node.state import NodeState
@@ -85,6 +86,8 @@ class Site:
     """Where it is kept what the cluster wants of this node; None for nowhere."""
     node_name: NodeName | None = None
     """What the cluster calls this node."""
+    carves_only: bool = False
+    """Whether another's device plugin offers what is carved here, and GPUs stay with the drivers that they have."""
     sees_processes: bool = True
     """Whether `/proc` shows the host's processes, and not just our own pod's."""
 
@@ -101,20 +104,15 @@ class Agent:
         self._inlets = Inlets(site.wishes, site.node_name, site.writing, site.clock)
         self._inlets.load()
         self._journal = Journal(site.ledger, site.writing, site.clock)
-        self._state = NodeState(settings, ids, self._journal.load(), agent)
+        self._operands = Operands(site.clock, pace) if site.carves_only else None
+        self._state = NodeState(settings, ids, self._journal.load(), agent, carves_only=site.carves_only)
         self._stale = Signal()
         self._concluding: Timer | None = None
         self._watcher = Watcher(
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
         )
-        self._oversight = Oversight(
-            self._state,
-            self.telemetry,
-            site.clock,
-            look_soon=self._watcher.look_soon,
-            conclude_soon=self._stale.set,
-            hear_trouble=self.hear_trouble,
-        )
+        bells = Bells(self._watcher.look_soon, self._stale.set, self.hear_trouble)
+        self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, self._operands)
         in_cluster = site.node_name is not None
         self._vgpu_book = VgpuBook(self._state, self._inlets, site.vgpu_configs, self._note, in_cluster=in_cluster)
         self._vgpu_book.conclude()
@@ -145,11 +143,15 @@ class Agent:
             await self._inlets.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
-        """Start those who move GPUs and carve them; both write in the one lane of a unit."""
+        """Start those who move GPUs and carve them; both write in the one lane of a unit.
+
+        An agent that carves alone moves nothing.
+        """
         site, clock, oversight = moving.site, self._site.clock, self._oversight
         lanes = cache(moving.lanes)
         moves, carvings = Reconciler(site, lanes, clock, self._pace), Carvings(site, lanes, clock, self._pace)
-        group.create_task(keep_going("moves", lambda: moves.run(oversight), clock))
+        if not self._site.carves_only:
+            group.create_task(keep_going("moves", lambda: moves.run(oversight), clock))
         group.create_task(keep_going("carvings", lambda: carvings.run(oversight), clock))
 
     @property
@@ -183,6 +185,7 @@ class Agent:
 
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
+        self._oversight.looks += 1
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
             self._stale.set()
 
@@ -201,6 +204,19 @@ class Agent:
             self._stale.set()
         if self._state.still_counted or self._state.leaving:
             self.allocated.set()  # the kubelet is asked again soon
+        if self._operands is not None:
+            self._operands.stir()
+
+    @property
+    def operands_away(self) -> Cell[bool]:
+        """Whether another's programs that offer what is here are to be away."""
+        return self._operands.to_be_away if self._operands is not None else Cell(False)
+
+    def hear_operands(self, heard: OperandsHeard | None) -> None:
+        """Take what is known of these programs, None where that is not enough to tell whether they are away."""
+        if self._operands is not None:
+            self._operands.hear(heard)
+            self.allocated.set()  # the kubelet is asked what it still counts
 
     @property
     def withdrawing(self) -> bool:

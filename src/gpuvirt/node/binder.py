@@ -40,9 +40,9 @@ class Site:
     """A folder that does not outlive a boot."""
 
 
-def site_of(kernel: Kernel, roots: HostRoots) -> Site:
-    """Return where moves are made on a real host."""
-    tools = HostTools(roots.system, roots.run / "nvidia/driver")
+def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Site:
+    """Return where moves are made on a real host; `driver` is where the driver container's `/` is seen."""
+    tools = HostTools(roots.system, driver or roots.run / "nvidia/driver")
     return Site(kernel, tools, roots.local(originals.FILE), roots.run / "gpuvirt/units")
 
 

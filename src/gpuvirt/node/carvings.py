@@ -7,6 +7,7 @@ has it. What is refused or fails is tried again when something of it has changed
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal
@@ -31,7 +32,14 @@ from gpuvirt.node.pace import Pace
 log = logging.getLogger(__name__)
 
 WAITING = frozenset(
-    {ReasonCode.VGPU_IN_USE, ReasonCode.UNBIND_PENDING, ReasonCode.HOLDERS_UNHEARD, ReasonCode.UNIT_BUSY}
+    {
+        ReasonCode.VGPU_IN_USE,
+        ReasonCode.UNBIND_PENDING,
+        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.STILL_COUNTED,
+        ReasonCode.OPERANDS_THERE,
+        ReasonCode.UNIT_BUSY,
+    }
 )
 """What passes by itself when somebody has ended."""
 
@@ -73,6 +81,17 @@ class Overseer(Protocol):
         """Take what nvidia-smi said when it was asked for a wish; None: that may be otherwise by now."""
         ...
 
+    @property
+    def looks(self) -> int:
+        """How often the host was looked at."""
+        ...
+
+    def clear_way(
+        self, gpu: PciAddress, tell: Callable[[Reason], None], /
+    ) -> AbstractAsyncContextManager[Reason | None]:
+        """Have nobody else offer what is to be carved while the context lasts; it gives why that can't be had."""
+        ...
+
     def given(self) -> Given | None:
         """Return what a carver must know, None where the kubelet was not heard since the last withdrawal."""
         ...
@@ -100,6 +119,8 @@ class Carvings:
         """The GPUs of which nvidia-smi is being asked."""
         self._reasons: dict[PciAddress, tuple[Reason, ...]] = {}
         """What the last try of each GPU has come to."""
+        self._looks: dict[PciAddress, int] = {}
+        """How often the host had been looked at when each GPU was last carved: what was seen before is old."""
 
     async def run(self, agent: Overseer) -> None:
         """Compare and act, for ever."""
@@ -130,6 +151,8 @@ class Carvings:
                 if not attempts.running:
                     self._conclude(agent, gpu, (*plan.refusals, *plan.pending))
                     attempts.tried_on = None
+            elif self._looks.get(gpu) == agent.looks:
+                continue
             elif attempts.begin((wish, plan, given), self._clock.monotonic_s()):
                 due[gpu] = wish
         return due
@@ -154,7 +177,9 @@ class Carvings:
     async def _carve(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> None:
         attempts = self._attempts[gpu]
         try:
-            reasons = await self._carved(agent, gpu, wish)
+            async with agent.clear_way(gpu, lambda reason: self._conclude(agent, gpu, (reason,))) as obstacle:
+                reasons = await self._carved(agent, gpu, wish) if obstacle is None else (obstacle,)
+            self._looks[gpu] = agent.looks
             agent.hear_smi(gpu, wish, None)
             agent.hear_carved(str(reasons[0].code) if reasons else "done")
             self._conclude(agent, gpu, reasons)

@@ -1,8 +1,8 @@
 """Who may change what on a node: one agent, and one process at a time for each unit.
 
-The agent's lock is on the kubelet's device-plugins folder: the folder is what two agents would fight over, and the one
-thing that both see whatever pods they run in. A lock file in it would not do: a kubelet that starts deletes files
-there, and a lock on a deleted file keeps nobody out.
+An agent's locks are on folders: the kubelet's device-plugins folder of one that offers devices, and that of its own
+files. They are what two agents would fight over, and what both see whatever pods they run in. A lock file would not do:
+a kubelet that starts deletes files, and a lock on a deleted file keeps nobody out.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from gpuvirt.model.isolation import UnitId
 
 @contextmanager
 def only_agent(folder: Path) -> Iterator[None]:
-    """Be this node's agent, or raise AlreadyRunningError when another is; children don't inherit the lock."""
+    """Be the one agent that has a folder, or raise AlreadyRunningError; children don't inherit the lock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

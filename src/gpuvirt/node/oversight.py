@@ -1,49 +1,62 @@
 """What the agent lets those know who change GPUs: what is there and wanted, who has what, what is withdrawn."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import SmiReport
+from gpuvirt.model import shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveWish
 from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import VgpuState
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish, Wishes
+from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuwanted import Wanted
 from gpuvirt.node.attempts import HearTrouble
 from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.operands import Operands, Tell, Way
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Bells:
+    """What the agent does when it is rung for."""
+
+    look_soon: Callable[[str], None]
+    """Looks at the host, for a cause."""
+    conclude_soon: Callable[[], None]
+    hear_trouble: HearTrouble
 
 
 class Oversight:
     """One node's, for its reconcilers."""
 
     def __init__(
-        self,
-        state: NodeState,
-        telemetry: Telemetry,
-        clock: Clock,
-        *,
-        look_soon: Callable[[str], None],
-        conclude_soon: Callable[[], None],
-        hear_trouble: HearTrouble,
+        self, state: NodeState, telemetry: Telemetry, clock: Clock, bells: Bells, operands: Operands | None
     ) -> None:
+        """`operands`: another's programs that offer what is here; None where the agent itself does."""
         self.concluded = Signal()
         """Set whenever conclusions were drawn."""
         self.vgpu_states: Cell[VgpuState | None] = Cell(None)
         """How far what is wanted of vGPUs has come, for the cluster to be told; None: it is told nothing."""
-        self.hear_trouble = hear_trouble
+        self.hear_trouble = bells.hear_trouble
         self._state = state
         self._telemetry = telemetry
         self._clock = clock
-        self._look_soon = look_soon
-        self._conclude_soon = conclude_soon
+        self._look_soon = bells.look_soon
+        self._conclude_soon = bells.conclude_soon
         self._withdrawn_at = clock.now()
         """When devices were last taken from what is offered."""
         self._withdrawn: frozenset[str] = frozenset()
+        self._operands = operands
+        self.looks = 0
+        """How often the host was looked at."""
 
     @property
     def inventory(self) -> Inventory | None:
@@ -100,6 +113,30 @@ class Oversight:
         free = self._state.unwanted - self._state.leaving
         return Given(self._state.holdings, self._state.type_names, frozenset[VgpuId](inventory.vgpus) - free)
 
+    def clear_way(self, gpu: PciAddress, tell: Tell) -> AbstractAsyncContextManager[Reason | None]:
+        """Have nobody else offer what is to be carved while the context lasts; it gives why that can't be had.
+
+        `tell` takes what is being waited for. What the agent itself offers is withdrawn already.
+        """
+        if self._operands is None:
+            return nullcontext()
+        way = Way(lambda: self._is_to_be_carved(gpu), lambda since: self._unsettled(gpu, since))
+        return self._operands.away(gpu, way, tell)
+
+    def _is_to_be_carved(self, gpu: PciAddress) -> bool:
+        planned = self._state.carve_plans.get(gpu)
+        return planned is not None and bool(planned[1].steps)
+
+    def _unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
+        """Return why the kubelet may still admit pods by what is to go from a GPU, None where it does not."""
+        heard, inventory = self._state.holders, self._state.inventory
+        if heard is None or inventory is None or heard.at < since or not self.heard_since:
+            return shortfalls.pods_unheard(gpu)
+        counted = sorted(
+            one for one in self._state.leaving if one in inventory.vgpus and inventory.vgpus[one].gpu == gpu
+        )
+        return shortfalls.still_counted(gpu, counted) if counted else None
+
     def conclude(self) -> bool:
         """Take that conclusions were drawn; return whether something was withdrawn by them."""
         withdrawn = frozenset[str](self._state.withdrawn) | self._state.unwanted
@@ -108,6 +145,8 @@ class Oversight:
         if news:
             self._withdrawn_at = self._clock.now()
         self.concluded.set()
+        if self._operands is not None:
+            self._operands.stir()
         return news
 
     def hear_move(self, wish: Wish, outcome: str) -> None:

@@ -39,5 +39,9 @@ class Pace:
     """A move that takes longer sleeps in the kernel: it takes a second, with NVIDIA's driver at most half a minute."""
     carve_s: float = 180.0
     """The same of a carving: sriov-manage takes some seconds, and tries again where somebody looks at the GPU."""
+    operands_s: float = 120.0
+    """How long another's device plugin is waited for to be gone before it is let back, as NVIDIA's does."""
+    config_file_s: float = 9.0
+    """Whether a file of vGPU configs has changed."""
     streamless_s: float = 5.0
     """A resource that no ListAndWatch stream has watched for so long is registered again."""

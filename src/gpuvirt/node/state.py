@@ -32,8 +32,12 @@ from gpuvirt.model.wanted import WantedMode, wishes_of, withdrawn
 class NodeState:
     """Everything the agent knows."""
 
-    def __init__(self, settings: Settings, ids: PciIds, ledger: Ledger, agent: AgentView | None) -> None:
+    def __init__(
+        self, settings: Settings, ids: PciIds, ledger: Ledger, agent: AgentView | None, *, carves_only: bool = False
+    ) -> None:
+        """`carves_only`: another's device plugin offers what is here, and GPUs stay with the drivers that they have."""
         self.settings = settings
+        self._carves_only = carves_only
         self.inventory: Inventory | None = None
         """None until the host was looked at."""
         self.offers = Offers()
@@ -75,7 +79,7 @@ class NodeState:
     @property
     def wishes(self) -> Wishes:
         """What is wanted of the GPUs that are there."""
-        gpus = self.inventory.gpus if self.inventory is not None else ()
+        gpus = self.inventory.gpus if self.inventory is not None and not self._carves_only else ()
         return wishes_of(self.settings.mode, self.settings.modes, gpus)
 
     @property
@@ -101,7 +105,17 @@ class NodeState:
     @property
     def suspicious(self) -> bool:
         """Whether a device is in use by somebody who is no pod, or looks as if."""
+        if self._carves_only:
+            return self._waits_for_processes()
         return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self.offers.verdict.traces.values())
+
+    def _waits_for_processes(self) -> bool:
+        """Return whether carving waits for a machine whose pod is gone."""
+        if self.inventory is None or not any(plan.pending for _, plan in self.carve_plans.values()):
+            return False
+        users, pods = self.inventory.facts.users or {}, {entry.target.vgpu for entry in self.entries}
+        groups = (vgpu.live.group for one, vgpu in self.inventory.vgpus.items() if one not in pods)
+        return any(isinstance(group, int) and users.get(IommuGroup(group)) for group in groups)
 
     def hear_facts(self, facts: Facts) -> bool:
         """Take what a look at the host has shown; return whether it is news."""
@@ -152,7 +166,8 @@ class NodeState:
             self.withdrawn,
             self.unwanted,
         )
-        self.offers = make_offers(self.inventory, ground, self.offers)
+        if not self._carves_only:
+            self.offers = make_offers(self.inventory, ground, self.offers)
         self.first_names = first_names(self.offers, self.first_names)
         self.resources |= self.offers.by_resource.keys()
         notes = tuple(self.notes.values())
@@ -181,7 +196,7 @@ class NodeState:
     def leaving(self) -> frozenset[VgpuId]:
         """The vGPUs that are offered no more, and that the kubelet was last heard to count."""
         told = self.holders.counted if self.holders is not None else ()
-        return self.unwanted & {VgpuId(device) for resource, device in told if resource in self.resources}
+        return self.unwanted & {VgpuId(device) for _, device in told}
 
     def _plan_carving(self, inventory: Inventory) -> None:
         """Conclude which vGPUs are wanted, and what is to be done so that they are there."""

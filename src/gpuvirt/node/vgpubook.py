@@ -39,7 +39,7 @@ class VgpuBook:
         if request.configs is not None and request.configs.value is not None:
             self._take(request.configs.value)
         elif request.configs is not None:
-            self._book = without_text(self._book, self._base, "the ConfigMap of vGPU configs")
+            self._book = without_text(self._book, self._base)
             self._read = None
         heard = not self._in_cluster or request.configs is not None or self._book.good is not None
         self._state.vgpu_book = self._book if heard else None

@@ -11,3 +11,9 @@ REASON_ANNOTATION = "gpuvirt.io/vgpu.config.reason"
 """Why; a label's value has no room for it."""
 CONFIG_MAP = "default-vgpu-devices-config"
 CONFIG_KEY = "config.yaml"
+
+OPERAND_LABELS = ("nvidia.com/gpu.deploy.sandbox-device-plugin", "nvidia.com/gpu.deploy.sandbox-validator")
+"""The node selectors of NVIDIA's operands that must be away while vGPUs change."""
+PAUSED = "paused-for-vgpu-change"
+OPERAND_APPS = ("nvidia-sandbox-device-plugin-daemonset", "nvidia-sandbox-validator")
+"""The value of `app` that the pods of the same operands have."""

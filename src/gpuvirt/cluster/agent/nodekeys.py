@@ -1,0 +1,139 @@
+"""Keeps labels and annotations of the agent's own node as its parts claim them.
+
+They are written by a merge patch of the claimed keys alone: it names no version, so others who write to the node at the
+same time are no conflict. Where patching is not permitted (NVIDIA's roles permit updates alone), the node is read and
+written back whole with its version, and again after a conflict. What is not written yet is tried for ever; only the
+latest counts.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from random import Random
+
+import msgspec
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.failures import ApiError, ConflictError, ForbiddenError
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.resources import NODES, Metadata, Node
+from gpuvirt.tasks import backoff_s
+
+log = logging.getLogger(__name__)
+
+MOST_CONFLICTS = 5
+"""Updates in a row that others were faster with, before it is waited."""
+MOST_PAUSE_S = 30.0
+
+Fields = dict[str, msgspec.Raw]
+"""An object of which most is not ours to understand, and all is written back."""
+
+
+class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Labels and annotations by name; None for one that is to go."""
+
+    labels: dict[str, str | None] = {}
+    annotations: dict[str, str | None] = {}
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """What a node lacks to have them."""
+
+    metadata: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one part of the agent wants of the node's keys."""
+
+    keys: Callable[[Metadata], Keys]
+    """What it wants now of a node that is as it was last heard; keys that are as they should be may be among them."""
+    telling: Callable[[Signal], AbstractContextManager[None]]
+    """Has a signal set whenever that may be otherwise."""
+
+
+def patch_of(wanted: Sequence[Keys], heard: Metadata) -> Patch | None:
+    """Return what a node lacks; None where that is nothing."""
+    labels = _missing([one.labels for one in wanted], heard.labels)
+    annotations = _missing([one.annotations for one in wanted], heard.annotations)
+    return Patch(Keys(labels, annotations)) if labels or annotations else None
+
+
+def _missing(wanted: Sequence[dict[str, str | None]], has: dict[str, str]) -> dict[str, str | None]:
+    return {key: value for keys in wanted for key, value in keys.items() if has.get(key) != value}
+
+
+def patched(node: Fields, patch: Patch) -> Fields:
+    """Return a node with a patch in it, and everything else as it was."""
+    metadata = msgspec.json.decode(node["metadata"], type=Fields)
+    for field, changes in (("labels", patch.metadata.labels), ("annotations", patch.metadata.annotations)):
+        if not changes:
+            continue
+        before = msgspec.json.decode(metadata[field], type=dict[str, str]) if field in metadata else {}
+        after = {key: value for key, value in (before | changes).items() if value is not None}
+        metadata[field] = msgspec.Raw(msgspec.json.encode(after))
+    return node | {"metadata": msgspec.Raw(msgspec.json.encode(metadata))}
+
+
+class NodeKeys:
+    """Keeps one node's keys."""
+
+    def __init__(self, client: Client, node: str, clock: Clock, random: Random) -> None:
+        self._client = client
+        self._node = node
+        self._clock = clock
+        self._random = random
+        self._heard: Metadata | None = None
+        self._due = Signal()
+
+    def hear(self, news: News[Node]) -> None:
+        """Take what the node says now; nothing is written to a node that is not there."""
+        node = news.objects.get(ObjectKey("", self._node))
+        self._heard = node.metadata if node is not None else None
+        self._due.set()
+
+    async def run(self, claims: Sequence[Claim], tell: Callable[[ApiError | None], None]) -> None:
+        """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
+        with ExitStack() as stack:
+            for claim in claims:
+                stack.enter_context(claim.telling(self._due))
+            while True:
+                pauses_s = backoff_s(most_s=MOST_PAUSE_S)
+                while (patch := self._lacking(claims)) is not None:
+                    try:
+                        self._heard = (await self._write(patch)).metadata
+                    except ApiError as error:
+                        tell(error)
+                        pause_s = next(pauses_s) * (0.5 + 0.5 * self._random.random())
+                        await self._clock.sleep(max(pause_s, error.retry_after_s))
+                    else:
+                        tell(None)
+                await self._due.wait()
+
+    def _lacking(self, claims: Sequence[Claim]) -> Patch | None:
+        heard = self._heard
+        return patch_of([claim.keys(heard) for claim in claims], heard) if heard is not None else None
+
+    async def _write(self, patch: Patch) -> Node:
+        try:
+            return await self._client.patch(NODES, self._node, patch, PatchType.MERGE, Node)
+        except ForbiddenError as forbidden:
+            log.debug("patching nodes is not permitted; the node is updated")
+            try:
+                return await self._update_until_done(patch)
+            except ForbiddenError:
+                raise forbidden from None  # the lesser of the two to be permitted
+
+    async def _update_until_done(self, patch: Patch) -> Node:
+        for _ in range(MOST_CONFLICTS):
+            try:
+                return await self._update(patch)
+            except ConflictError:
+                log.debug("the node has changed meanwhile; it is read again")
+        return await self._update(patch)
+
+    async def _update(self, patch: Patch) -> Node:
+        fields = await self._client.get(NODES, self._node, Fields)
+        return await self._client.update(NODES, self._node, patched(fields, patch), Node)

@@ -1,0 +1,42 @@
+"""NVIDIA's operands on this node that must be away while its vGPUs change: their labels are set, their pods watched.
+
+Contract: NVIDIA's vgpu-device-manager, which has its operator take them away by a value of their labels that the
+operator's DaemonSets don't select, waits for their pods, and puts the labels back. A label that is not `true` (`false`,
+not there, paused by somebody else) is left alone. Here the labels follow what is wanted at any moment, so that they are
+put back after any crash, and after pods that did not go.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from gpuvirt.cluster.agent.names import OPERAND_APPS, OPERAND_LABELS, PAUSED
+from gpuvirt.cluster.agent.nodekeys import Claim, Keys
+from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.resources import Metadata, Pod, pods
+from gpuvirt.model.heard import OperandsHeard
+from gpuvirt.node.cell import Cell
+
+RUNS = "true"
+
+
+def operand_keys(heard: Metadata, *, away: bool) -> Keys:
+    """Return what the labels of operands are to be."""
+    before, then = (RUNS, PAUSED) if away else (PAUSED, RUNS)
+    return Keys({label: then for label in OPERAND_LABELS if heard.labels.get(label) == before})
+
+
+def operand_pods(namespace: str, node: str) -> Collection[Pod]:
+    """Return the operands' pods on a node."""
+    return Collection(pods(namespace), Pod, on_node=node, labelled=f"app in ({','.join(OPERAND_APPS)})")
+
+
+def operand_claim(away: Cell[bool]) -> Claim:
+    """Return the claim that operands are away while that is wanted, and at no other time."""
+    return Claim(lambda heard: operand_keys(heard, away=away.get()), away.telling)
+
+
+def heard_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsHeard | None:
+    """Return what is known of the operands; None where one of both was not heard, or the node is not there."""
+    if labels is None or found is None:
+        return None
+    wanted = tuple(label for label in OPERAND_LABELS if labels.get(label) == RUNS)
+    return OperandsHeard(wanted, tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in found)))

@@ -1,0 +1,63 @@
+"""A file of vGPU configs that may change while the agent runs: a ConfigMap as the kubelet mounts it."""
+
+from pathlib import Path
+from typing import Protocol
+
+from gpuvirt.clock import Clock
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.model.heard import ConfigText, Heard, VgpuRequest
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.lane import Lane
+from gpuvirt.node.pace import Pace
+
+READ_TIMEOUT_S = 10.0
+
+
+class Listener(Protocol):
+    """The agent, as far as it hears of configs."""
+
+    def hear_vgpu_wish(self, news: VgpuRequest, /) -> None:
+        """Take what is wanted of vGPUs; what `news` has not heard stays as it was."""
+        ...
+
+    def hear_trouble(self, who: str, trouble: Reason | None, /) -> None:
+        """Take what is wrong, None when nothing is any more."""
+        ...
+
+
+class ConfigFile:
+    """Reads it now and then."""
+
+    def __init__(self, path: Path, lane: Lane, clock: Clock, pace: Pace) -> None:
+        self._path = path
+        self._lane = lane
+        self._clock = clock
+        self._pace = pace
+
+    async def run(self, listener: Listener) -> None:
+        """Read for ever; a file that can't be read is not taken for one that is not there."""
+        while True:
+            trouble: Reason | None = None
+            try:
+                text = await self._lane.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
+                listener.hear_vgpu_wish(VgpuRequest(configs=Heard(text)))
+            except (OSError, UnicodeDecodeError, GpuvirtError) as error:
+                trouble = _unread(self._path, str(error))
+            listener.hear_trouble("config file", trouble)
+            await self._clock.sleep(self._pace.config_file_s)
+
+    def _read(self) -> ConfigText | None:
+        try:
+            return ConfigText(self._path.read_text(encoding="utf-8"), str(self._path))
+        except FileNotFoundError:
+            return None
+
+
+def _unread(path: Path, seen: str) -> Reason:
+    return Reason(
+        ReasonCode.CONFIG_INVALID,
+        str(path),
+        "can't be read, so the vGPU configs from before stand",
+        seen=seen,
+        fix="make it a readable file in UTF-8",
+    )

@@ -1,0 +1,86 @@
+"""Another's programs that offer what this agent carves: when they are to be away, and whether they are.
+
+An agent that carves beside NVIDIA's device plugin can't withdraw what that one offers. It has it taken away instead,
+for as long as it carves, and waits until its pods are gone and the kubelet was heard after that to count nothing of
+what is to go.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.model import refusals
+from gpuvirt.model.heard import OperandsHeard
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.cell import Cell
+from gpuvirt.node.pace import Pace
+
+Tell = Callable[[Reason], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What the agent knows of a GPU that is to be carved."""
+
+    is_needed: Callable[[], bool]
+    """Whether it still is to be."""
+    unsettled: Callable[[datetime], Reason | None]
+    """Why the kubelet may still admit pods by what is to go, as it was heard since a time; None: it does not."""
+
+
+class Operands:
+    """One node's."""
+
+    def __init__(self, clock: Clock, pace: Pace) -> None:
+        self.to_be_away: Cell[bool] = Cell(False)
+        self._clock = clock
+        self._pace = pace
+        self._heard: OperandsHeard | None = None
+        self._gone_at: datetime | None = None
+        """When they were heard to be gone; None while they are not."""
+        self._carving = 0
+        """How many GPUs are being carved, or wait for that."""
+        self._news = Signal()
+
+    def hear(self, heard: OperandsHeard | None) -> None:
+        """Take what was heard of them, None where that is not enough to tell."""
+        gone = heard is not None and not heard.wanted and not heard.pods
+        self._heard = heard
+        self._gone_at = (self._gone_at or self._clock.now()) if gone else None
+        self._news.set()
+
+    def stir(self) -> None:
+        """Have whoever waits look again: the kubelet was heard, or something was concluded."""
+        self._news.set()
+
+    @asynccontextmanager
+    async def away(self, subject: str, way: Way, tell: Tell) -> AsyncIterator[Reason | None]:
+        """Have them away while the context lasts; give why they are not, None when they are.
+
+        `tell` takes what is being waited for. They are waited for no longer after a while, or when there is no need.
+        """
+        self._carving += 1
+        self.to_be_away.set(True)
+        try:
+            yield await self._gone(subject, way, tell)
+        finally:
+            self._carving -= 1
+            if not self._carving:
+                self.to_be_away.set(False)
+
+    async def _gone(self, subject: str, way: Way, tell: Tell) -> Reason | None:
+        until_s = self._clock.monotonic_s() + self._pace.operands_s
+        while (reason := self._in_the_way(subject, way)) is not None:
+            tell(reason)
+            left_s = until_s - self._clock.monotonic_s()
+            if left_s <= 0 or not way.is_needed():
+                return reason
+            await self._news.wait_for(self._clock, left_s)
+        return None
+
+    def _in_the_way(self, subject: str, way: Way) -> Reason | None:
+        if self._gone_at is None:
+            return refusals.operands_there(subject, self._heard)
+        return way.unsettled(self._gone_at)

@@ -1,0 +1,197 @@
+"""`nvidia-k8s-vgpu-dm` in a pod on a real node, with the roles that NVIDIA's operator gives it, beside a plugin."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import yaml
+from clusterlab import LabNode, Wish
+from lab.cluster.images import PREFIX
+from lab.cluster.ourimage import NAME
+from lab.cluster.settings import NODE
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+NAMESPACE = "gpu-operator"
+PLUGIN, VALIDATOR = (f"nvidia.com/gpu.deploy.sandbox-{one}" for one in ("device-plugin", "validator"))
+CONFIG = "nvidia.com/vgpu.config"
+KEYS = (PLUGIN, VALIDATOR, CONFIG, f"{CONFIG}.state")
+PYTHON = "PYTHONPATH=/opt/gpuvirt, /usr/bin/python3"
+MANIFEST = """
+apiVersion: v1
+kind: Namespace
+metadata: {name: gpu-operator}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: nvidia-vgpu-device-manager, namespace: gpu-operator}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: nvidia-vgpu-device-manager}
+rules:
+  - {apiGroups: [""], resources: [nodes], verbs: [get, list, watch, update]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: nvidia-vgpu-device-manager}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: nvidia-vgpu-device-manager}
+subjects: [{kind: ServiceAccount, name: nvidia-vgpu-device-manager, namespace: gpu-operator}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: nvidia-vgpu-device-manager, namespace: gpu-operator}
+rules:
+  - {apiGroups: [""], resources: [pods], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: nvidia-vgpu-device-manager, namespace: gpu-operator}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: nvidia-vgpu-device-manager}
+subjects: [{kind: ServiceAccount, name: nvidia-vgpu-device-manager, namespace: gpu-operator}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: default-vgpu-devices-config, namespace: gpu-operator}
+data:
+  config.yaml: |
+    version: v1
+    vgpu-configs:
+      default: [{devices: all, vgpu-devices: {A10-12Q: 2}}]
+      A10-4Q: [{devices: all, vgpu-devices: {A10-4Q: 6}}]
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: nvidia-vgpu-device-manager, namespace: gpu-operator}
+spec:
+  selector: {matchLabels: {app: nvidia-vgpu-device-manager}}
+  template:
+    metadata: {labels: {app: nvidia-vgpu-device-manager}}
+    spec:
+      serviceAccountName: nvidia-vgpu-device-manager
+      terminationGracePeriodSeconds: 5
+      containers:
+        - name: manager
+          image: $(image)
+          imagePullPolicy: Never
+          command: [/usr/bin/env, $(python), -c, ENTER(nvidia_k8s_vgpu_dm)]
+          securityContext: {privileged: true}
+          env:
+            - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+            - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+            - {name: CONFIG_FILE, value: /vgpu-config/config.yaml}
+            - {name: DEFAULT_VGPU_CONFIG, value: default}
+            - {name: GPUVIRT_KUBELET_DIR, value: /var/lib/kubelet} # the simulated host has none
+          volumeMounts:
+            - {name: config, mountPath: /vgpu-config}
+            - {name: host, mountPath: /host}
+            - {name: kubelet, mountPath: /var/lib/kubelet}
+      volumes:
+        - {name: config, configMap: {name: default-vgpu-devices-config}}
+        - {name: host, hostPath: {path: $(host)}}
+        - {name: kubelet, hostPath: {path: /var/lib/kubelet}}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: nvidia-sandbox-device-plugin-daemonset, namespace: gpu-operator}
+spec:
+  selector: {matchLabels: {app: nvidia-sandbox-device-plugin-daemonset}}
+  template:
+    metadata: {labels: {app: nvidia-sandbox-device-plugin-daemonset}}
+    spec:
+      nodeSelector: {nvidia.com/gpu.deploy.sandbox-device-plugin: "true"}
+      automountServiceAccountToken: false
+      terminationGracePeriodSeconds: 5
+      containers:
+        - name: plugin
+          image: $(image)
+          imagePullPolicy: Never
+          command: [/usr/bin/env, $(python), -c, ENTER(nvidia_kubevirt_gpu_device_plugin)]
+          env: [{name: GPUVIRT_HOST_ROOT, value: /host}]
+          volumeMounts:
+            - {name: plugins, mountPath: /var/lib/kubelet/device-plugins}
+            - {name: host, mountPath: /host}
+      volumes:
+        - {name: plugins, hostPath: {path: /var/lib/kubelet/device-plugins}}
+        - {name: host, hostPath: {path: $(host)}}
+"""
+
+
+class Operated:
+    """A node on which an operator's DaemonSets run."""
+
+    def __init__(self, node: LabNode) -> None:
+        self.node = node
+
+    def labels(self, *keys: str) -> None:
+        self.node.kubectl("label", "node", NODE, "--overwrite", *keys)
+
+    def label(self, key: str) -> str:
+        path = key.replace(".", r"\.")
+        return self.node.kubectl("get", "node", NODE, "-o", f"jsonpath={{.metadata.labels.{path}}}")
+
+    def plugin(self) -> str:
+        pods = ("get", "pods", "--selector", "app=nvidia-sandbox-device-plugin-daemonset")
+        return self.node.kubectl("--namespace", NAMESPACE, *pods, "-o", "jsonpath={.items[*].metadata.uid}")
+
+    def said(self) -> str:
+        """What a failed test shows."""
+        logs = self.node.cluster.kubectl("--namespace", NAMESPACE, "logs", "daemonset/nvidia-vgpu-device-manager")
+        return f"{[(key, self.label(key)) for key in KEYS]}\n{self.plugin()}\n{logs.stdout}{logs.stderr}"
+
+    def until(self, key: str, value: str) -> None:
+        self.node.until(lambda: self.label(key) == value, self.said)
+
+
+@contextmanager
+def operated(node: LabNode) -> Iterator[Operated]:
+    found = Operated(node)
+    with node.machine("2xA10-sriov") as host:
+        text = re.sub(r"ENTER\((\w+)\)", r'"from gpuvirt.cli import main; main.\1()"', MANIFEST)
+        for word, value in {"image": f"{PREFIX}/{NAME}", "host": str(host), "python": PYTHON}.items():
+            text = text.replace(f"$({word})", value)
+        manifests = list(yaml.safe_load_all(text))
+        try:
+            for manifest in manifests:
+                node.apply(manifest)
+            found.labels(f"{PLUGIN}=true", f"{VALIDATOR}=true")
+            yield found
+        finally:
+            found.labels(*(f"{key}-" for key in KEYS))
+            node.kubectl("annotate", "node", NODE, "gpuvirt.io/vgpu.config.reason-")
+            for manifest in reversed(manifests):
+                name, kind = manifest["metadata"]["name"], manifest["kind"].lower()
+                if kind in {"namespace", "clusterrole", "clusterrolebinding", "daemonset"}:
+                    node.cluster.kubectl("--namespace", NAMESPACE, "delete", kind, name, "--wait=true")
+
+
+def resource(name: str) -> str:
+    return f"nvidia.com/NVIDIA_A10-{name}"
+
+
+def test_a_label_changes_what_the_plugin_beside_offers(node: LabNode, image: None) -> None:  # noqa: ARG001
+    with operated(node) as there:
+        there.until(f"{CONFIG}.state", "success")
+        there.until(PLUGIN, "true")
+        node.until_allocatable(resource("12Q"), 4)
+        before = there.plugin()
+        node.make_nodes()
+        node.start("keeps", Wish({resource("12Q"): 1}, "sleep 1000"))
+        node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
+        began = time.monotonic()  # noqa: TID251  said, not asserted
+        there.labels(f"{CONFIG}=A10-4Q")
+        node.until(lambda: there.label(PLUGIN) == "paused-for-vgpu-change", there.said)
+        node.until_allocatable(resource("4Q"), 6)
+        print(f"a label beside another's plugin took {time.monotonic() - began:.1f} s")  # noqa: T201, TID251
+        assert there.plugin() != before, "it was away meanwhile"
+        assert (there.label(PLUGIN), there.label(VALIDATOR)) == ("true", "true")
+        there.until(f"{CONFIG}.state", "pending")
+        assert node.status("keeps").phase == "Running"
+        node.delete("keeps")
+        node.until_allocatable(resource("4Q"), 12)
+        there.until(f"{CONFIG}.state", "success")
+        there.until(PLUGIN, "true")
+        node.make_nodes()
+        node.run("other", Wish({resource("4Q"): 1}, "true"))
