@@ -14,7 +14,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.hardware.smireport import read_report
+from gpuvirt.hardware.smireport import read_scheduler
 from gpuvirt.model import refusals
 from gpuvirt.model.moduleoption import FILE
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -84,7 +84,7 @@ def _gpus(seen: Look) -> list[PciAddress]:
 
 
 def _row(seen: Look, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
-    found = read_report(seen.tools, gpu, types=False, scheduler=True).scheduler
+    found = read_scheduler(seen.tools, gpu)
     if isinstance(found, Unread):
         return SchedulerRow(gpu, None, kept, refusals.unread(gpu, found))
     return SchedulerRow(gpu, found, kept)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import GpuModes, SmiReport
+from gpuvirt.facts.vgpu import GpuModes, Scheduler, SmiReport
 from gpuvirt.hardware import nvidiasmi, vgpuscheduler
 from gpuvirt.hardware.tools import PROGRAM, ToolError, Tools
 
@@ -18,8 +18,13 @@ def read_report(tools: Tools, gpu: PciAddress, *, types: bool, scheduler: bool) 
     return SmiReport(
         GpuModes(gpu, modes, modes, modes, modes, modes) if isinstance(modes, Unread) else modes,
         types=_types(tools, gpu) if types else {},
-        scheduler=_said(lambda: vgpuscheduler.read_scheduler(tools, gpu)) if scheduler else None,
+        scheduler=read_scheduler(tools, gpu) if scheduler else None,
     )
+
+
+def read_scheduler(tools: Tools, gpu: PciAddress) -> Scheduler | Unread:
+    """Return how a GPU's vGPUs share its time: one call."""
+    return _said(lambda: vgpuscheduler.read_scheduler(tools, gpu))
 
 
 def _types(tools: Tools, gpu: PciAddress) -> Mapping[str, VgpuType] | Unread:

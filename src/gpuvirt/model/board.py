@@ -70,6 +70,13 @@ class Board:
         return tuple(sorted({*named, *live, *supported.values(), *self.host.type_names.values()}))
 
     @property
+    def shares_time(self) -> bool:
+        """Whether the host shows that it is not in MIG mode: it has, or could make, a time-sliced vGPU."""
+        live = (one.type for one in self.host.live if not isinstance(one.type, Unread))
+        offered = (one for types in self.host.slots.values() for one, left in types.items() if left)
+        return any(profile_of(one) is not None and not is_mig(one) for one in (*live, *offered))
+
+    @property
     def mixed_sizes(self) -> bool:
         """Whether vGPUs of several sizes may share the GPU, as far as that was asked."""
         return self.smi is not None and self.smi.modes.mixed_sizes is True

@@ -39,7 +39,7 @@ def questions(function: PciFunction, board: Board, wish: CarveWish) -> Questions
         or any(one.is_mig for one in profiles)
         or len({one.gb for one in profiles}) > 1
         or (bool(names) and len({one.gb for one in live}) > 1)
-        or (bool(names) and _may_be_cut(function, board) and not _shares_time(board))
+        or (bool(names) and _may_be_cut(function, board) and not board.shares_time)
     )
     if not needed:
         return None
@@ -50,13 +50,6 @@ def questions(function: PciFunction, board: Board, wish: CarveWish) -> Questions
 def _may_be_cut(function: PciFunction, board: Board) -> bool:
     cards = catalog.cards_of(function.id, function.subsystem)
     return any(card.is_mig for card in cards) or any(is_mig(one) for one in board.known_types)
-
-
-def _shares_time(board: Board) -> bool:
-    """Return whether the host shows that a GPU is not in MIG mode: it has, or could make, a time-sliced vGPU."""
-    live = (one.type for one in board.host.live if not isinstance(one.type, Unread))
-    offered = (one for types in board.host.slots.values() for one, left in types.items() if left)
-    return any(profile_of(one) is not None and not is_mig(one) for one in (*live, *offered))
 
 
 def switches(board: Board, wanted: Counts, wish: CarveWish) -> tuple[ModeStep, ...]:
