@@ -1,5 +1,7 @@
 """Which schedulers are refused, and the file that keeps them beyond the next load of the driver."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
-from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
+from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
+from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
 from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.board import Board
 from gpuvirt.model.moduleoption import FILE, HEAD, in_the_way, merge
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.scheduling import refuse, registry_value
+from gpuvirt.model.scheduling import footing_of, refuse, registry_value
 from gpuvirt.node.moduleoptions import persist
 from gpuvirt.paths import HostPath, HostRoots
 
@@ -46,6 +49,27 @@ def test_a_mode_that_is_not_known_is_none_that_fits() -> None:
     assert [one.code for one in refuse(GpuModes(GPU, mig=ODD), Scheduler(EQUAL))] == [ReasonCode.UNREAD]
     assert [one.code for one in refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(FIXED))] == [ReasonCode.UNREAD]
     assert refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(EQUAL)) == ()
+
+
+T4 = PciFunction(GPU, PciId(NVIDIA, 0x1EB8), 0x030200, driver="nvidia")
+SHARED, CUT = ({VgpuType(name): 1} for name in ("GRID T4-4Q", "NVIDIA A30-1-6C"))
+
+
+@pytest.mark.parametrize(
+    ("function", "types", "has_one"),
+    [
+        (T4, SHARED, True),
+        (T4, CUT, False),
+        (T4, {}, False),
+        (replace(T4, id=PciId(AMD, 0x74B5)), SHARED, False),
+        (replace(T4, driver="vfio-pci"), SHARED, False),
+        (replace(T4, driver=None), SHARED, False),
+        (replace(T4, driver=ODD), SHARED, False),
+    ],
+)
+def test_which_gpu_has_one(function: PciFunction, types: Mapping[VgpuType, int], *, has_one: bool) -> None:
+    board = Board(VgpuHost(GPU, Framework.MDEV, {GPU: types}))
+    assert (footing_of(function, board) is not None) is has_one
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,28 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from commandline import GPUVIRT, gpuvirt, ran
 from gpuvirt import __version__
 from gpuvirt.cli import render
+from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.ledger import Consumer, Entry, Ledger
-from gpuvirt.model.view import NodeView
-from gpuvirt.node import journal
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import AgentView, NodeView, SchedulerView
+from gpuvirt.node import journal, onelook
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_machine
+from simnode import IDS
 
 
 @pytest.fixture
@@ -108,6 +114,28 @@ def test_who_is_not_root_is_told_that_users_are_not_shown(capsys: pytest.Capture
     assert "which processes use a device is known to root alone" in capsys.readouterr().out
     render.devices(view, every=False, sees_users=True)
     assert "known to root" not in capsys.readouterr().out
+
+
+def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> None:
+    kernel = build_machine(load_machine("4xT4"))
+    export(kernel, tmp_path)
+    without = ran("devices", "--host-root", str(tmp_path))
+    assert "SCHEDULER" not in without.stdout, "by hand nobody is asked"
+    seen = onelook.take(kernel, Settings(), IDS, RealClock())
+    first, second, *others = seen.gpus
+    best = replace(first, scheduler=SchedulerView(SchedulerPolicy.BEST_EFFORT, None))
+    equal = replace(second, scheduler=SchedulerView(SchedulerPolicy.EQUAL_SHARE, 4))
+    agent = AgentView(version="test", pid=1, started=seen.at, plugin_only=False)
+    file = tmp_path / "run/gpuvirt/node.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(msgspec.json.encode(replace(seen, agent=agent, gpus=(best, equal, *others))))
+    shown = ran("devices", "--host-root", str(tmp_path)).stdout
+    assert re.search(rf"{first.address} .* 2 x GRID T4-8Q +best-effort +", shown), shown
+    assert re.search(rf"{second.address} .* 4 x GRID T4-1Q +equal-share, 4 ms +", shown)
+    assert shown.rstrip().endswith("from agent test, pid 1")
+    told = json.loads(ran("devices", "-o", "json", "--host-root", str(tmp_path)).stdout)["gpus"]
+    equal_4 = {"policy": "equal-share", "timeslice_ms": 4}
+    assert [one["scheduler"] for one in told[:3]] == [{"policy": "best-effort", "timeslice_ms": None}, equal_4, None]
 
 
 def test_devices_of_a_host_without_any(tmp_path: Path) -> None:

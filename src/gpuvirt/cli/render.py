@@ -8,12 +8,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
+from gpuvirt.model.view import GpuView, NodeView, ResourceView, SchedulerView, VgpuView
 
 NOTHING = "-"
-DEVICE_COLUMNS = ("ADDRESS", "NAME", "MODE", "DRIVER", "GROUP", "NUMA", "USERS", "VGPUS", "OFFERED AS", "REASON")
+DEVICE_COLUMNS = (
+    *("ADDRESS", "NAME", "MODE", "DRIVER", "GROUP", "NUMA"),
+    *("USERS", "VGPUS", "SCHEDULER", "OFFERED AS", "REASON"),
+)
 MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue"}
 WIDTH = 240
 """Columns of a table. A narrower terminal wraps lines; words are never cut, as somebody may copy or grep them."""
@@ -74,6 +78,7 @@ def _device_cells(row: GpuView) -> tuple[Text | str, ...]:
         _or_nothing(row.numa_node),
         _users(row),
         _vgpus(row.vgpus),
+        _scheduler(row.scheduler),
         _offered(row),
         _codes(row.reasons),
     )
@@ -128,6 +133,10 @@ def _vgpus(vgpus: tuple[VgpuView, ...]) -> str:
     for vgpu in vgpus:
         counts[vgpu.type] = counts.get(vgpu.type, 0) + 1
     return ", ".join(f"{count} x {name}" for name, count in counts.items()) or NOTHING
+
+
+def _scheduler(scheduler: SchedulerView | None) -> str:
+    return NOTHING if scheduler is None else Scheduler(scheduler.policy, scheduler.timeslice_ms).text
 
 
 def _offered(row: GpuView) -> Text:

@@ -1,10 +1,11 @@
 """Which vGPU scheduler a GPU takes, how it comes to have it, and as what the driver is told so for good (RmPVMRL)."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy
 from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.board import Board
 from gpuvirt.model.carving import CarvePlan, SetScheduler
@@ -19,6 +20,31 @@ WITH_DEFAULT_SLICE = {
 }
 WITH_SLICE = {SchedulerPolicy.EQUAL_SHARE: 0x0003, SchedulerPolicy.FIXED_SHARE: 0x0011}
 """To which the milliseconds are added from bit 16 on; NVIDIA's examples: 0x00030003, 0x00180011 (user guide, 7.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What a GPU's scheduler stands on: the driver has its own anew when it is loaded, and perhaps when VFs change."""
+
+    driver: str
+    framework: Framework
+    virtfns: tuple[PciAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The scheduler of a GPU as nvidia-smi told it."""
+
+    scheduler: Scheduler | Unread
+    footing: Footing
+    at_s: float
+
+
+def footing_of(function: PciFunction, board: Board) -> Footing | None:
+    """Return what a GPU's scheduler stands on, None where it shares its time between no vGPUs that NVIDIA's makes."""
+    if function.id.vendor != NVIDIA or not isinstance(function.driver, str) or function.on_vfio:
+        return None
+    return Footing(function.driver, board.host.framework, function.virtfns) if board.shares_time else None
 
 
 def refuse(modes: GpuModes, wanted: Scheduler) -> tuple[Reason, ...]:

@@ -11,6 +11,7 @@ from datetime import datetime
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.attachment import vm_nodes
 from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu, mode_of
 from gpuvirt.model.ledger import Entry
@@ -76,6 +77,15 @@ class VgpuView:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """How the vGPUs of one GPU share its time."""
+
+    policy: SchedulerPolicy
+    timeslice_ms: int | None
+    """None under best effort, and where it is less than a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuView:
     """One GPU, or another function that is offered, with all that an admin asks of it."""
 
@@ -94,6 +104,8 @@ class GpuView:
     """What the agent keeps it as; None where it is left alone."""
     vgpu_config: str | None = None
     """The vGPU config by which the agent keeps it carved; None where it does not."""
+    scheduler: SchedulerView | None = None
+    """None where that is not known: the agent asks of GPUs that it keeps in mode vgpu, and nobody else does."""
     companions: tuple[PciAddress, ...] = ()
     users: tuple[str, ...] = ()
     vgpus: tuple[VgpuView, ...] = ()
@@ -147,6 +159,8 @@ class Sitter:
     """What is wanted of GPUs, where something is."""
     vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
     """The vGPU configs by which GPUs are kept carved."""
+    schedulers: Mapping[PciAddress, Scheduler | Unread] = field(default_factory=dict)
+    """How the vGPUs of GPUs share their time, where that was asked."""
     workload: Workload = Workload.PASSTHROUGH
     conditions: tuple[Condition, ...] = ()
 
@@ -195,11 +209,16 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         healthy=device.health.healthy if device is not None else None,
         wanted=sitter.wishes.get(function.address),
         vgpu_config=sitter.vgpu_configs.get(function.address),
+        scheduler=_scheduler(sitter.schedulers.get(function.address)),
         companions=gpu.companions if gpu is not None else (),
         users=_users(sitter, function.address, group),
         vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
     )
+
+
+def _scheduler(told: Scheduler | Unread | None) -> SchedulerView | None:
+    return SchedulerView(told.policy, told.timeslice_ms) if isinstance(told, Scheduler) else None
 
 
 def _vgpu(sitter: Sitter, offered: Offered, vgpu: Vgpu) -> VgpuView:

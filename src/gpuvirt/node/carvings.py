@@ -18,7 +18,6 @@ from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish, RemoveVgpu
 from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import StateName, VgpuState
-from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.vgpuwanted import Wanted
 from gpuvirt.node import carver
@@ -28,6 +27,7 @@ from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.schedulers import Hearer, Schedulers
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +44,12 @@ WAITING = frozenset(
 """What passes by itself when somebody has ended."""
 
 
-class Overseer(Protocol):
+class Overseer(Hearer, Protocol):
     """The agent, as far as carving needs it."""
 
     @property
     def concluded(self) -> Signal:
         """Set whenever the agent has drawn new conclusions."""
-        ...
-
-    @property
-    def inventory(self) -> Inventory | None:
-        """What was last seen, None before the first look."""
         ...
 
     @property
@@ -117,6 +112,7 @@ class Carvings:
         self._attempts: dict[PciAddress, Attempts] = {}
         self._asking: set[PciAddress] = set()
         """The GPUs of which nvidia-smi is being asked."""
+        self._schedulers = Schedulers(site.tools, lanes, clock, pace)
         self._reasons: dict[PciAddress, tuple[Reason, ...]] = {}
         """What the last try of each GPU has come to."""
         self._looks: dict[PciAddress, int] = {}
@@ -132,6 +128,8 @@ class Carvings:
                         group.create_task(self._ask(agent, gpu, wish, asked))
                 for gpu, wish in self._due(agent).items():
                     group.create_task(self._carve(agent, gpu, wish))
+                if not self._is_carving(agent):
+                    self._schedulers.ask_next(agent, group)
                 agent.vgpu_states.set(self._state(agent))
                 await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
 
@@ -156,6 +154,12 @@ class Carvings:
             elif attempts.begin((wish, plan, given), self._clock.monotonic_s()):
                 due[gpu] = wish
         return due
+
+    def _is_carving(self, agent: Overseer) -> bool:
+        """Return whether a GPU is being carved, or will be as soon as the kubelet is heard: what is shown can wait."""
+        if self._asking or any(attempts.running for attempts in self._attempts.values()):
+            return True
+        return agent.given() is None and any(plan.steps for _, plan in agent.carve_plans.values())
 
     async def _ask(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, asked: Questions) -> None:
         """Have nvidia-smi asked, in the unit's lane, since it opens the GPU for a moment."""

@@ -15,6 +15,7 @@ from gpuvirt.model.heard import VgpuState
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.scheduling import Footing, Told
 from gpuvirt.model.vgpuwanted import Wanted
 from gpuvirt.node.attempts import HearTrouble
 from gpuvirt.node.carver import Given
@@ -90,11 +91,30 @@ class Oversight:
 
     def hear_smi(self, gpu: PciAddress, wish: CarveWish, report: SmiReport | None) -> None:
         """Take what nvidia-smi said when it was asked for a wish; None: that may be otherwise by now."""
-        if report is not None:
-            self._state.smi[gpu] = wish, report
-        else:
+        footing = self._state.time_shared.get(gpu)
+        if report is None:
             self._state.smi.pop(gpu, None)
+            self._state.schedulers.pop(gpu, None)
+        else:
+            self._state.smi[gpu] = wish, report
+            if report.scheduler is not None and footing is not None:
+                self._state.hear_scheduler(gpu, Told(report.scheduler, footing, self._clock.monotonic_s()))
         self._conclude_soon()
+
+    @property
+    def time_shared(self) -> Mapping[PciAddress, Footing]:
+        """The GPUs whose scheduler is to be known, with what it stands on."""
+        return self._state.time_shared
+
+    @property
+    def schedulers(self) -> Mapping[PciAddress, Told]:
+        """What is known of them."""
+        return self._state.schedulers
+
+    def hear_scheduler(self, gpu: PciAddress, told: Told) -> None:
+        """Take what nvidia-smi has told of a GPU's scheduler."""
+        if self._state.hear_scheduler(gpu, told):
+            self._conclude_soon()
 
     def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
         """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""

@@ -43,5 +43,7 @@ class Pace:
     """How long another's device plugin is waited for to be gone before it is let back, as NVIDIA's does."""
     config_file_s: float = 9.0
     """Whether a file of vGPU configs has changed."""
+    schedulers_s: float = 600.0
+    """How vGPUs share the time of a GPU: somebody may set it by hand, and asking opens the GPU."""
     streamless_s: float = 5.0
     """A resource that no ListAndWatch stream has watched for so long is registered again."""

@@ -4,12 +4,13 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.vgpu import SmiReport
+from gpuvirt.facts.vgpu import Scheduler, SmiReport
 from gpuvirt.model.board import NAMESPACE, Board, Holding, board_of, holdings_of, with_report
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.carveplanning import plan_gpu
@@ -22,6 +23,7 @@ from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.plan import Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.scheduling import Footing, Told, footing_of
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
 from gpuvirt.model.vgpuwanted import Book, Wanted, config_gpus, resolve
@@ -64,6 +66,10 @@ class NodeState:
         """What nvidia-smi said of GPUs, and for which wish it was asked."""
         self.questions: Mapping[PciAddress, tuple[CarveWish, Questions]] = {}
         """What it must be asked before more can be concluded."""
+        self.time_shared: Mapping[PciAddress, Footing] = {}
+        """The GPUs that are kept in mode vgpu and share their time, with what their schedulers stand on."""
+        self.schedulers: dict[PciAddress, Told] = {}
+        """What nvidia-smi told of those; forgotten once they stand otherwise."""
         self.vgpu_book: Book | None = None
         """The vGPU configs that there are, None where that was not heard yet."""
         self.vgpu_config: str | None = None
@@ -139,6 +145,14 @@ class NodeState:
             self.entries = adopt(self.entries, holders, _known(self.inventory))
         return (self.entries, self.holders_heard, self.still_counted, self.leaving) != before
 
+    def hear_scheduler(self, gpu: PciAddress, told: Told) -> bool:
+        """Take what nvidia-smi told of a GPU's scheduler, for its plan as well; return whether it is news."""
+        before, said = self.schedulers.get(gpu), self.smi.get(gpu)
+        self.schedulers[gpu] = told
+        if said is not None and said[1].scheduler is not None and isinstance(told.scheduler, Scheduler):
+            self.smi[gpu] = said[0], replace(said[1], scheduler=told.scheduler)
+        return before is None or replace(before, at_s=told.at_s) != told
+
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take what is wrong, None when nothing is any more; return whether it is news."""
         if self.notes.get(who) == reason:
@@ -156,6 +170,9 @@ class NodeState:
         wishes = self.wishes
         self.withdrawn = withdrawn(self.inventory, wishes)
         self._plan_carving(self.inventory)
+        self.schedulers = {
+            gpu: told for gpu, told in self.schedulers.items() if told.footing == self.time_shared.get(gpu)
+        }
         ground = Ground(
             self.naming,
             self.settings,
@@ -182,6 +199,7 @@ class NodeState:
             self._agent,
             wishes={gpu: str(wish) for gpu, wish in wishes.items()},
             vgpu_configs=dict.fromkeys((*self.carve_plans, *self.questions), self.vgpu_config or ""),
+            schedulers={gpu: told.scheduler for gpu, told in self.schedulers.items()},
             workload=workload,
             conditions=conditions(self.inventory, workload, wishes),
         )
@@ -202,13 +220,22 @@ class NodeState:
         """Conclude which vGPUs are wanted, and what is to be done so that they are there."""
         carved = [gpu for gpu in inventory.gpus if self.settings.mode_of(gpu) is WantedMode.VGPU]
         self.wanted_vgpus, self.carve_plans, self.unwanted, self.questions = Wanted(), {}, frozenset(), {}
-        if not carved or self.vgpu_book is None or self.vgpu_config is None:
+        self.time_shared = {}
+        if not carved:
             return
+        functions = inventory.facts.functions
         found = {gpu: board_of(inventory, gpu, self.holdings, NAMESPACE) for gpu in inventory.gpus}
         boards = {gpu: board for gpu, board in found.items() if board is not None}
+        reported = {gpu: self._with_report(functions[gpu], found[gpu]) for gpu in carved}
+        self.time_shared = {
+            gpu: footing
+            for gpu, board in reported.items()
+            if board is not None and (footing := footing_of(functions[gpu], board)) is not None
+        }
+        if self.vgpu_book is None or self.vgpu_config is None:
+            return
         self.wanted_vgpus = resolve(self.vgpu_config, self.vgpu_book, config_gpus(inventory, boards))
         wishes = {gpu: self.wanted_vgpus.wishes[gpu] for gpu in carved if gpu in self.wanted_vgpus.wishes}
-        functions = inventory.facts.functions
         self.questions = {
             gpu: (wish, asked)
             for gpu, wish in wishes.items()
@@ -216,7 +243,7 @@ class NodeState:
             if (asked := questions(functions[gpu], boards[gpu], wish)) is not None
         }
         self.carve_plans = {
-            gpu: (wish, plan_gpu(functions[gpu], self._with_report(functions[gpu], found[gpu]), wish))
+            gpu: (wish, plan_gpu(functions[gpu], reported[gpu], wish))
             for gpu, wish in wishes.items()
             if gpu not in self.questions
         }

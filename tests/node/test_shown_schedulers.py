@@ -1,0 +1,285 @@
+"""The agent shows how vGPUs share the time of each GPU: it asks nvidia-smi seldom, and never before it carves."""
+
+import asyncio
+import errno
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import NodeView, SchedulerView
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.lane import InlineLane, LaneBlockedError
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.tools import SimTools
+from simnode import SimNode, running_node
+
+VGPU = Settings(mode=WantedMode.VGPU)
+FIRST, EMPTY = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
+BEST = SchedulerView(SchedulerPolicy.BEST_EFFORT, None)
+EQUAL_4 = SchedulerView(SchedulerPolicy.EQUAL_SHARE, 4)
+SHARED = """version: v1
+vgpu-configs:
+  mine: [{devices: all, vgpu-devices: {T4-4Q: 4}, scheduler: {policy: equal-share, timeslice-ms: 4}}]
+"""
+
+Machine = Callable[[str], SimKernel]
+T = TypeVar("T")
+
+
+class HeldLane(InlineLane):
+    """A lane in which jobs of one name wait until they are let go."""
+
+    def __init__(self, held: str) -> None:
+        self.let_go = asyncio.Event()
+        self.waiting = 0
+        self._held = held
+
+    @override
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        if name == self._held:
+            self.waiting += 1
+            await self.let_go.wait()
+            self.waiting -= 1
+        return job()
+
+
+class AsleepLane(InlineLane):
+    """A lane that takes no question."""
+
+    @override
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        if name == "ask for the scheduler":
+            raise LaneBlockedError("it sleeps in the kernel")
+        return job()
+
+
+def asked(tools: SimTools) -> Counter[str]:
+    """How often nvidia-smi was asked for each GPU's scheduler."""
+    return Counter(command[4] for command in tools.commands if command[:3] == ("nvidia-smi", "vgpu", "-ss"))
+
+
+def shown(node: SimNode) -> list[SchedulerView | None]:
+    return [gpu.scheduler for gpu in node.view.gpus]
+
+
+def set_by_hand(kernel: SimKernel, gpu: PciAddress, view: SchedulerView) -> None:
+    kernel.vfs.carriers[gpu].carving.scheduler = Scheduler(view.policy, view.timeslice_ms)
+
+
+async def want(node: SimNode, name: str, text: str | None = None) -> None:
+    configs = ConfigText(text, "a ConfigMap") if text is not None else None
+    node.agent.hear_vgpu_wish(VgpuRequest(Heard(name), Heard(configs)))
+    await node.advance(2)
+    await node.say_holders()
+    await node.advance(60)
+
+
+def state(node: SimNode) -> StateName | None:
+    told = node.agent.vgpu_states.get()
+    return told.name if told is not None else None
+
+
+async def test_it_is_shown_and_asked_for_again_now_and_then(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
+        await want(node, "T4-8Q")
+        assert shown(node) == [BEST] * 4
+        told = asked(tools)
+        set_by_hand(kernel, FIRST, EQUAL_4)
+        await node.advance(500)
+        assert (node.gpu(FIRST).scheduler, asked(tools)) == (BEST, told)
+        await node.advance(200)
+        assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
+        assert asked(tools) - told == Counter(list(told))
+        written = msgspec.json.decode((tmp_path / "node.json").read_bytes(), type=NodeView)
+        assert written.gpus[0].scheduler == EQUAL_4
+
+
+async def test_it_is_shown_where_no_config_is_wanted(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    set_by_hand(kernel, FIRST, EQUAL_4)
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
+        await node.advance(60)
+        assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
+        assert set(asked(tools).values()) == {1}
+        assert len(tools.commands) == 4, "nothing else was asked for it"
+
+
+async def test_it_is_asked_for_when_a_gpu_was_carved(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, "T4-8Q")
+        set_by_hand(kernel, FIRST, EQUAL_4)
+        await want(node, "T4-4Q")
+        assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
+
+
+async def test_carving_comes_first(machine: Machine, tmp_path: Path) -> None:
+    kernel, lane = machine("4xT4"), HeldLane("carve")
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, VGPU, tools=tools, moving=lambda _: lane) as node:
+        await want(node, "T4-4Q")
+        told = asked(tools)
+        await node.advance(700)
+        assert lane.waiting > 0
+        assert asked(tools) == told
+        lane.let_go.set()
+        await node.advance(60)
+        assert state(node) is StateName.SUCCESS
+        assert shown(node) == [BEST] * 4
+        assert set((asked(tools) - told).values()) == {1}, "each once, since each was carved"
+
+
+async def test_what_waits_for_the_kubelet_comes_first(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, Settings(mode=WantedMode.VGPU, vgpu_config="T4-4Q"), tools=tools) as node:
+        node.agent.hear_vgpu_wish(VgpuRequest(Heard("T4-4Q"), Heard(None)))
+        await node.settle()
+        told = asked(tools)
+        await node.advance(700)
+        assert asked(tools) == told
+        await node.say_holders()
+        await node.advance(60)
+        assert shown(node) == [BEST] * 4
+
+
+async def test_one_gpu_is_asked_at_a_time(machine: Machine, tmp_path: Path) -> None:
+    kernel, lane = machine("4xT4"), HeldLane("ask for the scheduler")
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: lane) as node:
+        await node.advance(60)
+        assert (lane.waiting, shown(node)) == (1, [None] * 4)
+        lane.let_go.set()
+        await node.advance(60)
+        assert shown(node) == [BEST] * 4
+
+
+async def test_one_that_a_config_names_is_set_shown_and_kept(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
+        await want(node, "mine", SHARED)
+        await node.say_holders()
+        await node.advance(20)
+        assert (state(node), shown(node)) == (StateName.SUCCESS, [EQUAL_4] * 4)
+        told = asked(tools)
+        await node.advance(500)
+        assert asked(tools) == told
+        set_by_hand(kernel, FIRST, BEST)
+        await node.advance(300)
+        assert (state(node), shown(node)) == (StateName.SUCCESS, [EQUAL_4] * 4)
+        assert kernel.vfs.carriers[FIRST].carving.scheduler == Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
+
+
+async def test_what_a_plan_asked_for_is_shown_at_once(machine: Machine, tmp_path: Path) -> None:
+    kernel, lane = machine("4xT4"), HeldLane("ask for the scheduler")
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: lane) as node:
+        await want(node, "mine", SHARED)
+        await node.say_holders()
+        await node.advance(20)
+        assert shown(node) == [EQUAL_4] * 4
+
+
+async def test_a_driver_that_is_loaded_anew_is_asked_anew(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    set_by_hand(kernel, EMPTY, EQUAL_4)
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await node.advance(60)
+        assert node.gpu(EMPTY).scheduler == EQUAL_4
+        kernel.write(HostPath("/sys/bus/pci/drivers/nvidia/unbind"), EMPTY.encode())
+        await node.advance(0.5)
+        assert node.gpu(EMPTY).scheduler is None
+        await node.say_holders()
+        kernel.write(HostPath("/sys/bus/pci/drivers/nvidia/bind"), EMPTY.encode())
+        await node.advance(60)
+        assert node.gpu(EMPTY).scheduler == BEST
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("4xT4", WantedMode.UNMANAGED),
+        ("4xT4", WantedMode.CONTAINER),
+        ("4xT4", WantedMode.PASSTHROUGH),
+        ("2xA30", WantedMode.VGPU),
+        ("2xFlex170", WantedMode.VGPU),
+        ("2xA10", WantedMode.VGPU),
+    ],
+)
+async def test_who_shares_no_time_or_is_not_ours_is_not_asked(
+    machine: Machine, tmp_path: Path, name: str, mode: WantedMode
+) -> None:
+    """The A30 is in MIG mode, or has no VFs that could carry anything; the A10 are with vfio-pci at first."""
+    kernel = machine(name)
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, Settings(mode=mode), tools=tools) as node:
+        await node.advance(30)
+        await node.say_holders()
+        await node.advance(700)
+        assert not asked(tools)
+        assert set(shown(node)) == {None}
+
+
+async def test_single_gpus_are_asked_beside_those_that_are_left_alone(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    tools = SimTools(kernel)
+    async with running_node(kernel, tmp_path, Settings(modes={FIRST: WantedMode.VGPU}), tools=tools) as node:
+        await node.advance(60)
+        assert set(asked(tools)) == {FIRST}
+        assert shown(node) == [BEST, None, None, None]
+
+
+async def test_a_host_without_the_program_shows_nothing_and_nothing_is_wrong(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    tools = SimTools(kernel, programs=())
+    async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
+        await want(node, "T4-4Q")
+        assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())
+
+
+async def test_what_could_not_be_told_is_asked_again(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    tools = SimTools(kernel)
+
+    def fail(command: Sequence[str]) -> None:
+        raise OSError(errno.EIO, "Input/output error", command[0])
+
+    tools.before = fail
+    async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
+        await node.advance(300)
+        assert (shown(node), len(tools.commands), node.view.notes) == ([None] * 4, 4, ())
+        tools.before = lambda _: None
+        await node.advance(400)
+        assert shown(node) == [BEST] * 4
+
+
+async def test_a_gpu_that_goes_meanwhile_is_forgotten(machine: Machine, tmp_path: Path) -> None:
+    kernel, lane = machine("4xT4"), HeldLane("ask for the scheduler")
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: lane) as node:
+        await node.advance(10)
+        assert lane.waiting == 1
+        for gpu in (FIRST, EMPTY):
+            kernel.unplug(gpu)
+        await node.advance(10)
+        lane.let_go.set()
+        await node.advance(30)
+        assert shown(node) == [BEST] * 2
+
+
+async def test_a_lane_that_sleeps_is_left_alone(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: AsleepLane()) as node:
+        await want(node, "T4-4Q")
+        assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())
