@@ -10,7 +10,10 @@ import pytest
 
 from gpuvirt.apps.node import pages
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import Registration
+from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import metrics
 from gpuvirt.web.probes import Answer, Probes
@@ -132,6 +135,22 @@ async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None
     assert found["gpuvirt_allocate_seconds_count"] == 1
     assert found[f'gpuvirt_resource_devices_held{{resource="{A10}"}}'] == 1
     assert found['gpuvirt_looks_total{depth="whole",cause="start"}'] == 1
+
+
+async def test_metrics_say_how_vgpus_share_a_gpus_time(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    first, second = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
+    kernel.vfs.carriers[first].carving.scheduler = Scheduler(SchedulerPolicy.FIXED_SHARE, 4)
+    async with running_node(
+        kernel, tmp_path, Settings(modes={first: WantedMode.VGPU, second: WantedMode.VGPU})
+    ) as node:
+        await node.advance(60)
+        found = samples(metrics.page(node.view, node.agent.telemetry))
+    assert {name: value for name, value in found.items() if name.startswith("gpuvirt_vgpu_")} == {
+        f'gpuvirt_vgpu_scheduler{{gpu="{first}",policy="fixed-share"}}': 1,
+        f'gpuvirt_vgpu_scheduler{{gpu="{second}",policy="best-effort"}}': 1,
+        f'gpuvirt_vgpu_timeslice_seconds{{gpu="{first}"}}': 0.004,
+    }, "nothing of what nobody asked"
 
 
 async def test_metrics_say_every_digit(two_a10: SimNode) -> None:

@@ -22,6 +22,8 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
         f"{line}\n"
         for metric in (
             _gpus(view),
+            _schedulers(view),
+            _timeslices(view),
             _resources(view),
             _registered(view),
             _notes(view),
@@ -71,6 +73,25 @@ def _gpus(view: NodeView) -> Iterator[str]:
         "GPUs and vGPUs (mode vgpu-device) by mode, health, and the reason against them.",
         ("mode", "health", "reason"),
         counts.items(),
+    )
+
+
+def _schedulers(view: NodeView) -> Iterator[str]:
+    yield from _gauge(
+        "gpuvirt_vgpu_scheduler",
+        "1 for the policy by which vGPUs share a GPU's time, where that is known.",
+        ("gpu", "policy"),
+        [((gpu.address, str(gpu.scheduler.policy)), 1) for gpu in view.gpus if gpu.scheduler is not None],
+    )
+
+
+def _timeslices(view: NodeView) -> Iterator[str]:
+    slices_ms = {gpu.address: gpu.scheduler.timeslice_ms for gpu in view.gpus if gpu.scheduler is not None}
+    yield from _gauge(
+        "gpuvirt_vgpu_timeslice_seconds",
+        "The time slice of a GPU's vGPUs, where it is known and they have one.",
+        ("gpu",),
+        [((gpu,), timeslice_ms / 1000) for gpu, timeslice_ms in slices_ms.items() if timeslice_ms is not None],
     )
 
 
