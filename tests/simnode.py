@@ -15,10 +15,11 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, GpuView, NodeView
 from gpuvirt.node import binder
-from gpuvirt.node.agent import Agent, Moving, Site
+from gpuvirt.node.agent import Agent
 from gpuvirt.node.broker import AllocationRefusedError
 from gpuvirt.node.lane import InlineLane, Lane
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
@@ -112,6 +113,7 @@ async def running_node(
     moving: Callable[[str], Lane] = lambda _: InlineLane(),
     pace: Pace | None = None,
     carves_only: bool = False,
+    tells_scheduler: bool = False,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
@@ -127,6 +129,7 @@ async def running_node(
         wishes=folder / "wishes.json",
         node_name=NodeName("node01"),
         carves_only=carves_only,
+        tells_scheduler=tells_scheduler,
         moving=Moving(
             binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
             moving,

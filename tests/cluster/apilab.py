@@ -12,11 +12,13 @@ from lab.cluster.cluster import Cluster
 
 from gpuvirt.apps.clusterside import ClusterSide
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.heard import Heard, OperandsHeard, VgpuRequest, VgpuState
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.notice import Notice
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpuvirt"
@@ -62,6 +64,14 @@ class ApiLab:
         """Change labels of the node: `key=value`, or `key-`."""
         self.kubectl("label", "node", NODE, "--overwrite", *labels)
 
+    def clear_node(self) -> None:
+        """Take from the node what tests leave on it: other tests' agents would follow it."""
+        self.label(f"{CONFIG_LABEL}-", f"{STATE_LABEL}-")
+        self.kubectl("annotate", "node", NODE, f"{REASON_ANNOTATION}-")
+        counts = '[{"op": "remove", "path": "/status/allocatable/example.com~1gpu"}]'
+        # The kubelet may have taken it away already.
+        self.cluster.kubectl("patch", "node", NODE, "--subresource=status", "--type=json", "-p", counts)
+
     def node_field(self, path: str) -> str:
         """Return a field of the node, by its JSON path."""
         return self.kubectl("get", "node", NODE, "-o", f"jsonpath={{{path}}}")
@@ -81,6 +91,7 @@ class Listener:
     wish: VgpuRequest = field(default_factory=VgpuRequest)
     vgpu_states: Cell[VgpuState | None] = field(default_factory=lambda: Cell(None))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
+    notice: Notice | None = None
     operands: OperandsHeard | None = None
     troubles: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)

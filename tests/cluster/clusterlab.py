@@ -6,9 +6,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,6 +126,24 @@ class LabNode:
                 os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
 
     @contextmanager
+    def nodes_kept(self) -> Iterator[None]:
+        """Make them as they come, for as long as the context lasts."""
+        over = threading.Event()
+
+        def keep() -> None:
+            while not over.wait(0.1):
+                with suppress(OSError):  # they come and go meanwhile
+                    self.make_nodes()
+
+        keeper = threading.Thread(target=keep)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join()
+
+    @contextmanager
     def agent(self, config: str = "", options: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:
         """Run the agent on that machine, as a process of the real host."""
         (self.host / "etc").mkdir(exist_ok=True)
@@ -153,6 +172,13 @@ class LabNode:
 
     def start(self, name: str, wish: Wish) -> None:
         """Make a pod."""
+        self.apply(self._pod(name, wish))
+
+    def start_all(self, wishes: Mapping[str, Wish]) -> None:
+        """Make many pods at once."""
+        self.apply({"apiVersion": "v1", "kind": "List", "items": [self._pod(*one) for one in wishes.items()]})
+
+    def _pod(self, name: str, wish: Wish) -> Mapping[str, object]:
         init = [_container("first", wish.init, SHOW)] if wish.init else []
         spec = {
             "restartPolicy": "Never",
@@ -163,7 +189,7 @@ class LabNode:
             "containers": [_container("compute", wish.limits, wish.script)],
         }
         metadata = {"name": name, "namespace": self.namespace}
-        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def run(self, name: str, wish: Wish) -> Sequence[str]:
         """Make a pod, wait until it has ended well, and return what it printed."""

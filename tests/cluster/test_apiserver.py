@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from clusterlab import LabNode
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
+from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
 from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
 from gpuvirt.cluster.failures import (
@@ -24,10 +26,14 @@ from gpuvirt.cluster.failures import (
     UnreachableError,
 )
 from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
+from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest, VgpuState
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.schedulable import Count
 from gpuvirt.model.view import NodeView
 from gpuvirt.node import inlets
+from gpuvirt.node.notice import Notice
+from gpuvirt.node.pace import Pace
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -41,7 +47,7 @@ SUCCESS = VgpuState(StateName.SUCCESS)
 
 
 @pytest.fixture
-def api(lab: Cluster, tmp_path: Path) -> ApiLab:
+def api(lab: Cluster, tmp_path: Path) -> Iterator[ApiLab]:
     api = ApiLab(lab, tmp_path)
     api.apply_roles()
     account = ("get", "serviceaccount", ACCOUNT, "--namespace", NAMESPACE)
@@ -49,9 +55,9 @@ def api(lab: Cluster, tmp_path: Path) -> ApiLab:
         time.sleep(0.1)  # noqa: TID251  the controller manager's time
     api.token.write_text(api.token_of())
     api.set_configs(None)
-    api.label(f"{CONFIG_LABEL}-", f"{STATE_LABEL}-")
-    api.kubectl("annotate", "node", NODE, f"{REASON_ANNOTATION}-")
-    return api
+    api.clear_node()
+    yield api
+    api.clear_node()
 
 
 def admin(api: ApiLab) -> Client:
@@ -196,6 +202,46 @@ async def test_an_agent_changes_two_keys_of_its_own_node_alone(api: ApiLab) -> N
             await client.get(NODES, NODE, Node)
     finally:
         api.kubectl("delete", "node", "other")
+
+
+async def test_an_agent_changes_counts_of_extended_resources_in_its_own_nodes_status_alone(api: ApiLab) -> None:
+    client = Client(api.credentials)
+    api.kubectl("create", "-f", "-", given='{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}')
+
+    async def patch(name: str, status: object) -> Node:
+        return await client.patch(NODES, name, {"status": status}, PatchType.MERGE, Node, part="status")
+
+    try:
+        counts = {"allocatable": {"example.com/gpu": "3"}}
+        assert (await patch(NODE, counts)).status.allocatable["example.com/gpu"] == "3"
+        for name, refused in (
+            ("other", counts),
+            (NODE, {"allocatable": {"cpu": "1000"}}),
+            (NODE, {"allocatable": {"example.com/gpu": None}}),
+            (NODE, {"capacity": {"example.com/gpu": "3"}}),
+            (NODE, {"conditions": None}),
+            (NODE, {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}),
+        ):
+            with pytest.raises(RefusedError, match="an agent of gpuvirt changes"):
+                await patch(name, refused)
+    finally:
+        api.kubectl("delete", "node", "other")
+
+
+async def test_what_the_kubelet_reports_late_is_written_at_once(api: ApiLab) -> None:
+    notice = Notice(RealClock(), Pace(), lambda: None)
+    agent = Listener(notice=notice)
+    name = ResourceName("example.com/gpu")
+    async with following(api.credentials, agent):
+        notice.counts.set({name: Count(2, 2)})
+        path = r".status.allocatable.example\.com/gpu"
+        await until(lambda: api.node_field(path) == "2", lambda: agent, SOON_S)
+        notice.counts.set({name: Count(0, 0)})
+        await until(lambda: api.node_field(path) == "0", lambda: agent, SOON_S)
+        report = '{"status": {"allocatable": {"example.com/gpu": "2"}}}'
+        api.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", report)
+        await until(lambda: api.node_field(path) == "0", lambda: agent, SOON_S)
+        assert agent.troubles == {}
 
 
 async def test_the_state_is_written_and_kept(api: ApiLab) -> None:

@@ -57,6 +57,25 @@ def test_a_label_switches_what_the_node_has(node: LabNode) -> None:
         assert len(devices_of(node.run("vm", Wish({resource("8Q"): 2}, SHOW)))) == 2
 
 
+def test_no_pod_that_was_bound_before_a_switch_is_refused(node: LabNode) -> None:
+    """The queue is longer than the node has room for, so pods are bound all the while."""
+    names = [f"queued-{number}" for number in range(40)]
+
+    def ended(phase: str) -> int:
+        return node.kubectl("get", "pods", "-o", "jsonpath={.items[*].status.phase}").split().count(phase)
+
+    with carving(node), node.nodes_kept():
+        node.until_allocatable(resource("12Q"), 4)
+        node.start_all({name: Wish({resource("12Q"): 1}, "true") for name in names})
+        node.until(lambda: ended("Succeeded") >= 6, lambda: str(ended("Succeeded")))
+        want(node, "A10-4Q")
+        node.until_allocatable(resource("4Q"), 12)
+        bound, refused = len(names) - ended("Pending"), ended("Failed")
+        assert 0 < bound < len(names), "the switch came in the middle"
+        assert refused == 0, [node.status(name) for name in names]
+        print(f"of {bound} pods that were bound, {refused} were refused")  # noqa: T201
+
+
 def test_what_a_pod_has_stays_until_it_ends(node: LabNode) -> None:
     with carving(node):
         node.until_allocatable(resource("12Q"), 4)

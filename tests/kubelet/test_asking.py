@@ -44,7 +44,7 @@ class Listens:
         self.allocated.set()
 
     @property
-    def withdrawing(self) -> bool:
+    def unsettled(self) -> bool:
         return len(self.heard) < self._withdrawing_for
 
     def hear_holders(self, holders: Holders | None) -> None:

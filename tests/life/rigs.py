@@ -14,10 +14,11 @@ from gpuvirt.model.ledger import Consumer, Holders, Ledger
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView
 from gpuvirt.node import journal
-from gpuvirt.node.agent import Agent, Site
+from gpuvirt.node.agent import Agent
 from gpuvirt.node.broker import Broker
 from gpuvirt.node.lane import InlineLane
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.site import Site
 from gpuvirt.node.state import NodeState
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel

@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.agent import wishes
-from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
+from gpuvirt.cluster.agent.nodecounts import NodeCounts, Notice
+from gpuvirt.cluster.agent.nodekeys import NodeKeys
 from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.statelabel import state_claim
 from gpuvirt.cluster.agent.troubles import trouble_of
@@ -33,6 +34,11 @@ class Follower(wishes.Listener, Protocol):
     @property
     def vgpu_states(self) -> Cell[VgpuState | None]:
         """What its node is to say of its vGPUs; None: nothing."""
+        ...
+
+    @property
+    def notice(self) -> Notice | None:
+        """What the scheduler is to count; None where that is not this agent's to say."""
         ...
 
     @property
@@ -84,7 +90,8 @@ class _Run:
         side, key = self._side, ObjectKey("", self._side.node)
         keys = NodeKeys(self._client, side.node, self._clock, self._random)
         hear_wish = wishes.hear_node(self._agent, key)
-        claims = [state_claim(self._agent.vgpu_states)]
+        claims, notice = [state_claim(self._agent.vgpu_states)], self._agent.notice
+        counts = NodeCounts(self._client, side.node, self._clock, self._random)
 
         def hear_node(news: News[Node]) -> None:
             node = news.objects.get(key)
@@ -92,6 +99,7 @@ class _Run:
             self._tell_operands()
             hear_wish(news)
             keys.hear(news)
+            counts.hear(news)
 
         self._follow("node", Collection(NODES, Node, side.node), hear_node, "to read its node")
         if side.config_map is not None:
@@ -100,7 +108,11 @@ class _Run:
             pods = operand_pods(side.operands, side.node)
             self._follow("operands", pods, self._hear_pods, f"to list the operands' pods in namespace {side.operands}")
             claims.append(operand_claim(self._agent.operands_away))
-        self._keep(keys, claims)
+        tell = self._told("state", "to label its node")
+        self._group.create_task(keep_going("cluster: state", lambda: keys.run(claims, tell), self._clock))
+        if notice is not None:
+            told = self._told("counts", "to patch its node's status")
+            self._group.create_task(keep_going("cluster: counts", lambda: counts.run(notice, told), self._clock))
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
@@ -119,10 +131,6 @@ class _Run:
     def _follow(self, who: str, collection: Collection[T], hear: Callable[[News[T]], None], what: str) -> None:
         reflector, tell = Reflector(self._client, collection, self._clock, self._random), self._told(who, what)
         self._group.create_task(keep_going(f"cluster: {who}", lambda: reflector.run(hear, tell), self._clock))
-
-    def _keep(self, keys: NodeKeys, claims: list[Claim]) -> None:
-        tell = self._told("state", "to label its node")
-        self._group.create_task(keep_going("cluster: state", lambda: keys.run(claims, tell), self._clock))
 
     def _told(self, who: str, what: str) -> Callable[[ApiError | None], None]:
         return lambda error: self._agent.hear_trouble(f"cluster: {who}", trouble_of(error, what))

@@ -21,12 +21,13 @@ from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
 from gpuvirt.node import binder, inlets
-from gpuvirt.node.agent import Agent, Moving, Site
+from gpuvirt.node.agent import Agent
 from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.lane import Lane, ThreadLane
 from gpuvirt.node.markers import Markers
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import metrics
@@ -201,6 +202,7 @@ def _site(options: NodeOptions) -> Site:
         node_name=options.node_name,
         vgpu_configs=options.vgpu_configs,
         carves_only=options.carves_only,
+        tells_scheduler=options.cluster is not None and not options.carves_only,
         sees_processes=not options.plugin_only,
     )
 

@@ -155,10 +155,16 @@ class Client:
                 raise await _failed(asked, answer)
             yield _watched(asked, answer, collection.shape)
 
-    async def patch(self, resource: Resource, name: str, patch: object, patch_type: PatchType, shape: type[D]) -> D:
-        """Change one object, and return what it is then; `patch` is anything that msgspec encodes. Raises ApiError."""
-        asked = Asked("patch", resource, name)
-        request = Request("PATCH", resource.path_of(name), {"Content-Type": patch_type}, msgspec.json.encode(patch))
+    async def patch(
+        self, resource: Resource, name: str, patch: object, patch_type: PatchType, shape: type[D], *, part: str = ""
+    ) -> D:
+        """Change one object, and return what it is then; `patch` is anything that msgspec encodes. Raises ApiError.
+
+        `part` names a subresource that is meant: `status`.
+        """
+        asked = Asked("patch", resource, name, part)
+        path = f"{resource.path_of(name)}/{part}" if part else resource.path_of(name)
+        request = Request("PATCH", path, {"Content-Type": patch_type}, msgspec.json.encode(patch))
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def update(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:

@@ -63,18 +63,23 @@ class Asked:
     verb: str
     resource: Resource
     name: str | None = None
+    part: str = ""
+    """A subresource: `status`."""
 
     @property
     def text(self) -> str:
         """The request as people say it: `get nodes node01`."""
         within = f" in namespace {self.resource.namespace}" if self.resource.namespace is not None else ""
-        return " ".join(filter(None, (self.verb, self.resource.plural, self.name))) + within
+        return " ".join(filter(None, (self.verb, self._resources, self.name))) + within
 
     @property
     def rule(self) -> str:
         """The line that a role needs for it."""
-        resources = self.resource.plural
-        return f'{{apiGroups: ["{self.resource.group}"], resources: [{resources}], verbs: [{self.verb}]}}'
+        return f'{{apiGroups: ["{self.resource.group}"], resources: [{self._resources}], verbs: [{self.verb}]}}'
+
+    @property
+    def _resources(self) -> str:
+        return f"{self.resource.plural}/{self.part}" if self.part else self.resource.plural
 
 
 class Status(msgspec.Struct, frozen=True):

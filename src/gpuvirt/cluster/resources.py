@@ -29,10 +29,17 @@ class KubernetesObject(Protocol):
         ...
 
 
+class NodeStatus(msgspec.Struct, frozen=True):
+    """What a node has for pods."""
+
+    allocatable: dict[str, str] = {}
+
+
 class Node(msgspec.Struct, frozen=True):
     """A node, as far as the agent reads it."""
 
     metadata: Metadata
+    status: NodeStatus = NodeStatus()
 
 
 class ConfigMap(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ class Listener(Protocol):
         ...
 
     @property
-    def withdrawing(self) -> bool:
+    def unsettled(self) -> bool:
         """Whether the kubelet was not yet heard to count no more what was taken from what is offered."""
         ...
 
@@ -88,7 +88,7 @@ class HolderWatch:
     def _pause_s(self, listener: Listener) -> float:
         """Return how long to wait before the kubelet is asked: it lists a pod a moment after it gave it devices."""
         most_s = self._pace.holders_after_allocation_s
-        if not (self._tells_counted and listener.withdrawing):
+        if not (self._tells_counted and listener.unsettled):
             return most_s
         self._early += 1
         return min(self._pace.holders_after_withdrawal_s * 2.0 ** (self._early - 1), most_s)
@@ -104,7 +104,7 @@ class HolderWatch:
         counted = await self._counted()
         self._tells_counted = counted is not None
         listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, counted or frozenset()))
-        if not listener.withdrawing:
+        if not listener.unsettled:
             self._early = 0
         listener.hear_trouble("holders", _unheard(troubles) if troubles else None)
         if isinstance(told, PodResourcesUnheardError):

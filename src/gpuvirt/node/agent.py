@@ -6,15 +6,12 @@ follow `views`. They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
-from gpuvirt.clock import Clock, Signal, Timer
-from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
+from gpuvirt.clock import Signal, Timer
+from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.heard import ConfigText, OperandsHeard, VgpuRequest, VgpuState
 from gpuvirt.model.ledger import Holders
@@ -23,19 +20,19 @@ from gpuvirt.model.placement import PlacementError
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
-from gpuvirt.node import binder
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
 from gpuvirt.node.carvings import Carvings
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
-from gpuvirt.node.lane import Lane, LaneBlockedError
-from gpuvirt.node.markers import Markers
+from gpuvirt.node.lane import LaneBlockedError
+from gpuvirt.node.notice import Notice
 from gpuvirt.node.operands import Operands
 from gpuvirt.node.oversight import Bells, Oversight
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.reconciler import Reconciler
+from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.statefile import StateFile
 from gpuvirt.node.telemetry import Telemetry
@@ -50,48 +47,6 @@ LOOK_S = 2.0
 """How long a pod's admission waits for a look; the kubelet admits no other meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """What an agent needs that moves GPUs."""
-
-    site: binder.Site
-    lanes: Callable[[str], Lane]
-    """A lane for each unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where an agent works: the host, real or simulated, and where its own files lie."""
-
-    kernel: Kernel
-    clock: Clock
-    watching: Lane
-    """The lane of looks at the host."""
-    writing: Lane
-    """The lane of our own files."""
-    giving: Lane
-    """The lane of looks at what is about to be given away."""
-    ledger: Path
-    state_file: Path | None
-    """None where the host's `/run` is not ours to write."""
-    cdi_folder: Path | None = None
-    """Where CDI specs are kept, None for nowhere."""
-    markers: Markers | None = None
-    """The files by which NVIDIA's operands wait; None where nobody asked for them."""
-    moving: Moving | None = None
-    """Where GPUs are moved between drivers; None where they are left alone."""
-    vgpu_configs: ConfigText | None = None
-    """The vGPU configs of the settings."""
-    wishes: Path | None = None
-    """Where it is kept what the cluster wants of this node; None for nowhere."""
-    node_name: NodeName | None = None
-    """What the cluster calls this node."""
-    carves_only: bool = False
-    """Whether another's device plugin offers what is carved here, and GPUs stay with the drivers that they have."""
-    sees_processes: bool = True
-    """Whether `/proc` shows the host's processes, and not just our own pod's."""
-
-
 class Agent:
     """One node's agent."""
 
@@ -101,12 +56,16 @@ class Agent:
         """Set after each allocation and withdrawal, for whoever asks the kubelet for holders."""
         self._site = site
         self._pace = pace
+        self._stale = Signal()
         self._inlets = Inlets(site.wishes, site.node_name, site.writing, site.clock)
         self._inlets.load()
         self._journal = Journal(site.ledger, site.writing, site.clock)
         self._operands = Operands(site.clock, pace) if site.carves_only else None
-        self._state = NodeState(settings, ids, self._journal.load(), agent, carves_only=site.carves_only)
-        self._stale = Signal()
+        self.notice = Notice(site.clock, pace, self._stale.set) if site.tells_scheduler else None
+        """What the scheduler is to count; None where nobody tells it."""
+        self._state = NodeState(
+            settings, ids, self._journal.load(), agent, notice=self.notice, carves_only=site.carves_only
+        )
         self._concluding: Timer | None = None
         self._watcher = Watcher(
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
@@ -199,10 +158,10 @@ class Agent:
 
     def hear_holders(self, holders: Holders | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
-        waited = not self._oversight.heard_since
-        if self._state.hear_holders(holders) or (waited and self._oversight.heard_since):
+        waited, growing = not self._oversight.heard_since, self.notice is not None and self.notice.is_growing
+        if self._state.hear_holders(holders) or growing or (waited and self._oversight.heard_since):
             self._stale.set()
-        if self._state.still_counted or self._state.leaving:
+        if self._may_count_otherwise:
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
             self._operands.stir()
@@ -219,9 +178,14 @@ class Agent:
             self.allocated.set()  # the kubelet is asked what it still counts
 
     @property
-    def withdrawing(self) -> bool:
-        """Whether the kubelet was not yet heard to count no more what was taken from what is offered."""
-        return not self._oversight.heard_since or bool(self._state.still_counted or self._state.leaving)
+    def unsettled(self) -> bool:
+        """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
+        return not self._oversight.heard_since or self._may_count_otherwise
+
+    @property
+    def _may_count_otherwise(self) -> bool:
+        growing = self.notice is not None and self.notice.is_growing
+        return growing or bool(self._state.still_counted or self._state.leaving)
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""
@@ -301,10 +265,10 @@ class Agent:
         """Draw the conclusions from all that was heard."""
         self._vgpu_book.conclude()
         self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
-        if self._oversight.conclude():
+        if self._oversight.conclude() or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked anew who has what
         self._journal.save(self._state.ledger)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 
 
-__all__ = ["Agent", "AllocationRefusedError", "PlacementError", "Site"]
+__all__ = ["Agent", "AllocationRefusedError", "PlacementError"]

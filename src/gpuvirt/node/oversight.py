@@ -77,43 +77,43 @@ class Oversight:
     @property
     def wanted_vgpus(self) -> Wanted:
         """Which vGPUs are wanted, or why that is not known."""
-        return self._state.wanted_vgpus
+        return self._state.carving.wanted
 
     @property
     def carve_plans(self) -> Mapping[PciAddress, tuple[CarveWish, CarvePlan]]:
         """What is wanted of each GPU that is to be carved, and what was to be done to it when it was last seen."""
-        return self._state.carve_plans
+        return self._state.carving.by_gpu
 
     @property
     def questions(self) -> Mapping[PciAddress, tuple[CarveWish, Questions]]:
         """What nvidia-smi must be asked of GPUs before it is known what is to be done to them."""
-        return self._state.questions
+        return self._state.carving.questions
 
     def hear_smi(self, gpu: PciAddress, wish: CarveWish, report: SmiReport | None) -> None:
         """Take what nvidia-smi said when it was asked for a wish; None: that may be otherwise by now."""
-        footing = self._state.time_shared.get(gpu)
+        footing = self._state.carving.time_shared.get(gpu)
         if report is None:
-            self._state.smi.pop(gpu, None)
-            self._state.schedulers.pop(gpu, None)
+            self._state.carving.smi.pop(gpu, None)
+            self._state.carving.schedulers.pop(gpu, None)
         else:
-            self._state.smi[gpu] = wish, report
+            self._state.carving.smi[gpu] = wish, report
             if report.scheduler is not None and footing is not None:
-                self._state.hear_scheduler(gpu, Told(report.scheduler, footing, self._clock.monotonic_s()))
+                self._state.carving.hear_scheduler(gpu, Told(report.scheduler, footing, self._clock.monotonic_s()))
         self._conclude_soon()
 
     @property
     def time_shared(self) -> Mapping[PciAddress, Footing]:
         """The GPUs whose scheduler is to be known, with what it stands on."""
-        return self._state.time_shared
+        return self._state.carving.time_shared
 
     @property
     def schedulers(self) -> Mapping[PciAddress, Told]:
         """What is known of them."""
-        return self._state.schedulers
+        return self._state.carving.schedulers
 
     def hear_scheduler(self, gpu: PciAddress, told: Told) -> None:
         """Take what nvidia-smi has told of a GPU's scheduler."""
-        if self._state.hear_scheduler(gpu, told):
+        if self._state.carving.hear_scheduler(gpu, told):
             self._conclude_soon()
 
     def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
@@ -144,7 +144,7 @@ class Oversight:
         return self._operands.away(gpu, way, tell)
 
     def _is_to_be_carved(self, gpu: PciAddress) -> bool:
-        planned = self._state.carve_plans.get(gpu)
+        planned = self._state.carving.by_gpu.get(gpu)
         return planned is not None and bool(planned[1].steps)
 
     def _unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:

@@ -31,6 +31,12 @@ class Pace:
     """The same, after the kubelet was given a device."""
     holders_after_withdrawal_s: float = 0.1
     """The same, after a device was taken from what is offered; twice as long each time that it is still counted."""
+    notice_s: float = 0.5
+    """From when the scheduler no longer counts what is to be withdrawn until it is: bound pods are admitted first."""
+    notice_most_s: float = 3.0
+    """The same, where it can't be told."""
+    growth_s: float = 10.0
+    """How long the kubelet is asked whether it counts what is offered anew: then its own report is due."""
     kubelet_s: float = 1.5
     """Whether the kubelet's socket is a new one, and ours are still there."""
     reconcile_s: float = 9.0

@@ -55,6 +55,8 @@ class Schedulers:
         self._clock = clock
         self._pace = pace
         self._asking: asyncio.Task[None] | None = None
+        self._heard: dict[PciAddress, Scheduler | Unread] = {}
+        """What was told last of each GPU, so that the log says it once."""
 
     def ask_next(self, agent: Hearer, group: asyncio.TaskGroup) -> None:
         """Have a task ask of the GPU whose turn it is, if there is one and none is being asked of."""
@@ -81,7 +83,7 @@ class Schedulers:
             )
         except LaneBlockedError as error:
             found = Unread(PROGRAM, seen=str(error))
-        before = agent.schedulers.get(gpu)
-        if isinstance(found, Unread) and (before is None or before.scheduler != found):
+        if isinstance(found, Unread) and self._heard.get(gpu) != found:
             log.info("the vGPU scheduler of %s is not known: %s", gpu, found.said, extra={"gpu": gpu})
+        self._heard[gpu] = found
         agent.hear_scheduler(gpu, Told(found, footing, self._clock.monotonic_s()))

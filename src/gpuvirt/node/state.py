@@ -4,18 +4,13 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
-from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.vgpu import Scheduler, SmiReport
-from gpuvirt.model.board import NAMESPACE, Board, Holding, board_of, holdings_of, with_report
+from gpuvirt.model.board import Holding, holdings_of
 from gpuvirt.model.candidates import Target
-from gpuvirt.model.carveplanning import plan_gpu
-from gpuvirt.model.carving import CarvePlan, CarveWish
-from gpuvirt.model.gpumodes import Questions, questions
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
 from gpuvirt.model.naming import Naming
@@ -23,22 +18,33 @@ from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.plan import Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.scheduling import Footing, Told, footing_of
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
-from gpuvirt.model.vgpuwanted import Book, Wanted, config_gpus, resolve
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
-from gpuvirt.model.wanted import WantedMode, wishes_of, withdrawn
+from gpuvirt.model.wanted import wishes_of, withdrawn
+from gpuvirt.node.carveplans import CarvePlans
+from gpuvirt.node.notice import Notice
 
 
 class NodeState:
     """Everything the agent knows."""
 
     def __init__(
-        self, settings: Settings, ids: PciIds, ledger: Ledger, agent: AgentView | None, *, carves_only: bool = False
+        self,
+        settings: Settings,
+        ids: PciIds,
+        ledger: Ledger,
+        agent: AgentView | None,
+        *,
+        notice: Notice | None = None,
+        carves_only: bool = False,
     ) -> None:
-        """`carves_only`: another's device plugin offers what is here, and GPUs stay with the drivers that they have."""
+        """`notice`: what is given before something is withdrawn; None for none.
+
+        `carves_only`: another's device plugin offers what is here, and GPUs stay with the drivers that they have.
+        """
         self.settings = settings
+        self._notice = notice
         self._carves_only = carves_only
         self.inventory: Inventory | None = None
         """None until the host was looked at."""
@@ -58,22 +64,8 @@ class NodeState:
         """Functions that are offered no more, since they are to go back to the host."""
         self.unwanted: frozenset[VgpuId] = frozenset()
         """vGPUs that are offered no more, since they are to be removed."""
-        self.wanted_vgpus = Wanted()
-        """Which vGPUs are wanted, or why that is not known."""
-        self.carve_plans: Mapping[PciAddress, tuple[CarveWish, CarvePlan]] = {}
-        """What is wanted of each GPU that is to be carved, and what is to be done to it."""
-        self.smi: dict[PciAddress, tuple[CarveWish, SmiReport]] = {}
-        """What nvidia-smi said of GPUs, and for which wish it was asked."""
-        self.questions: Mapping[PciAddress, tuple[CarveWish, Questions]] = {}
-        """What it must be asked before more can be concluded."""
-        self.time_shared: Mapping[PciAddress, Footing] = {}
-        """The GPUs that are kept in mode vgpu and share their time, with what their schedulers stand on."""
-        self.schedulers: dict[PciAddress, Told] = {}
-        """What nvidia-smi told of those; forgotten once they stand otherwise."""
-        self.vgpu_book: Book | None = None
-        """The vGPU configs that there are, None where that was not heard yet."""
-        self.vgpu_config: str | None = None
-        """The one that is wanted, None for none or where it was not heard yet."""
+        self.carving = CarvePlans(settings)
+        """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids = ids
         self._agent = agent
 
@@ -117,7 +109,7 @@ class NodeState:
 
     def _waits_for_processes(self) -> bool:
         """Return whether carving waits for a machine whose pod is gone."""
-        if self.inventory is None or not any(plan.pending for _, plan in self.carve_plans.values()):
+        if self.inventory is None or not any(plan.pending for _, plan in self.carving.by_gpu.values()):
             return False
         users, pods = self.inventory.facts.users or {}, {entry.target.vgpu for entry in self.entries}
         groups = (vgpu.live.group for one, vgpu in self.inventory.vgpus.items() if one not in pods)
@@ -145,14 +137,6 @@ class NodeState:
             self.entries = adopt(self.entries, holders, _known(self.inventory))
         return (self.entries, self.holders_heard, self.still_counted, self.leaving) != before
 
-    def hear_scheduler(self, gpu: PciAddress, told: Told) -> bool:
-        """Take what nvidia-smi told of a GPU's scheduler, for its plan as well; return whether it is news."""
-        before, said = self.schedulers.get(gpu), self.smi.get(gpu)
-        self.schedulers[gpu] = told
-        if said is not None and said[1].scheduler is not None and isinstance(told.scheduler, Scheduler):
-            self.smi[gpu] = said[0], replace(said[1], scheduler=told.scheduler)
-        return before is None or replace(before, at_s=told.at_s) != told
-
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take what is wrong, None when nothing is any more; return whether it is news."""
         if self.notes.get(who) == reason:
@@ -168,11 +152,9 @@ class NodeState:
         if self.inventory is None:
             return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent, looked=False)
         wishes = self.wishes
-        self.withdrawn = withdrawn(self.inventory, wishes)
-        self._plan_carving(self.inventory)
-        self.schedulers = {
-            gpu: told for gpu, told in self.schedulers.items() if told.footing == self.time_shared.get(gpu)
-        }
+        self.carving.conclude(self.inventory, self.holdings)
+        going, self.withdrawn = self.carving.unwanted, withdrawn(self.inventory, wishes)
+        self.unwanted = self._notice.passed(going, self.offers) if self._notice is not None else going
         ground = Ground(
             self.naming,
             self.settings,
@@ -185,6 +167,8 @@ class NodeState:
         )
         if not self._carves_only:
             self.offers = make_offers(self.inventory, ground, self.offers)
+        if self._notice is not None:
+            self._notice.conclude(self.offers, going, self.holders.counted if self.holders is not None else ())
         self.first_names = first_names(self.offers, self.first_names)
         self.resources |= self.offers.by_resource.keys()
         notes = tuple(self.notes.values())
@@ -198,8 +182,8 @@ class NodeState:
             notes,
             self._agent,
             wishes={gpu: str(wish) for gpu, wish in wishes.items()},
-            vgpu_configs=dict.fromkeys((*self.carve_plans, *self.questions), self.vgpu_config or ""),
-            schedulers={gpu: told.scheduler for gpu, told in self.schedulers.items()},
+            vgpu_configs=self.carving.configs,
+            schedulers={gpu: told.scheduler for gpu, told in self.carving.schedulers.items()},
             workload=workload,
             conditions=conditions(self.inventory, workload, wishes),
         )
@@ -215,43 +199,6 @@ class NodeState:
         """The vGPUs that are offered no more, and that the kubelet was last heard to count."""
         told = self.holders.counted if self.holders is not None else ()
         return self.unwanted & {VgpuId(device) for _, device in told}
-
-    def _plan_carving(self, inventory: Inventory) -> None:
-        """Conclude which vGPUs are wanted, and what is to be done so that they are there."""
-        carved = [gpu for gpu in inventory.gpus if self.settings.mode_of(gpu) is WantedMode.VGPU]
-        self.wanted_vgpus, self.carve_plans, self.unwanted, self.questions = Wanted(), {}, frozenset(), {}
-        self.time_shared = {}
-        if not carved:
-            return
-        functions = inventory.facts.functions
-        found = {gpu: board_of(inventory, gpu, self.holdings, NAMESPACE) for gpu in inventory.gpus}
-        boards = {gpu: board for gpu, board in found.items() if board is not None}
-        reported = {gpu: self._with_report(functions[gpu], found[gpu]) for gpu in carved}
-        self.time_shared = {
-            gpu: footing
-            for gpu, board in reported.items()
-            if board is not None and (footing := footing_of(functions[gpu], board)) is not None
-        }
-        if self.vgpu_book is None or self.vgpu_config is None:
-            return
-        self.wanted_vgpus = resolve(self.vgpu_config, self.vgpu_book, config_gpus(inventory, boards))
-        wishes = {gpu: self.wanted_vgpus.wishes[gpu] for gpu in carved if gpu in self.wanted_vgpus.wishes}
-        self.questions = {
-            gpu: (wish, asked)
-            for gpu, wish in wishes.items()
-            if gpu in boards and self.smi.get(gpu, (None,))[0] != wish
-            if (asked := questions(functions[gpu], boards[gpu], wish)) is not None
-        }
-        self.carve_plans = {
-            gpu: (wish, plan_gpu(functions[gpu], reported[gpu], wish))
-            for gpu, wish in wishes.items()
-            if gpu not in self.questions
-        }
-        self.unwanted = frozenset[VgpuId]().union(*(plan.unwanted for _, plan in self.carve_plans.values()))
-
-    def _with_report(self, function: PciFunction, board: Board | None) -> Board | None:
-        said = self.smi.get(function.address)
-        return board if board is None or said is None else with_report(board, function, said[1])
 
 
 def _known(inventory: Inventory) -> Known:

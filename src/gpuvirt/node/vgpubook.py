@@ -42,8 +42,9 @@ class VgpuBook:
             self._book = without_text(self._book, self._base)
             self._read = None
         heard = not self._in_cluster or request.configs is not None or self._book.good is not None
-        self._state.vgpu_book = self._book if heard else None
-        self._state.vgpu_config = config_name(request, self._state.settings.vgpu_config, in_cluster=self._in_cluster)
+        self._state.carving.book = self._book if heard else None
+        settings = self._state.settings
+        self._state.carving.config = config_name(request, settings.vgpu_config, in_cluster=self._in_cluster)
         self._note("vgpu configs", self._book.trouble)
 
     def _take(self, text: ConfigText) -> None:

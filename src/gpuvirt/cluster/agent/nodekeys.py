@@ -15,17 +15,16 @@ from random import Random
 import msgspec
 
 from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.agent.keeping import Tell, keep
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.failures import ApiError, ConflictError, ForbiddenError
+from gpuvirt.cluster.failures import ConflictError, ForbiddenError
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.resources import NODES, Metadata, Node
-from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)
 
 MOST_CONFLICTS = 5
 """Updates in a row that others were faster with, before it is waited."""
-MOST_PAUSE_S = 30.0
 
 Fields = dict[str, msgspec.Raw]
 """An object of which most is not ours to understand, and all is written back."""
@@ -94,29 +93,21 @@ class NodeKeys:
         self._heard = node.metadata if node is not None else None
         self._due.set()
 
-    async def run(self, claims: Sequence[Claim], tell: Callable[[ApiError | None], None]) -> None:
+    async def run(self, claims: Sequence[Claim], tell: Tell) -> None:
         """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
         with ExitStack() as stack:
             for claim in claims:
                 stack.enter_context(claim.telling(self._due))
-            while True:
-                pauses_s = backoff_s(most_s=MOST_PAUSE_S)
-                while (patch := self._lacking(claims)) is not None:
-                    try:
-                        self._heard = (await self._write(patch)).metadata
-                    except ApiError as error:
-                        tell(error)
-                        pause_s = next(pauses_s) * (0.5 + 0.5 * self._random.random())
-                        await self._clock.sleep(max(pause_s, error.retry_after_s))
-                    else:
-                        tell(None)
-                await self._due.wait()
+            await keep(lambda: self._lacking(claims), self._write, tell, self._due, self._clock, self._random)
 
     def _lacking(self, claims: Sequence[Claim]) -> Patch | None:
         heard = self._heard
         return patch_of([claim.keys(heard) for claim in claims], heard) if heard is not None else None
 
-    async def _write(self, patch: Patch) -> Node:
+    async def _write(self, patch: Patch) -> None:
+        self._heard = (await self._written(patch)).metadata
+
+    async def _written(self, patch: Patch) -> Node:
         try:
             return await self._client.patch(NODES, self._node, patch, PatchType.MERGE, Node)
         except ForbiddenError as forbidden:

@@ -1,0 +1,85 @@
+"""Keeps the counts of resources in the node's status as the agent knows them, until the kubelet writes them itself.
+
+The scheduler goes by `status.allocatable`, which the kubelet writes every ten seconds (nodeStatusUpdateFrequency).
+Others may write it, too: so extended resources came about (Kubernetes: "Advertise Extended Resources for a Node"). What
+the kubelet writes later is the same.
+"""
+
+from collections.abc import Mapping
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.agent.keeping import Tell, keep
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.resources import NODES, Node, NodeStatus
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.schedulable import Count
+from gpuvirt.node.cell import Cell
+
+
+class Notice(Protocol):
+    """The agent, as far as it has the scheduler told."""
+
+    @property
+    def counts(self) -> Cell[Mapping[ResourceName, Count]]:
+        """How many of each resource the node's status is to say."""
+        ...
+
+    def hear(self, said: Mapping[ResourceName, int], /) -> None:
+        """Take how many it says."""
+        ...
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """What a node's status lacks."""
+
+    status: NodeStatus
+
+
+def said_of(status: NodeStatus) -> Mapping[ResourceName, int]:
+    """Return the whole numbers of a status; what else stands there is none of a device plugin's."""
+    return {ResourceName(name): int(text) for name, text in status.allocatable.items() if text.isdecimal()}
+
+
+def patch_of(counts: Mapping[ResourceName, Count], said: Mapping[ResourceName, int]) -> Patch | None:
+    """Return what a node's status lacks to say the right counts; None where that is nothing."""
+    found = {name: (said.get(name, 0), count.corrected(said.get(name, 0))) for name, count in counts.items()}
+    lacks: dict[str, str] = {name: str(right) for name, (says, right) in found.items() if says != right}
+    return Patch(NodeStatus(lacks)) if lacks else None
+
+
+class NodeCounts:
+    """Keeps one node's."""
+
+    def __init__(self, client: Client, node: str, clock: Clock, random: Random) -> None:
+        self._client = client
+        self._node = node
+        self._clock = clock
+        self._random = random
+        self._heard: Node | None = None
+        self._due = Signal()
+
+    def hear(self, news: News[Node]) -> None:
+        """Take what the node says now; nothing is written to a node that is not there."""
+        self._heard = news.objects.get(ObjectKey("", self._node))
+        self._due.set()
+
+    async def run(self, notice: Notice, tell: Tell) -> None:
+        """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
+
+        def lacking() -> Patch | None:
+            if self._heard is None:
+                return None
+            said = said_of(self._heard.status)
+            notice.hear(said)
+            return patch_of(notice.counts.get(), said)
+
+        with notice.counts.telling(self._due):
+            await keep(lacking, self._write, tell, self._due, self._clock, self._random)
+
+    async def _write(self, patch: Patch) -> None:
+        self._heard = await self._client.patch(NODES, self._node, patch, PatchType.MERGE, Node, part="status")

@@ -1,0 +1,100 @@
+"""What the agent knows of carving: which vGPUs are wanted, what nvidia-smi said, and the plans that follow.
+
+Nothing here waits, or does anything to the host.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.vgpu import Scheduler, SmiReport
+from gpuvirt.model.board import NAMESPACE, Board, Holding, board_of, with_report
+from gpuvirt.model.carveplanning import plan_gpu
+from gpuvirt.model.carving import CarvePlan, CarveWish
+from gpuvirt.model.gpumodes import Questions, questions
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.scheduling import Footing, Told, footing_of
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.vgpuwanted import Book, Wanted, config_gpus, resolve
+from gpuvirt.model.wanted import WantedMode
+
+
+class CarvePlans:
+    """One node's."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.book: Book | None = None
+        """The vGPU configs that there are, None where that was not heard yet."""
+        self.config: str | None = None
+        """The one that is wanted, None for none or where it was not heard yet."""
+        self.wanted = Wanted()
+        """Which vGPUs are wanted, or why that is not known."""
+        self.by_gpu: Mapping[PciAddress, tuple[CarveWish, CarvePlan]] = {}
+        """What is wanted of each GPU that is to be carved, and what is to be done to it."""
+        self.smi: dict[PciAddress, tuple[CarveWish, SmiReport]] = {}
+        """What nvidia-smi said of GPUs, and for which wish it was asked."""
+        self.questions: Mapping[PciAddress, tuple[CarveWish, Questions]] = {}
+        """What it must be asked before more can be concluded."""
+        self.time_shared: Mapping[PciAddress, Footing] = {}
+        """The GPUs that are kept in mode vgpu and share their time, with what their schedulers stand on."""
+        self.schedulers: dict[PciAddress, Told] = {}
+        """What nvidia-smi told of those; forgotten once they stand otherwise."""
+
+    @property
+    def unwanted(self) -> frozenset[VgpuId]:
+        """The vGPUs that are to go, now or when they are free."""
+        return frozenset[VgpuId]().union(*(plan.unwanted for _, plan in self.by_gpu.values()))
+
+    @property
+    def configs(self) -> Mapping[PciAddress, str]:
+        """The config by which each GPU is kept carved."""
+        return dict.fromkeys((*self.by_gpu, *self.questions), self.config or "")
+
+    def hear_scheduler(self, gpu: PciAddress, told: Told) -> bool:
+        """Take what nvidia-smi told of a GPU's scheduler, for its plan as well; return whether it is news."""
+        before, said = self.schedulers.get(gpu), self.smi.get(gpu)
+        self.schedulers[gpu] = told
+        if said is not None and said[1].scheduler is not None and isinstance(told.scheduler, Scheduler):
+            self.smi[gpu] = said[0], replace(said[1], scheduler=told.scheduler)
+        return before is None or replace(before, at_s=told.at_s) != told
+
+    def conclude(self, inventory: Inventory, holdings: tuple[Holding, ...]) -> None:
+        """Conclude which vGPUs are wanted, and what is to be done so that they are there."""
+        carved = [gpu for gpu in inventory.gpus if self._settings.mode_of(gpu) is WantedMode.VGPU]
+        self.wanted, self.by_gpu, self.questions, self.time_shared = Wanted(), {}, {}, {}
+        if carved:
+            self._plan(inventory, holdings, carved)
+        stands = self.time_shared
+        self.schedulers = {gpu: told for gpu, told in self.schedulers.items() if told.footing == stands.get(gpu)}
+
+    def _plan(self, inventory: Inventory, holdings: tuple[Holding, ...], carved: list[PciAddress]) -> None:
+        functions = inventory.facts.functions
+        found = {gpu: board_of(inventory, gpu, holdings, NAMESPACE) for gpu in inventory.gpus}
+        boards = {gpu: board for gpu, board in found.items() if board is not None}
+        reported = {gpu: self._with_report(functions[gpu], found[gpu]) for gpu in carved}
+        self.time_shared = {
+            gpu: footing
+            for gpu, board in reported.items()
+            if board is not None and (footing := footing_of(functions[gpu], board)) is not None
+        }
+        if self.book is None or self.config is None:
+            return
+        self.wanted = resolve(self.config, self.book, config_gpus(inventory, boards))
+        wishes = {gpu: self.wanted.wishes[gpu] for gpu in carved if gpu in self.wanted.wishes}
+        self.questions = {
+            gpu: (wish, asked)
+            for gpu, wish in wishes.items()
+            if gpu in boards and self.smi.get(gpu, (None,))[0] != wish
+            if (asked := questions(functions[gpu], boards[gpu], wish)) is not None
+        }
+        self.by_gpu = {
+            gpu: (wish, plan_gpu(functions[gpu], reported[gpu], wish))
+            for gpu, wish in wishes.items()
+            if gpu not in self.questions
+        }
+
+    def _with_report(self, function: PciFunction, board: Board | None) -> Board | None:
+        said = self.smi.get(function.address)
+        return board if board is None or said is None else with_report(board, function, said[1])

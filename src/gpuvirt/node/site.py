@@ -1,0 +1,57 @@
+"""Where an agent works: the host, its lanes, its own files, and what it may do there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model.heard import ConfigText
+from gpuvirt.node import binder
+from gpuvirt.node.lane import Lane
+from gpuvirt.node.markers import Markers
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What an agent needs that moves GPUs."""
+
+    site: binder.Site
+    lanes: Callable[[str], Lane]
+    """A lane for each unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One agent's: the host, real or simulated, and where its own files lie."""
+
+    kernel: Kernel
+    clock: Clock
+    watching: Lane
+    """The lane of looks at the host."""
+    writing: Lane
+    """The lane of our own files."""
+    giving: Lane
+    """The lane of looks at what is about to be given away."""
+    ledger: Path
+    state_file: Path | None
+    """None where the host's `/run` is not ours to write."""
+    cdi_folder: Path | None = None
+    """Where CDI specs are kept, None for nowhere."""
+    markers: Markers | None = None
+    """The files by which NVIDIA's operands wait; None where nobody asked for them."""
+    moving: Moving | None = None
+    """Where GPUs are moved between drivers; None where they are left alone."""
+    vgpu_configs: ConfigText | None = None
+    """The vGPU configs of the settings."""
+    wishes: Path | None = None
+    """Where it is kept what the cluster wants of this node; None for nowhere."""
+    node_name: NodeName | None = None
+    """What the cluster calls this node."""
+    carves_only: bool = False
+    """Whether another's device plugin offers what is carved here, and GPUs stay with the drivers that they have."""
+    tells_scheduler: bool = False
+    """Whether somebody has the node's status follow `Agent.counts`."""
+    sees_processes: bool = True
+    """Whether `/proc` shows the host's processes, and not just our own pod's."""

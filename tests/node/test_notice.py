@@ -1,0 +1,181 @@
+"""The scheduler is told before the kubelet that something is withdrawn, so that what it has bound is admitted."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
+from gpuvirt.cluster.resources import NodeStatus
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.heard import Heard, VgpuRequest
+from gpuvirt.model.schedulable import Count
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.notice import Notice
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+VGPU = Settings(mode=WantedMode.VGPU)
+T4_8Q, T4_4Q = ResourceName("nvidia.com/GRID_T4-8Q"), ResourceName("nvidia.com/GRID_T4-4Q")
+
+Machine = Callable[[str], SimKernel]
+
+
+class Status:
+    """A node's status, with the kubelet's reports and the agent's corrections."""
+
+    def __init__(self, node: SimNode) -> None:
+        assert node.agent.notice is not None
+        self.notice: Notice = node.agent.notice
+        self.node = node
+        self.said: dict[ResourceName, int] = {}
+
+    def report(self) -> None:
+        """Have the kubelet write what it counts."""
+        self.said = {ResourceName(name): sum(devices.values()) for name, devices in self.node.offered.items()}
+        self.notice.hear(dict(self.said))
+
+    def correct(self) -> None:
+        """Have the agent write what it wants otherwise."""
+        if (patch := patch_of(self.notice.counts.get(), self.said)) is not None:
+            self.said |= said_of(patch.status)
+            self.notice.hear(dict(self.said))
+
+
+def count_all(node: SimNode) -> None:
+    """Have the kubelet count what it was sent."""
+    node.counted = frozenset(
+        (one.name, device.id) for one in node.view.resources for device in one.devices if device.healthy
+    )
+
+
+def listed(node: SimNode, resource: str) -> int:
+    return len(node.offered.get(resource, ()))
+
+
+async def carve(node: SimNode, name: str) -> None:
+    node.agent.hear_vgpu_wish(VgpuRequest(Heard(name), Heard(None)))
+    await node.settle()
+
+
+async def until_carved(node: SimNode, status: Status, resource: str, count: int) -> None:
+    for _ in range(60):
+        await node.advance(1)
+        count_all(node)
+        await node.say_holders()
+        status.report()
+        await node.settle()
+        if listed(node, resource) == count:
+            return
+    raise AssertionError(node.offered)
+
+
+async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
+        status = Status(node)
+        await carve(node, "T4-8Q")
+        await until_carved(node, status, T4_8Q, 8)
+        await carve(node, "T4-4Q")
+        assert listed(node, T4_8Q) == 8, "the scheduler still counts them"
+        assert node.agent.notice is not None
+        assert node.agent.notice.counts.get()[T4_8Q] == Count(0, 0)
+        await node.advance(1)
+        assert listed(node, T4_8Q) == 8
+        status.correct()
+        assert status.said[T4_8Q] == 0
+        await node.advance(0.4)
+        assert listed(node, T4_8Q) == 8, "pods that were bound before are being admitted"
+        await node.advance(0.2)
+        assert listed(node, T4_8Q) == 0
+
+
+async def test_a_pod_that_was_bound_before_keeps_what_it_is_given(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
+        status = Status(node)
+        await carve(node, "T4-8Q")
+        await until_carved(node, status, T4_8Q, 8)
+        await carve(node, "T4-4Q")
+        mine = next(iter(node.offered[T4_8Q]))
+        node.allocate(T4_8Q, [mine])
+        node.hold(T4_8Q, mine)
+        status.correct()
+        await until_carved(node, status, T4_4Q, 12)
+        assert list(node.offered[T4_8Q]) == [mine]
+
+
+async def test_what_the_kubelet_reports_in_between_is_corrected_and_waited_for_again(
+    machine: Machine, tmp_path: Path
+) -> None:
+    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
+        status = Status(node)
+        await carve(node, "T4-8Q")
+        await until_carved(node, status, T4_8Q, 8)
+        await carve(node, "T4-4Q")
+        status.correct()
+        await node.advance(0.4)
+        status.report()
+        await node.advance(0.3)
+        assert status.said[T4_8Q] == listed(node, T4_8Q) == 8
+        status.correct()
+        await node.advance(0.4)
+        assert listed(node, T4_8Q) == 8
+        await node.advance(0.2)
+        assert listed(node, T4_8Q) == 0
+
+
+async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
+        status = Status(node)
+        await carve(node, "T4-8Q")
+        await until_carved(node, status, T4_8Q, 8)
+        await carve(node, "T4-4Q")
+        await node.advance(2.9)
+        assert listed(node, T4_8Q) == 8
+        await node.advance(0.2)
+        assert listed(node, T4_8Q) == 0
+
+
+async def test_what_the_kubelet_counts_anew_is_told_at_once(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
+        status = Status(node)
+        await carve(node, "T4-8Q")
+        await until_carved(node, status, T4_8Q, 8)
+        await carve(node, "T4-4Q")
+        status.correct()
+        await node.advance(2)
+        node.counted = frozenset()
+        await node.say_holders()
+        await node.advance(5)
+        assert listed(node, T4_4Q) == 16
+        status.correct()
+        assert status.said.get(T4_4Q, 0) == 0, "the kubelet does not count them yet, and would refuse pods"
+        assert node.agent.unsettled, "it is asked again soon"
+        count_all(node)
+        await node.say_holders()
+        assert status.notice.is_growing is False
+        status.correct()
+        assert status.said == {T4_4Q: 16, T4_8Q: 0} | {name: 0 for name in status.said if name not in {T4_4Q, T4_8Q}}
+
+
+sizes = st.integers(0, 20)
+names = st.sampled_from([T4_8Q, T4_4Q, ResourceName("nvidia.com/GA102GL_A10")])
+
+
+@given(st.dictionaries(names, st.tuples(sizes, sizes)), st.dictionaries(names, sizes))
+def test_a_patch_corrects_what_is_wrong_and_nothing_else(
+    ranges: dict[ResourceName, tuple[int, int]], says: dict[ResourceName, int]
+) -> None:
+    counts = {name: Count(least, least + more) for name, (least, more) in ranges.items()}
+    status = NodeStatus({**{name: str(number) for name, number in says.items()}, "cpu": "7500m"})
+    patch = patch_of(counts, said_of(status))
+    changed = patch.status.allocatable if patch is not None else {}
+    after = {**status.allocatable, **changed}
+    assert patch_of(counts, said_of(NodeStatus(after))) is None, "once is enough"
+    for name, count in counts.items():
+        number = int(after.get(name, "0"))
+        assert count.least <= number <= count.most
+        if count.least <= says.get(name, 0) <= count.most:
+            assert name not in changed
+    assert changed.keys() <= counts.keys()
