@@ -20,7 +20,7 @@ from gpuvirt.apps.node import NodeOptions, run
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model import pciids
-from gpuvirt.model.heard import Heard, StateName, VgpuRequest
+from gpuvirt.model.heard import Heard, StateName, NodeRequest
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
@@ -133,7 +133,7 @@ async def relabelled_s(agent: Agent, kubelet: SimKubelet, config: str, count: in
     """Have the node's label name a config; return how long it takes until the kubelet can give all its vGPUs away."""
     resource = f"nvidia.com/NVIDIA_{config}"
     began = time.monotonic()
-    agent.hear_vgpu_wish(VgpuRequest(Heard(config), Heard(None)))
+    agent.hear_wish(NodeRequest(Heard(config), Heard(None)))
     await until(lambda: kubelet.allocatable().get(resource, 0) == count, kubelet.allocatable)
     took_s = time.monotonic() - began
     await until(lambda: _succeeded(agent), agent.vgpu_states.get)

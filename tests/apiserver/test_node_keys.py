@@ -14,7 +14,7 @@ from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.resources import ConfigMap, Metadata, Node, Pod
-from gpuvirt.model.heard import ConfigText, Heard, OperandsHeard, StateName, VgpuRequest, VgpuState
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, StateName, VgpuState
 from gpuvirt.model.reasons import ReasonCode
 
 MAP = ObjectKey("gpuvirt", "configs")
@@ -26,33 +26,33 @@ WAITS = VgpuState(StateName.PENDING, "waits for pod default/vm-a")
     [({CONFIG_LABEL: "A10-4Q"}, Heard("A10-4Q")), ({}, Heard(None)), ({CONFIG_LABEL: ""}, Heard(None))],
 )
 def test_a_label_is_a_wish_and_none_is_heard_to_be_none(labels: dict[str, str], wanted: Heard[str]) -> None:
-    assert wish_of_node(Node(Metadata(name="node01", labels=labels))) == VgpuRequest(config=wanted)
+    assert wish_of_node(Node(Metadata(name="node01", labels=labels))) == NodeRequest(config=wanted)
 
 
 def test_a_node_that_is_not_there_wants_what_it_wanted_before() -> None:
     """Its machines run while somebody deletes it to have it registered anew."""
-    before = VgpuRequest(Heard("A10-4Q"), Heard(None))
+    before = NodeRequest(Heard("A10-4Q"), Heard(None))
     assert before.updated(wish_of_node(None)) == before
 
 
 def test_a_config_map_is_a_text_with_its_place() -> None:
     where = "ConfigMap gpuvirt/configs, key config.yaml"
     config_map = ConfigMap(Metadata(), {"config.yaml": "version: v1"})
-    assert wish_of_config_map(MAP, config_map) == VgpuRequest(configs=Heard(ConfigText("version: v1", where)))
+    assert wish_of_config_map(MAP, config_map) == NodeRequest(configs=Heard(ConfigText("version: v1", where)))
     assert wish_of_config_map(MAP, ConfigMap(Metadata(), {"config.yaml": ""})).configs == Heard(ConfigText("", where))
 
 
 @pytest.mark.parametrize("config_map", [None, ConfigMap(Metadata()), ConfigMap(Metadata(), {"config.yml": "x"})])
 def test_a_config_map_without_the_key_is_none(config_map: ConfigMap | None) -> None:
-    assert wish_of_config_map(MAP, config_map) == VgpuRequest(configs=Heard(None))
+    assert wish_of_config_map(MAP, config_map) == NodeRequest(configs=Heard(None))
 
 
 def test_what_is_not_heard_stays() -> None:
-    config = VgpuRequest(config=Heard("A10-4Q"))
-    both = config.updated(VgpuRequest(configs=Heard(None)))
-    assert both == VgpuRequest(Heard("A10-4Q"), Heard(None))
-    assert both.updated(VgpuRequest()) == both
-    assert both.updated(VgpuRequest(config=Heard(None))) == VgpuRequest(Heard(None), Heard(None))
+    config = NodeRequest(config=Heard("A10-4Q"))
+    both = config.updated(NodeRequest(configs=Heard(None)))
+    assert both == NodeRequest(Heard("A10-4Q"), Heard(None))
+    assert both.updated(NodeRequest()) == both
+    assert both.updated(NodeRequest(config=Heard(None))) == NodeRequest(Heard(None), Heard(None))
 
 
 def said(state: str | None, reason: str | None) -> Metadata:

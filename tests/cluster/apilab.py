@@ -15,7 +15,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.facts.ids import ConfigMapName, NodeName
-from gpuvirt.model.heard import Heard, OperandsHeard, VgpuRequest, VgpuState
+from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, VgpuState
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.notice import Notice
@@ -88,7 +88,7 @@ class ApiLab:
 class Listener:
     """An agent, as far as the cluster's side is concerned."""
 
-    wish: VgpuRequest = field(default_factory=VgpuRequest)
+    wish: NodeRequest = field(default_factory=NodeRequest)
     vgpu_states: Cell[VgpuState | None] = field(default_factory=lambda: Cell(None))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
     notice: Notice | None = None
@@ -102,7 +102,7 @@ class Listener:
     def wants(self, config: str) -> bool:
         return self.wish.config == Heard(config)
 
-    def hear_vgpu_wish(self, news: VgpuRequest) -> None:
+    def hear_wish(self, news: NodeRequest) -> None:
         if self.failures:
             self.failures -= 1
             raise RuntimeError("a fault of whoever listens")

@@ -27,7 +27,7 @@ from gpuvirt.cluster.failures import (
 )
 from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest, VgpuState
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName, VgpuState
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedulable import Count
 from gpuvirt.model.view import NodeView
@@ -66,14 +66,14 @@ def admin(api: ApiLab) -> Client:
 
 async def test_a_label_and_a_config_map_are_heard_soon_and_so_is_their_end(api: ApiLab) -> None:
     async with following(api.credentials) as heard:
-        await until(lambda: heard.wish == VgpuRequest(Heard(None), Heard(None)), lambda: heard)
+        await until(lambda: heard.wish == NodeRequest(Heard(None), Heard(None)), lambda: heard)
         api.label(f"{CONFIG_LABEL}=A10-4Q")
         await until(lambda: heard.wish.config == Heard("A10-4Q"), lambda: heard, SOON_S)
         api.set_configs("version: v1")
         text = Heard(ConfigText("version: v1", WHERE))
         await until(lambda: heard.wish.configs == text, lambda: heard, SOON_S)
         api.label(f"{CONFIG_LABEL}=A10-8Q")
-        await until(lambda: heard.wish == VgpuRequest(Heard("A10-8Q"), text), lambda: heard, SOON_S)
+        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), text), lambda: heard, SOON_S)
         api.label(f"{CONFIG_LABEL}-")
         await until(lambda: heard.wish.config == Heard(None), lambda: heard, SOON_S)
         api.set_configs(None)
@@ -96,7 +96,7 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
     """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
-    wanted = VgpuRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
+    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
     async with proxied(api.credentials) as (proxy, through), following(through) as heard:
         await until(lambda: heard.wish == wanted, lambda: heard)
         proxy.open = False
@@ -113,7 +113,7 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
             async with Client(api.credentials).watch(maps, last, for_s=5) as events:
                 assert [event async for event in events] == []
         proxy.open = True
-        await until(lambda: heard.wish == VgpuRequest(Heard("A10-8Q"), Heard(None)), lambda: heard)
+        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), Heard(None)), lambda: heard)
         await until(lambda: not heard.troubles, lambda: heard.troubles)
 
 
@@ -121,7 +121,7 @@ async def test_whoever_fails_at_news_is_told_it_again(api: ApiLab) -> None:
     heard = Listener(failures=2)
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     async with following(api.credentials, heard):
-        await until(lambda: heard.wish == VgpuRequest(Heard("A10-4Q"), Heard(None)), lambda: heard)
+        await until(lambda: heard.wish == NodeRequest(Heard("A10-4Q"), Heard(None)), lambda: heard)
     assert heard.failures == 0
 
 
@@ -328,9 +328,9 @@ def test_the_agent_goes_on_with_what_it_heard_before_its_restart(node: LabNode, 
     options = ("--node-name", NODE, "--kubeconfig", str(kubeconfig(api, tmp_path)))
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
-    wanted = VgpuRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
+    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
 
-    def kept(host: Path) -> VgpuRequest | None:
+    def kept(host: Path) -> NodeRequest | None:
         path = host / "var/lib/gpuvirt/wishes.json"
         return inlets.decode(path.read_bytes()).vgpu if path.exists() else None
 

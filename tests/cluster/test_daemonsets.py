@@ -11,7 +11,7 @@ from clusterlab import PATIENCE_S, LabNode, Wish, devices_of
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
-from gpuvirt.model.heard import Heard, VgpuRequest
+from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.node import inlets
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -112,12 +112,12 @@ def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, im
     with node.machine("2xA10") as host, DaemonSet(node, "node.yaml") as daemon_set:
         kept = host / "var/lib/gpuvirt/wishes.json"
 
-        def wish() -> VgpuRequest | None:
+        def wish() -> NodeRequest | None:
             return inlets.decode(kept.read_bytes()).vgpu if kept.exists() else None
 
-        node.until(lambda: wish() == VgpuRequest(Heard(None), Heard(None)), daemon_set.logs)
+        node.until(lambda: wish() == NodeRequest(Heard(None), Heard(None)), daemon_set.logs)
         node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config=A10-4Q")
         try:
-            node.until(lambda: wish() == VgpuRequest(Heard("A10-4Q"), Heard(None)), daemon_set.logs)
+            node.until(lambda: wish() == NodeRequest(Heard("A10-4Q"), Heard(None)), daemon_set.logs)
         finally:
             node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config-")

@@ -81,8 +81,13 @@ class Carving(RuleBasedStateMachine):
         return [(one.id, str(one.type), host.gpu) for host in hosts for one in host.live]
 
     def wish(self, size: int, number: int) -> CarveWish:
-        """Return one or two of a size, or one of each; on an A10 with or without a word on mixed sizes."""
+        """Return one or two of a size, or one of each; on an A10 with or without a word on mixed sizes.
+
+        Of a GPU that carries nothing, now and then that it is to be had whole.
+        """
         sizes = self.sizes[size % len(self.sizes)]
+        if not sizes and number % 2:
+            return CarveWish(whole=True)
         wished = {f"{self.card}-{one}": 1 if sizes[1:] else 1 + number % 2 for one in sizes}
         if self.card != "A10" or number % 3 == 0:
             return CarveWish(wished)
@@ -95,6 +100,7 @@ class Carving(RuleBasedStateMachine):
         reasons = carver.carve(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
         if not reasons:
             assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wish.types
+            assert not (wish.whole and self.kernel.pci.functions[gpu].virtfns)
         failed = ReasonCode.STEP_FAILED in {reason.code for reason in reasons}
         # Beside one in use, whose place nobody knows, mixed sizes may not fit though they could.
         assert not failed or (self.card == "A10" and (self.machines or self.pods))

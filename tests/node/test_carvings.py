@@ -8,7 +8,7 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
@@ -18,7 +18,7 @@ from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
 VGPU = Settings(mode=WantedMode.VGPU)
-NO_FILE = VgpuRequest(configs=Heard(None))
+NO_FILE = NodeRequest(configs=Heard(None))
 T4_8Q, T4_4Q = "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"
 FIRST = PciAddress("0000:3b:00.0")
 
@@ -40,7 +40,7 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 async def want(node: SimNode, name: str | None) -> None:
     """Have the node's label name a config, and no ConfigMap be there."""
-    node.agent.hear_vgpu_wish(VgpuRequest(Heard(name), Heard(None)))
+    node.agent.hear_wish(NodeRequest(Heard(name), Heard(None)))
     await node.advance(2)
     await node.say_holders()
     await node.advance(20)
@@ -112,7 +112,7 @@ async def test_nothing_goes_before_the_kubelet_was_heard_to_count_it_no_more(mac
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         mine = of(kernel, FIRST)[0]
-        node.agent.hear_vgpu_wish(VgpuRequest(config=Heard("T4-4Q")))
+        node.agent.hear_wish(NodeRequest(config=Heard("T4-4Q")))
         await node.advance(60)
         assert types(kernel) == {"T4-8Q": 8}, "who has what was not heard since they were withdrawn"
         assert node.offered[T4_8Q] == {}
@@ -148,7 +148,7 @@ async def test_configs_that_cannot_be_read_leave_those_from_before(machine: Mach
 
     async def hear(node: SimNode, text: str | None) -> None:
         heard = Heard(ConfigText(text, "ConfigMap gpuvirt/configs, key config.yaml") if text is not None else None)
-        node.agent.hear_vgpu_wish(VgpuRequest(Heard("mine"), heard))
+        node.agent.hear_wish(NodeRequest(Heard("mine"), heard))
         await node.advance(2)
         await node.say_holders()
         await node.advance(20)
@@ -202,10 +202,9 @@ async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(machin
         assert {gpu: of(again, gpu) for gpu in scan(again).vgpu_hosts} == before
 
 
-@pytest.mark.parametrize("mode", [WantedMode.UNMANAGED, WantedMode.CONTAINER])
-async def test_gpus_in_other_modes_are_not_carved(machine: Machine, tmp_path: Path, mode: WantedMode) -> None:
+async def test_gpus_that_nobody_manages_are_not_carved(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    async with running_node(kernel, tmp_path, Settings(mode=mode)) as node:
+    async with running_node(kernel, tmp_path, Settings()) as node:
         before = types(kernel)
         await want(node, "T4-4Q")
         assert (types(kernel), state(node)) == (before, None)
@@ -243,7 +242,7 @@ async def test_modes_are_switched_where_a_config_asks_for_them(
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         gpu = node.view.gpus[1].address
-        node.agent.hear_vgpu_wish(VgpuRequest(Heard("mine"), Heard(ConfigText(text, "a ConfigMap"))))
+        node.agent.hear_wish(NodeRequest(Heard("mine"), Heard(ConfigText(text, "a ConfigMap"))))
         for _ in range(4):
             await node.say_holders()
             await node.advance(10)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.heard import ConfigText, Heard, VgpuRequest
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node import inlets
 from gpuvirt.node.files import replace_file
@@ -18,13 +18,13 @@ from gpuvirt.sim.kernel import SimKernel
 from simnode import running_node
 
 CONFIGS = ConfigText("version: v1\n", "ConfigMap gpuvirt/configs, key config.yaml")
-WISH = VgpuRequest(Heard("A10-4Q"), Heard(CONFIGS))
+WISH = NodeRequest(Heard("A10-4Q"), Heard(CONFIGS))
 KEPT = Kept(NodeName("node01"), WISH, CONFIGS)
 Machine = Callable[[str], SimKernel]
 
 heards = st.none() | st.builds(Heard, st.none() | st.text(max_size=5))
 texts = st.builds(ConfigText, st.text(max_size=20), st.text(max_size=5))
-wishes = st.builds(VgpuRequest, heards, st.none() | st.builds(Heard, st.none() | texts))
+wishes = st.builds(NodeRequest, heards, st.none() | st.builds(Heard, st.none() | texts))
 
 
 @given(st.builds(Kept, st.just(NodeName("node01")), wishes, st.none() | texts))
@@ -41,22 +41,22 @@ def test_a_torn_file_is_refused(length: int) -> None:
 
 async def test_an_agent_that_starts_while_nobody_answers_goes_on_as_before(machine: Machine, tmp_path: Path) -> None:
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.vgpu_wish == VgpuRequest()
-        node.agent.hear_vgpu_wish(VgpuRequest(config=Heard("A10-4Q")))
-        node.agent.hear_vgpu_wish(VgpuRequest(configs=Heard(CONFIGS)))
+        assert node.agent.wish == NodeRequest()
+        node.agent.hear_wish(NodeRequest(config=Heard("A10-4Q")))
+        node.agent.hear_wish(NodeRequest(configs=Heard(CONFIGS)))
         node.agent.hear_good_configs(CONFIGS)
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.vgpu_wish == WISH
-        node.agent.hear_vgpu_wish(VgpuRequest(config=Heard(None), configs=Heard(None)))
+        assert node.agent.wish == WISH
+        node.agent.hear_wish(NodeRequest(config=Heard(None), configs=Heard(None)))
         assert node.agent.good_configs == CONFIGS, "a ConfigMap that is deleted takes nothing from anybody"
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.vgpu_wish == VgpuRequest(Heard(None), Heard(None))
+        assert node.agent.wish == NodeRequest(Heard(None), Heard(None))
         assert node.agent.good_configs == CONFIGS
 
 
 async def test_a_wish_is_on_disk_before_the_agent_ends(machine: Machine, tmp_path: Path) -> None:
     async with running_node(machine("2xA10"), tmp_path) as node:
-        node.agent.hear_vgpu_wish(WISH)
+        node.agent.hear_wish(WISH)
         await node.settle()
         assert inlets.decode((tmp_path / inlets.FILE).read_bytes()).vgpu == WISH
 
@@ -66,7 +66,7 @@ async def test_a_wish_is_concluded_from_and_one_heard_twice_is_not(machine: Mach
         await node.settle()
         views = [node.view]
         for _ in range(2):
-            node.agent.hear_vgpu_wish(WISH)
+            node.agent.hear_wish(WISH)
             await node.settle()
             views.append(node.view)
         assert views[0] is not views[1]
@@ -76,16 +76,16 @@ async def test_a_wish_is_concluded_from_and_one_heard_twice_is_not(machine: Mach
 async def test_another_nodes_wishes_are_passed_over(machine: Machine, tmp_path: Path) -> None:
     replace_file(tmp_path / inlets.FILE, inlets.encode(Kept(NodeName("node02"), WISH)))
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.vgpu_wish == VgpuRequest()
+        assert node.agent.wish == NodeRequest()
 
 
 async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_heard(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / inlets.FILE).write_bytes(b"torn")
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.vgpu_wish == VgpuRequest()
+        assert node.agent.wish == NodeRequest()
         assert [note.code for note in node.view.notes] == [ReasonCode.WISHES_LOST]
         assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
-        node.agent.hear_vgpu_wish(WISH)
+        node.agent.hear_wish(WISH)
         await node.settle()
         assert node.view.notes == (), "what was heard again is lost no more"
 
@@ -94,10 +94,10 @@ async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(machine: Ma
     blocked = tmp_path / f".{inlets.FILE}.new"
     blocked.mkdir()
     async with running_node(machine("2xA10"), tmp_path) as node:
-        node.agent.hear_vgpu_wish(WISH)
+        node.agent.hear_wish(WISH)
         await node.settle()
         assert [note.code for note in node.view.notes] == [ReasonCode.WISHES_NOT_WRITTEN]
-        assert node.agent.vgpu_wish == WISH
+        assert node.agent.wish == WISH
         blocked.rmdir()
         await node.advance(30)
         assert node.view.notes == ()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
 from gpuvirt.cluster.resources import NodeStatus
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import Heard, VgpuRequest
+from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.schedulable import Count
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
@@ -56,7 +56,7 @@ def listed(node: SimNode, resource: str) -> int:
 
 
 async def carve(node: SimNode, name: str) -> None:
-    node.agent.hear_vgpu_wish(VgpuRequest(Heard(name), Heard(None)))
+    node.agent.hear_wish(NodeRequest(Heard(name), Heard(None)))
     await node.settle()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import NodeName, PciAddress, VgpuId
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.heard import Heard, OperandsHeard, StateName, VgpuRequest
+from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, StateName
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node import binder
@@ -62,7 +62,7 @@ async def carver(kernel: SimKernel, folder: Path) -> AsyncIterator[SimNode]:
 
 
 async def want(node: SimNode, name: str) -> None:
-    node.agent.hear_vgpu_wish(VgpuRequest(Heard(name), Heard(None)))
+    node.agent.hear_wish(NodeRequest(Heard(name), Heard(None)))
     await node.advance(2)
     await node.say_holders()
     await node.advance(20)
@@ -202,12 +202,12 @@ async def test_beside_a_plugin_and_a_kubelet_the_resources_of_the_node_change(sh
     async with running(short_path, CLOCK) as kubelet, agent_on(options) as agent, asyncio.TaskGroup() as group:
         operator = Operator(agent, kernel, kubelet, tmp_path)
         task = group.create_task(operator.run())
-        agent.hear_vgpu_wish(VgpuRequest(config=Heard(None)))
+        agent.hear_wish(NodeRequest(config=Heard(None)))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_8Q) == 8)
         pod = await kubelet.run_pod("vm", Container("compute", {T4_8Q: 1}))
         folder = short_path / "pods" / pod.uid
         folder.mkdir(parents=True)
-        agent.hear_vgpu_wish(VgpuRequest(config=Heard("T4-4Q")))
+        agent.hear_wish(NodeRequest(config=Heard("T4-4Q")))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_4Q) == 12)
         await until(lambda: kubelet.allocatable()[T4_8Q] == 1)
         assert pod.held[0].devices[0] in types_by_id(kernel)
@@ -217,7 +217,7 @@ async def test_beside_a_plugin_and_a_kubelet_the_resources_of_the_node_change(sh
         (tmp_path / "config.yaml").write_text(
             "version: v1\nvgpu-configs: {mine: [{devices: all, vgpu-devices: {T4-16Q: 1}}]}\n"
         )
-        agent.hear_vgpu_wish(VgpuRequest(config=Heard("mine")))
+        agent.hear_wish(NodeRequest(config=Heard("mine")))
         await until(lambda: operator.runs and kubelet.allocatable().get("nvidia.com/GRID_T4-16Q") == 4)
         assert operator.written_beside_it == 0
         await until(lambda: state(agent)[0] is StateName.SUCCESS)

@@ -4,8 +4,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
@@ -36,16 +39,72 @@ def notes(node: SimNode) -> set[ReasonCode]:
     return {note.code for note in node.view.notes}
 
 
+async def heard(node: SimNode) -> None:
+    """Have the kubelet say who has what, as it does all the while."""
+    for _ in range(4):
+        await node.say_holders()
+        await node.advance(10)
+
+
 async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.advance(5)
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert node.offered["nvidia.com/TU104GL_TESLA_T4"] == {T4[2]: True}
-        assert notes(node) == {ReasonCode.CARRIES_VGPUS}
+        assert notes(node) == {ReasonCode.CARRIES_VGPUS, ReasonCode.HOLDERS_UNHEARD}
         assert [driver(kernel, one) for one in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
         assert node.gpu(T4[0]).wanted == "passthrough"
         assert node.agent.telemetry.moves["passthrough", "done"] == 1
+        await heard(node)
+        assert [driver(kernel, one) for one in T4] == ["vfio-pci"] * 4
+        assert notes(node) == set()
+
+
+async def test_a_gpu_that_is_wanted_whole_waits_for_the_machines_that_have_parts_of_it(
+    machine: Machine, tmp_path: Path
+) -> None:
+    kernel = machine("4xT4")
+    vgpu = min(kernel.mdev.devices)
+    mine = kernel.mdev.devices[vgpu]
+    carrier = mine.slot
+    guest = kernel.start_machine(mine.group)
+    async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
+        await heard(node)
+        others = [one for one in T4 if one != carrier]
+        assert [driver(kernel, one) for one in others] == ["vfio-pci"] * 3
+        assert driver(kernel, PciAddress(carrier)) == "nvidia"
+        assert notes(node) == {ReasonCode.CARRIES_VGPUS, ReasonCode.VGPU_IN_USE}
+        assert set(kernel.mdev.devices) == {vgpu}, "what is free on it goes"
+        assert kernel.vfio.requests == []
+        kernel.end_machine(guest)
+        await node.advance(70)
+        await heard(node)
+        assert [driver(kernel, one) for one in T4] == ["vfio-pci"] * 4
+        assert notes(node) == set()
+
+
+@pytest.mark.parametrize("name", ["2xA10-sriov", "4xL40S"])
+async def test_vfs_go_before_a_gpu_is_had_whole_and_come_back_for_vgpus(
+    machine: Machine, tmp_path: Path, name: str
+) -> None:
+    kernel = machine(name)
+    carve = Settings(mode=WantedMode.VGPU)
+    gpus = [one.address for one in kernel.pci.functions.values() if one.physfn is None and one.address.endswith("00.0")]
+
+    async def keeps(settings: Settings) -> None:
+        async with running_node(kernel, tmp_path, settings) as node:
+            node.agent.hear_wish(NodeRequest(Heard(None), Heard(None)))
+            await heard(node)
+            assert notes(node) == set()
+
+    await keeps(carve)
+    assert all(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
+    await keeps(PASSTHROUGH)
+    assert not any(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
+    assert {driver(kernel, PciAddress(gpu)) for gpu in gpus} == {"vfio-pci"}
+    await keeps(carve)
+    assert all(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
 
 
 async def test_no_wish_means_leave_alone(machine: Machine, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model.heard import ConfigText, Heard, StateName, VgpuRequest
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView, SchedulerView
 from gpuvirt.model.wanted import WantedMode
@@ -78,7 +78,7 @@ def set_by_hand(kernel: SimKernel, gpu: PciAddress, view: SchedulerView) -> None
 
 async def want(node: SimNode, name: str, text: str | None = None) -> None:
     configs = ConfigText(text, "a ConfigMap") if text is not None else None
-    node.agent.hear_vgpu_wish(VgpuRequest(Heard(name), Heard(configs)))
+    node.agent.hear_wish(NodeRequest(Heard(name), Heard(configs)))
     await node.advance(2)
     await node.say_holders()
     await node.advance(60)
@@ -146,7 +146,7 @@ async def test_what_waits_for_the_kubelet_comes_first(machine: Machine, tmp_path
     kernel = machine("4xT4")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, Settings(mode=WantedMode.VGPU, vgpu_config="T4-4Q"), tools=tools) as node:
-        node.agent.hear_vgpu_wish(VgpuRequest(Heard("T4-4Q"), Heard(None)))
+        node.agent.hear_wish(NodeRequest(Heard("T4-4Q"), Heard(None)))
         await node.settle()
         told = asked(tools)
         await node.advance(700)

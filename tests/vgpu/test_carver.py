@@ -260,3 +260,42 @@ def test_a_gpu_that_another_lock_guards_by_now_is_not_carved(tmp_path: Path) -> 
     with pytest.raises(UnitBusyError, match="another unit"):
         carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert host.types(T4) == before
+
+
+WHOLE = CarveWish(whole=True)
+
+
+def test_a_gpu_that_is_wanted_whole_carries_nothing_and_has_no_vfs(tmp_path: Path) -> None:
+    host = Carver("4xL40S", tmp_path)
+    host.carve(L40S, L40S_8Q=3)
+    assert host.wish(L40S, WHOLE) == ()
+    assert host.kernel.pci.functions[L40S].virtfns == []
+    assert host.steps[-1] == f"{L40S}: switch its VFs off"
+    assert host.wish(L40S, WHOLE) == ()
+    assert host.steps == []
+
+
+def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
+    host = Carver("4xL40S", tmp_path)
+    assert host.carve(L40S) == ()
+    vfs = list(host.kernel.pci.functions[L40S].virtfns)
+    host.kernel.rebind(vfs[1], "vfio-pci")
+    assert codes(host.wish(L40S, WHOLE)) == [ReasonCode.VFS_ENABLED]
+    host.kernel.rebind(vfs[1], "nvidia")
+    uses = host.kernel.start_process("nvidia-smi", "/dev/nvidia0")
+    assert codes(host.wish(L40S, WHOLE)) == [ReasonCode.IN_USE]
+    host.kernel.end_machine(uses)
+    typed: list[str] = []
+
+    def make_one(step: CarveStep) -> None:
+        typed.append(step.text)
+        if len(typed) > 1:
+            return
+        vf = HostPath(f"/sys/bus/pci/devices/{vfs[0]}/nvidia")
+        _, row, *_ = host.kernel.read(HostPath(f"{vf}/creatable_vgpu_types")).splitlines()
+        host.kernel.write(HostPath(f"{vf}/current_vgpu_type"), row.split()[0].rstrip(b":"))
+
+    reasons = carver.carve(host.site, L40S, WHOLE, host.given, make_one)
+    assert codes(reasons)[0] is ReasonCode.STEP_FAILED
+    assert typed[0] == f"{L40S}: switch its VFs off"
+    assert host.kernel.pci.functions[L40S].virtfns == vfs

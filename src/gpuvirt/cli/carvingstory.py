@@ -1,7 +1,7 @@
 """The second part of the demo: a node's label carves its GPUs into vGPUs, and anew, while a machine has one."""
 
 from gpuvirt.cli.story import Story
-from gpuvirt.model.heard import Heard, StateName, VgpuRequest
+from gpuvirt.model.heard import Heard, NodeRequest, StateName
 from gpuvirt.sim.kubelet.kubelet import Container
 
 MACHINE = "2xA10-sriov"
@@ -42,7 +42,7 @@ class CarvingStory(Story):
         self.say("nvidia.com/vgpu.config.state=success")
 
     def _label(self, config: str | None) -> None:
-        self.agent.hear_vgpu_wish(VgpuRequest(Heard(config), Heard(None)))
+        self.agent.hear_wish(NodeRequest(Heard(config), Heard(None)))
 
     def _left(self, resource: str) -> int:
         return self.kubelet.allocatable().get(resource, 0)

@@ -18,6 +18,7 @@ from gpuvirt.model.carving import (
     CarveStep,
     CarveWish,
     DestroyInstance,
+    DisableVfs,
     EnableVfs,
     ModeStep,
     RemoveVgpu,
@@ -37,6 +38,8 @@ def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> Car
     A GPU whose VFs are not there yet says of no type that it knows it: they come first.
     """
     gpu = function.address
+    if wish.whole:
+        return _plan_whole(function, board)
     if board is None:
         if not any(wish.types.values()):
             return CarvePlan(gpu)
@@ -55,6 +58,12 @@ def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> Car
         else:
             unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(one) for one in known]))
     return CarvePlan(gpu, refusals=tuple(unknown)) if unknown else plan_carving(board, wanted, wish)
+
+
+def _plan_whole(function: PciFunction, board: Board | None) -> CarvePlan:
+    """Return a plan by which a GPU comes to carry nothing, and then to have no VFs."""
+    plan = plan_carving(board, {}) if board is not None else CarvePlan(function.address)
+    return CarvePlan(function.address, steps=(DisableVfs(function.address),)) if plan.met and function.virtfns else plan
 
 
 def _lacks_vfs(function: PciFunction) -> bool:

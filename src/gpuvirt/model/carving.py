@@ -21,6 +21,8 @@ class CarveWish:
     """None leaves alone whether vGPUs of several sizes may be on it."""
     scheduler: Scheduler | None = None
     """None leaves its scheduler alone."""
+    whole: bool = False
+    """Whether it is to be had whole: it carries nothing then, and its VFs are off."""
 
 
 def _switched(*, on: bool) -> str:
@@ -37,6 +39,18 @@ class EnableVfs:
     def text(self) -> str:
         """The step in words."""
         return f"{self.gpu}: switch its VFs on"
+
+
+@dataclass(frozen=True, slots=True)
+class DisableVfs:
+    """Have a GPU without its VFs, which nobody uses and which carry nothing."""
+
+    gpu: PciAddress
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return f"{self.gpu}: switch its VFs off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,8 @@ class SetScheduler:
 
 
 ModeStep = SetMixedSizes | SetMigMode
-CarveStep = EnableVfs | RemoveVgpu | ModeStep | DestroyInstance | CreateInstance | CreateVgpu | SetScheduler
+VfStep = EnableVfs | DisableVfs
+CarveStep = VfStep | RemoveVgpu | ModeStep | DestroyInstance | CreateInstance | CreateVgpu | SetScheduler
 
 
 @dataclass(frozen=True, slots=True)

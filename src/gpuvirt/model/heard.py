@@ -29,7 +29,7 @@ class ConfigText:
 
 
 @dataclass(frozen=True, slots=True)
-class VgpuRequest:
+class NodeRequest:
     """What is wanted; each part None until it was heard."""
 
     config: Heard[str] | None = None
@@ -37,9 +37,9 @@ class VgpuRequest:
     configs: Heard[ConfigText] | None = None
     """The configurations that there are: the ConfigMap. None of the value: it is not there, or lacks the key."""
 
-    def updated(self, news: "VgpuRequest") -> "VgpuRequest":
+    def updated(self, news: "NodeRequest") -> "NodeRequest":
         """Return this with what `news` has heard in the place of what was heard before."""
-        return VgpuRequest(news.config or self.config, news.configs or self.configs)
+        return NodeRequest(news.config or self.config, news.configs or self.configs)
 
 
 class StateName(StrEnum):

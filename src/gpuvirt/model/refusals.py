@@ -61,7 +61,7 @@ def carries_vgpus(address: PciAddress, count: int) -> Reason:
         ReasonCode.CARRIES_VGPUS,
         address,
         f"carries {count} vGPUs, which would go with its driver",
-        fix="remove them first, when no machine has them",
+        fix="remove them first, when no machine has them; an agent that wants the GPU whole does",
     )
 
 
@@ -72,7 +72,8 @@ def vfs_enabled(function: PciFunction) -> Reason:
         function.address,
         f"has {len(function.virtfns)} VFs switched on, which would go with its driver",
         seen=f"/sys/bus/pci/devices/{function.address}/virtfn0",
-        fix=f"echo 0 > /sys/bus/pci/devices/{function.address}/sriov_numvfs, when nobody uses them",
+        fix=f"echo 0 > /sys/bus/pci/devices/{function.address}/sriov_numvfs, when nobody uses them; an agent that wants"
+        " the GPU whole does",
     )
 
 

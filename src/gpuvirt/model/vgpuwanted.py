@@ -13,7 +13,7 @@ from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model import vgpuconfig
 from gpuvirt.model.board import Board
 from gpuvirt.model.carving import CarveWish
-from gpuvirt.model.heard import ConfigText, VgpuRequest
+from gpuvirt.model.heard import ConfigText, NodeRequest
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.nearness import nearest
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -51,7 +51,7 @@ class Wanted:
     """Why nothing follows from the name."""
 
 
-def config_name(request: VgpuRequest, fallback: str | None, *, in_cluster: bool) -> str | None:
+def config_name(request: NodeRequest, fallback: str | None, *, in_cluster: bool) -> str | None:
     """Return which config is wanted, None for none, or where it was not heard yet.
 
     `fallback` is what the settings name; a node in a cluster whose label is not there gets `default` without it.

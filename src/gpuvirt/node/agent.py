@@ -13,7 +13,7 @@ from gpuvirt.clock import Signal, Timer
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.heard import ConfigText, OperandsHeard, VgpuRequest, VgpuState
+from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, VgpuState
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
@@ -124,18 +124,18 @@ class Agent:
         return self.views.get().looked
 
     @property
-    def vgpu_wish(self) -> VgpuRequest:
+    def wish(self) -> NodeRequest:
         """What the cluster wants of this node's vGPUs, as it was last heard, before a restart too."""
-        return self._inlets.vgpu_wish
+        return self._inlets.wish
 
     @property
     def good_configs(self) -> ConfigText | None:
         """The last vGPU configurations that could be used, as `hear_good_configs` took them."""
         return self._inlets.good_configs
 
-    def hear_vgpu_wish(self, news: VgpuRequest) -> None:
+    def hear_wish(self, news: NodeRequest) -> None:
         """Take what the cluster wants of vGPUs; what `news` has not heard stays as it was."""
-        if self._inlets.hear_vgpu_wish(news):
+        if self._inlets.hear_wish(news):
             self._stale.set()
 
     def hear_good_configs(self, configs: ConfigText) -> None:

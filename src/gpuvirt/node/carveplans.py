@@ -3,7 +3,7 @@
 Nothing here waits, or does anything to the host.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
@@ -19,6 +19,8 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.vgpuwanted import Book, Wanted, config_gpus, resolve
 from gpuvirt.model.wanted import WantedMode
 
+WHOLE = frozenset({WantedMode.PASSTHROUGH, WantedMode.CONTAINER})
+
 
 class CarvePlans:
     """One node's."""
@@ -31,7 +33,7 @@ class CarvePlans:
         """The one that is wanted, None for none or where it was not heard yet."""
         self.wanted = Wanted()
         """Which vGPUs are wanted, or why that is not known."""
-        self.by_gpu: Mapping[PciAddress, tuple[CarveWish, CarvePlan]] = {}
+        self.by_gpu: dict[PciAddress, tuple[CarveWish, CarvePlan]] = {}
         """What is wanted of each GPU that is to be carved, and what is to be done to it."""
         self.smi: dict[PciAddress, tuple[CarveWish, SmiReport]] = {}
         """What nvidia-smi said of GPUs, and for which wish it was asked."""
@@ -50,7 +52,8 @@ class CarvePlans:
     @property
     def configs(self) -> Mapping[PciAddress, str]:
         """The config by which each GPU is kept carved."""
-        return dict.fromkeys((*self.by_gpu, *self.questions), self.config or "")
+        carved = (gpu for gpu, (wish, _) in self.by_gpu.items() if not wish.whole)
+        return dict.fromkeys((*carved, *self.questions), self.config or "")
 
     def hear_scheduler(self, gpu: PciAddress, told: Told) -> bool:
         """Take what nvidia-smi told of a GPU's scheduler, for its plan as well; return whether it is news."""
@@ -62,10 +65,12 @@ class CarvePlans:
 
     def conclude(self, inventory: Inventory, holdings: tuple[Holding, ...]) -> None:
         """Conclude which vGPUs are wanted, and what is to be done so that they are there."""
-        carved = [gpu for gpu in inventory.gpus if self._settings.mode_of(gpu) is WantedMode.VGPU]
+        modes = {gpu: self._settings.mode_of(gpu) for gpu in inventory.gpus}
+        carved = [gpu for gpu, mode in modes.items() if mode is WantedMode.VGPU]
         self.wanted, self.by_gpu, self.questions, self.time_shared = Wanted(), {}, {}, {}
         if carved:
             self._plan(inventory, holdings, carved)
+        self.by_gpu |= _emptied(inventory, holdings, [gpu for gpu, mode in modes.items() if mode in WHOLE])
         stands = self.time_shared
         self.schedulers = {gpu: told for gpu, told in self.schedulers.items() if told.footing == stands.get(gpu)}
 
@@ -98,3 +103,13 @@ class CarvePlans:
     def _with_report(self, function: PciFunction, board: Board | None) -> Board | None:
         said = self.smi.get(function.address)
         return board if board is None or said is None else with_report(board, function, said[1])
+
+
+def _emptied(
+    inventory: Inventory, holdings: tuple[Holding, ...], gpus: Iterable[PciAddress]
+) -> dict[PciAddress, tuple[CarveWish, CarvePlan]]:
+    """Return what is to be done to GPUs that are to be had whole, and carry something or have VFs."""
+    wish, functions = CarveWish(whole=True), inventory.facts.functions
+    boards = {gpu: board_of(inventory, gpu, holdings, NAMESPACE) for gpu in gpus if not functions[gpu].on_vfio}
+    plans = {gpu: plan_gpu(functions[gpu], board, wish) for gpu, board in boards.items()}
+    return {gpu: (wish, plan) for gpu, plan in plans.items() if not plan.met}

@@ -21,6 +21,7 @@ from gpuvirt.model.carving import (
     CreateInstance,
     CreateVgpu,
     DestroyInstance,
+    DisableVfs,
     EnableVfs,
     RemoveVgpu,
     SetMigMode,
@@ -85,6 +86,8 @@ def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep
         case EnableVfs(gpu):
             _see_that_it_is_idle(site.kernel, gpu)
             sriov.enable_vfs(site.kernel, site.tools, gpu)
+        case DisableVfs(gpu):
+            _disable_vfs(site, inventory, gpu)
         case RemoveVgpu(vgpu):
             if board is not None:
                 _remove(site.kernel, inventory, board.host, vgpu)
@@ -147,13 +150,26 @@ def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
     return {one.id for one in host.live} if host is not None else set()
 
 
-def _see_that_it_is_idle(kernel: Kernel, gpu: PciAddress) -> None:
+def _see_that_it_is_idle(kernel: Kernel, *functions: PciAddress) -> None:
     """See that no process uses a GPU: its driver lets it go for a moment while VFs or MIG mode are switched."""
-    users = nativeusers.read_native_users(kernel, [gpu])
+    users = nativeusers.read_native_users(kernel, functions)
     if users is None:
-        raise RefusedError(refusals.users_unseen(gpu))
-    if serious := refusals.serious(users.get(gpu, ())):
-        raise RefusedError(refusals.in_use(gpu, serious, forcible=False))
+        raise RefusedError(refusals.users_unseen(functions[0]))
+    for one in functions:
+        if serious := refusals.serious(users.get(one, ())):
+            raise RefusedError(refusals.in_use(one, serious, forcible=False))
+
+
+def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
+    """Switch VFs off that carry nothing, and are bound to no VFIO driver: then none has a node that could be held."""
+    functions = inventory.facts.functions
+    found = [functions.get(slot) for slot in functions[gpu].virtfns]
+    vfs = [one for one in found if one is not None]
+    if len(vfs) < len(found) or any(one.on_vfio for one in vfs):
+        raise RefusedError(refusals.vfs_enabled(functions[gpu]))
+    _see_that_it_is_empty(site.kernel, gpu)
+    _see_that_it_is_idle(site.kernel, gpu, *(one.address for one in vfs))
+    sriov.disable_vfs(site.kernel, site.tools, gpu)
 
 
 def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:

@@ -224,7 +224,8 @@ class Carvings:
             return None
         if wanted.trouble is not None:
             return VgpuState(StateName.FAILED, wanted.trouble.text)
-        open_gpus = [*agent.questions, *(gpu for gpu, (_, plan) in plans.items() if not plan.met)]
+        carved = (gpu for gpu, (wish, plan) in plans.items() if not plan.met and not wish.whole)
+        open_gpus = [*agent.questions, *carved]
         reasons = [reason for gpu in open_gpus for reason in self._reasons.get(gpu, ())]
         failures = [reason for reason in reasons if reason.code not in WAITING]
         if failures:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.model.heard import ConfigText, Heard, VgpuRequest
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.pace import Pace
@@ -16,7 +16,7 @@ READ_TIMEOUT_S = 10.0
 class Listener(Protocol):
     """The agent, as far as it hears of configs."""
 
-    def hear_vgpu_wish(self, news: VgpuRequest, /) -> None:
+    def hear_wish(self, news: NodeRequest, /) -> None:
         """Take what is wanted of vGPUs; what `news` has not heard stays as it was."""
         ...
 
@@ -40,7 +40,7 @@ class ConfigFile:
             trouble: Reason | None = None
             try:
                 text = await self._lane.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
-                listener.hear_vgpu_wish(VgpuRequest(configs=Heard(text)))
+                listener.hear_wish(NodeRequest(configs=Heard(text)))
             except (OSError, UnicodeDecodeError, GpuvirtError) as error:
                 trouble = _unread(self._path, str(error))
             listener.hear_trouble("config file", trouble)

@@ -15,7 +15,7 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.heard import ConfigText, VgpuRequest
+from gpuvirt.model.heard import ConfigText, NodeRequest
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.lane import Lane
@@ -36,7 +36,7 @@ class Kept:
 
     node: NodeName | None
     """Whose wishes they are: a disk that was copied has another node's."""
-    vgpu: VgpuRequest = field(default_factory=VgpuRequest)
+    vgpu: NodeRequest = field(default_factory=NodeRequest)
     good_configs: ConfigText | None = None
     """The last configurations that could be used, whatever was heard since."""
 
@@ -55,7 +55,7 @@ class Inlets:
         self._written = self._kept
 
     @property
-    def vgpu_wish(self) -> VgpuRequest:
+    def wish(self) -> NodeRequest:
         """What the cluster wants of the node's vGPUs, now or before."""
         return self._kept.vgpu
 
@@ -86,7 +86,7 @@ class Inlets:
             return
         self._kept = self._written = kept
 
-    def hear_vgpu_wish(self, news: VgpuRequest) -> bool:
+    def hear_wish(self, news: NodeRequest) -> bool:
         """Take what was heard; what `news` has not heard stays as it was. Return whether it is news."""
         return self._keep(replace(self._kept, vgpu=self._kept.vgpu.updated(news)))
 

@@ -144,8 +144,10 @@ def _state(
     users = inventory.facts.users or {}
     members = [functions[one] for one in inventory.units[unit]]
     groups = {one.iommu_group for one in members}
+    vgpus = sorted(one for one, vgpu in inventory.vgpus.items() if vgpu.gpu in wishes)
     return (
         tuple(members),
+        tuple(vgpus),
         tuple(sorted(wishes.items())),
         tuple((group, used) for group, used in users.items() if group in groups),
         None if pods is None else {gpu: names for gpu, names in pods.items() if gpu in wishes},

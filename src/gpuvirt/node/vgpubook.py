@@ -35,7 +35,7 @@ class VgpuBook:
 
     def conclude(self) -> None:
         """Let the state know what is wanted, by all that was heard."""
-        request = self._inlets.vgpu_wish
+        request = self._inlets.wish
         if request.configs is not None and request.configs.value is not None:
             self._take(request.configs.value)
         elif request.configs is not None:

@@ -6,41 +6,41 @@ from typing import Protocol
 from gpuvirt.cluster.agent.names import CONFIG_KEY, CONFIG_LABEL
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.resources import ConfigMap, Node
-from gpuvirt.model.heard import ConfigText, Heard, VgpuRequest
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 
 
 class Listener(Protocol):
     """The agent, as far as it hears of wishes."""
 
-    def hear_vgpu_wish(self, news: VgpuRequest, /) -> None:
+    def hear_wish(self, news: NodeRequest, /) -> None:
         """Take what is wanted of vGPUs; what `news` has not heard stays as it was."""
         ...
 
 
-def wish_of_node(node: Node | None) -> VgpuRequest:
+def wish_of_node(node: Node | None) -> NodeRequest:
     """Return what a node's labels want.
 
     A node that is not there wants nothing else than before: it was deleted to be registered anew, or is not registered
     yet, and its machines run. A label without a value is no label, as for NVIDIA's device manager.
     """
     if node is None:
-        return VgpuRequest()
-    return VgpuRequest(config=Heard(node.metadata.labels.get(CONFIG_LABEL) or None))
+        return NodeRequest()
+    return NodeRequest(config=Heard(node.metadata.labels.get(CONFIG_LABEL) or None))
 
 
-def wish_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> VgpuRequest:
+def wish_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> NodeRequest:
     """Return what a ConfigMap wants; None where it is not there."""
     text = config_map.data.get(CONFIG_KEY) if config_map is not None else None
     if text is None:
-        return VgpuRequest(configs=Heard(None))
-    return VgpuRequest(configs=Heard(ConfigText(text, f"ConfigMap {key.namespace}/{key.name}, key {CONFIG_KEY}")))
+        return NodeRequest(configs=Heard(None))
+    return NodeRequest(configs=Heard(ConfigText(text, f"ConfigMap {key.namespace}/{key.name}, key {CONFIG_KEY}")))
 
 
 def hear_node(listener: Listener, key: ObjectKey) -> Callable[[News[Node]], None]:
     """Return what hands on news of a node."""
-    return lambda news: listener.hear_vgpu_wish(wish_of_node(news.objects.get(key)))
+    return lambda news: listener.hear_wish(wish_of_node(news.objects.get(key)))
 
 
 def hear_config_map(listener: Listener, key: ObjectKey) -> Callable[[News[ConfigMap]], None]:
     """Return what hands on news of a ConfigMap."""
-    return lambda news: listener.hear_vgpu_wish(wish_of_config_map(key, news.objects.get(key)))
+    return lambda news: listener.hear_wish(wish_of_config_map(key, news.objects.get(key)))
