@@ -20,7 +20,7 @@ from gpuvirt.apps.node import NodeOptions, run
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model import pciids
-from gpuvirt.model.heard import Heard, StateName, NodeRequest
+from gpuvirt.model.heard import Heard, NodeRequest, StateName
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode

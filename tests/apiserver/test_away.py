@@ -17,7 +17,7 @@ from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import UnreachableError
 from gpuvirt.cluster.resources import NODES, Node
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
-from gpuvirt.model.heard import Heard, NodeRequest, StateName, VgpuState
+from gpuvirt.model.heard import Heard, NodeRequest, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.sim.builder import build_machine
@@ -83,7 +83,7 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
     side = ClusterSide(credentials, NodeName("node01"), ConfigMapName("configs"))
     async with node_beside(side.run, short_path) as node:
         node.agent.hear_wish(NodeRequest(config=Heard("A10-4Q")))
-        node.agent.vgpu_states.set(VgpuState(StateName.PENDING))
+        node.agent.vgpu_states.set(Progress(StateName.PENDING))
         await node.until_registered()
         await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.notes})
         assert node.agent.allocate(A10, [[DeviceId("0000:65:00.0")]])

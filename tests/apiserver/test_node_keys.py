@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent.names import CONFIG_LABEL, OPERAND_LABELS, PAUSED, REASON_ANNOTATION, STATE_LABEL
+from gpuvirt.cluster.agent.names import (
+    CONFIG_LABEL,
+    OPERAND_LABELS,
+    PAUSED,
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_LABEL,
+)
 from gpuvirt.cluster.agent.nodekeys import patch_of, patched
 from gpuvirt.cluster.agent.operands import heard_of, operand_keys
 from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
@@ -14,11 +21,11 @@ from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.resources import ConfigMap, Metadata, Node, Pod
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, StateName, VgpuState
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 
 MAP = ObjectKey("gpuvirt", "configs")
-WAITS = VgpuState(StateName.PENDING, "waits for pod default/vm-a")
+WAITS = Progress(StateName.PENDING, "waits for pod default/vm-a")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +33,14 @@ WAITS = VgpuState(StateName.PENDING, "waits for pod default/vm-a")
     [({CONFIG_LABEL: "A10-4Q"}, Heard("A10-4Q")), ({}, Heard(None)), ({CONFIG_LABEL: ""}, Heard(None))],
 )
 def test_a_label_is_a_wish_and_none_is_heard_to_be_none(labels: dict[str, str], wanted: Heard[str]) -> None:
-    assert wish_of_node(Node(Metadata(name="node01", labels=labels))) == NodeRequest(config=wanted)
+    wish = wish_of_node(Node(Metadata(name="node01", labels=labels)))
+    assert wish == NodeRequest(config=wanted, workload=Heard(None))
+
+
+def test_what_a_node_is_for_is_a_wish_of_its_own() -> None:
+    wish = wish_of_node(Node(Metadata(name="node01", labels={WORKLOAD_LABEL: "vm-vgpu"})))
+    assert wish == NodeRequest(config=Heard(None), workload=Heard("vm-vgpu"))
+    assert wish.updated(NodeRequest(config=Heard("A10-4Q"))).workload == Heard("vm-vgpu")
 
 
 def test_a_node_that_is_not_there_wants_what_it_wanted_before() -> None:
@@ -67,21 +81,21 @@ def said(state: str | None, reason: str | None) -> Metadata:
         (None, said(None, None)),
         (None, said("failed", "old")),
         (WAITS, said("pending", WAITS.reason)),
-        (VgpuState(StateName.SUCCESS), said("success", None)),
-        (VgpuState(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
+        (Progress(StateName.SUCCESS), said("success", None)),
+        (Progress(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
     ],
 )
-def test_nothing_is_written_where_all_is_said_or_nothing_is_to_be(wanted: VgpuState | None, heard: Metadata) -> None:
+def test_nothing_is_written_where_all_is_said_or_nothing_is_to_be(wanted: Progress | None, heard: Metadata) -> None:
     assert patch_of([state_keys(wanted)], heard) is None
 
 
-states = st.builds(VgpuState, st.sampled_from(StateName), st.text(max_size=3000))
+states = st.builds(Progress, st.sampled_from(StateName), st.text(max_size=3000))
 texts = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
 
 
 @given(states, texts, texts, st.none() | st.sampled_from(["pending", "junk"]))
 def test_a_patched_node_says_it_and_keeps_everything_else(
-    wanted: VgpuState, labels: dict[str, str], annotations: dict[str, str], state: str | None
+    wanted: Progress, labels: dict[str, str], annotations: dict[str, str], state: str | None
 ) -> None:
     before = said(state, "old")
     heard = Metadata(labels=labels | before.labels, annotations=annotations | before.annotations)

@@ -231,7 +231,7 @@ def test_vfs_do_not_change_while_the_gpu_is_open(a10: Place) -> None:
 
 def test_nvidias_driver_lets_nobody_else_make_vfs(a10: Place) -> None:
     a10.tools = SimTools(a10.kernel, programs=())
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(VfsUnchangedError, match=r"no sriov-manage in /.*sriov_numvfs"):
         sriov.enable_vfs(a10.kernel, a10.tools, OFF)
     a10.kernel.pci.functions[OFF].takes_numvfs = True
     sriov.enable_vfs(a10.kernel, a10.tools, OFF)

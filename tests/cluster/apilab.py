@@ -12,10 +12,17 @@ from lab.cluster.cluster import Cluster
 
 from gpuvirt.apps.clusterside import ClusterSide
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
+from gpuvirt.cluster.agent.names import (
+    CONFIG_LABEL,
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_LABEL,
+    WORKLOAD_REASON_ANNOTATION,
+    WORKLOAD_STATE_LABEL,
+)
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.facts.ids import ConfigMapName, NodeName
-from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, VgpuState
+from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.notice import Notice
@@ -66,8 +73,8 @@ class ApiLab:
 
     def clear_node(self) -> None:
         """Take from the node what tests leave on it: other tests' agents would follow it."""
-        self.label(f"{CONFIG_LABEL}-", f"{STATE_LABEL}-")
-        self.kubectl("annotate", "node", NODE, f"{REASON_ANNOTATION}-")
+        self.label(f"{CONFIG_LABEL}-", f"{STATE_LABEL}-", f"{WORKLOAD_LABEL}-", f"{WORKLOAD_STATE_LABEL}-")
+        self.kubectl("annotate", "node", NODE, f"{REASON_ANNOTATION}-", f"{WORKLOAD_REASON_ANNOTATION}-")
         counts = '[{"op": "remove", "path": "/status/allocatable/example.com~1gpu"}]'
         # The kubelet may have taken it away already.
         self.cluster.kubectl("patch", "node", NODE, "--subresource=status", "--type=json", "-p", counts)
@@ -89,7 +96,8 @@ class Listener:
     """An agent, as far as the cluster's side is concerned."""
 
     wish: NodeRequest = field(default_factory=NodeRequest)
-    vgpu_states: Cell[VgpuState | None] = field(default_factory=lambda: Cell(None))
+    vgpu_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
+    workload_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
     notice: Notice | None = None
     operands: OperandsHeard | None = None

@@ -15,7 +15,13 @@ from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.agent.names import CONFIG_LABEL, REASON_ANNOTATION, STATE_LABEL
+from gpuvirt.cluster.agent.names import (
+    CONFIG_LABEL,
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_REASON_ANNOTATION,
+    WORKLOAD_STATE_LABEL,
+)
 from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
 from gpuvirt.cluster.failures import (
     ConflictError,
@@ -27,7 +33,7 @@ from gpuvirt.cluster.failures import (
 )
 from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName, VgpuState
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedulable import Count
 from gpuvirt.model.view import NodeView
@@ -42,8 +48,8 @@ SOON_S = 2.0
 STATE = r".metadata.labels.nvidia\.com/vgpu\.config\.state"
 REASON = r".metadata.annotations.gpuvirt\.io/vgpu\.config\.reason"
 A10 = "nvidia.com/GA102GL_A10"
-PENDING = VgpuState(StateName.PENDING, "waits for pod default/vm-a")
-SUCCESS = VgpuState(StateName.SUCCESS)
+PENDING = Progress(StateName.PENDING, "waits for pod default/vm-a")
+SUCCESS = Progress(StateName.SUCCESS)
 
 
 @pytest.fixture
@@ -66,14 +72,14 @@ def admin(api: ApiLab) -> Client:
 
 async def test_a_label_and_a_config_map_are_heard_soon_and_so_is_their_end(api: ApiLab) -> None:
     async with following(api.credentials) as heard:
-        await until(lambda: heard.wish == NodeRequest(Heard(None), Heard(None)), lambda: heard)
+        await until(lambda: heard.wish == NodeRequest(Heard(None), Heard(None), Heard(None)), lambda: heard)
         api.label(f"{CONFIG_LABEL}=A10-4Q")
         await until(lambda: heard.wish.config == Heard("A10-4Q"), lambda: heard, SOON_S)
         api.set_configs("version: v1")
         text = Heard(ConfigText("version: v1", WHERE))
         await until(lambda: heard.wish.configs == text, lambda: heard, SOON_S)
         api.label(f"{CONFIG_LABEL}=A10-8Q")
-        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), text), lambda: heard, SOON_S)
+        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), text, Heard(None)), lambda: heard, SOON_S)
         api.label(f"{CONFIG_LABEL}-")
         await until(lambda: heard.wish.config == Heard(None), lambda: heard, SOON_S)
         api.set_configs(None)
@@ -96,7 +102,7 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
     """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
-    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
+    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)), Heard(None))
     async with proxied(api.credentials) as (proxy, through), following(through) as heard:
         await until(lambda: heard.wish == wanted, lambda: heard)
         proxy.open = False
@@ -113,7 +119,7 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
             async with Client(api.credentials).watch(maps, last, for_s=5) as events:
                 assert [event async for event in events] == []
         proxy.open = True
-        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), Heard(None)), lambda: heard)
+        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), Heard(None), Heard(None)), lambda: heard)
         await until(lambda: not heard.troubles, lambda: heard.troubles)
 
 
@@ -121,7 +127,7 @@ async def test_whoever_fails_at_news_is_told_it_again(api: ApiLab) -> None:
     heard = Listener(failures=2)
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     async with following(api.credentials, heard):
-        await until(lambda: heard.wish == NodeRequest(Heard("A10-4Q"), Heard(None)), lambda: heard)
+        await until(lambda: heard.wish == NodeRequest(Heard("A10-4Q"), Heard(None), Heard(None)), lambda: heard)
     assert heard.failures == 0
 
 
@@ -179,7 +185,7 @@ async def test_what_is_not_granted_is_refused(api: ApiLab, resource: Resource, n
     assert rule in str(refused.value)
 
 
-async def test_an_agent_changes_two_keys_of_its_own_node_alone(api: ApiLab) -> None:
+async def test_an_agent_changes_keys_of_its_own_on_its_own_node_alone(api: ApiLab) -> None:
     client = Client(api.credentials)
     api.kubectl("create", "-f", "-", given='{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}')
 
@@ -189,6 +195,13 @@ async def test_an_agent_changes_two_keys_of_its_own_node_alone(api: ApiLab) -> N
     try:
         state = {"metadata": {"labels": {STATE_LABEL: "pending"}, "annotations": {REASON_ANNOTATION: "why"}}}
         assert (await patch(NODE, state)).metadata.labels[STATE_LABEL] == "pending"
+        workload = {
+            "metadata": {
+                "labels": {WORKLOAD_STATE_LABEL: "pending"},
+                "annotations": {WORKLOAD_REASON_ANNOTATION: "why"},
+            }
+        }
+        assert (await patch(NODE, workload)).metadata.labels[WORKLOAD_STATE_LABEL] == "pending"
         for name, refused in (
             ("other", state),
             (NODE, {"metadata": {"labels": {"a": "b"}}}),
@@ -282,7 +295,7 @@ async def test_under_roles_that_permit_updates_alone_nothing_of_others_is_lost(a
                 for number, name in enumerate(names):
                     change = {"metadata": {"annotations": {name: str(number)}}}
                     await other.patch(NODES, NODE, change, PatchType.MERGE, Node)
-                    agent.vgpu_states.set(VgpuState(StateName.PENDING, f"step {number}"))
+                    agent.vgpu_states.set(Progress(StateName.PENDING, f"step {number}"))
 
             await write_others()
             agent.vgpu_states.set(SUCCESS)
@@ -328,7 +341,7 @@ def test_the_agent_goes_on_with_what_it_heard_before_its_restart(node: LabNode, 
     options = ("--node-name", NODE, "--kubeconfig", str(kubeconfig(api, tmp_path)))
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
-    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)))
+    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)), Heard(None))
 
     def kept(host: Path) -> NodeRequest | None:
         path = host / "var/lib/gpuvirt/wishes.json"

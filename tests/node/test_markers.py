@@ -8,8 +8,9 @@ import pytest
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.validation import Check, Workload
+from gpuvirt.model.validation import Check
 from gpuvirt.model.wanted import WantedMode
+from gpuvirt.model.workload import Workload
 from gpuvirt.node.markers import Markers
 from gpuvirt.sim.kernel import SimKernel
 from simnode import SimNode, running_node

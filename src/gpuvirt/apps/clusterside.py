@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.agent import wishes
 from gpuvirt.cluster.agent.nodecounts import NodeCounts, Notice
-from gpuvirt.cluster.agent.nodekeys import NodeKeys
+from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
-from gpuvirt.cluster.agent.statelabel import state_claim
+from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.credentials import Credentials
@@ -20,7 +20,7 @@ from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, ConfigMap, KubernetesObject, Node, Pod, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
-from gpuvirt.model.heard import OperandsHeard, VgpuState
+from gpuvirt.model.heard import OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.cell import Cell
 from gpuvirt.tasks import keep_going
@@ -32,8 +32,13 @@ class Follower(wishes.Listener, Protocol):
     """The agent, as far as it has to do with the cluster."""
 
     @property
-    def vgpu_states(self) -> Cell[VgpuState | None]:
+    def vgpu_states(self) -> Cell[Progress | None]:
         """What its node is to say of its vGPUs; None: nothing."""
+        ...
+
+    @property
+    def workload_states(self) -> Cell[Progress | None]:
+        """What its node is to say of its GPUs."""
         ...
 
     @property
@@ -90,7 +95,7 @@ class _Run:
         side, key = self._side, ObjectKey("", self._side.node)
         keys = NodeKeys(self._client, side.node, self._clock, self._random)
         hear_wish = wishes.hear_node(self._agent, key)
-        claims, notice = [state_claim(self._agent.vgpu_states)], self._agent.notice
+        claims, notice = self._states(), self._agent.notice
         counts = NodeCounts(self._client, side.node, self._clock, self._random)
 
         def hear_node(news: News[Node]) -> None:
@@ -113,6 +118,10 @@ class _Run:
         if notice is not None:
             told = self._told("counts", "to patch its node's status")
             self._group.create_task(keep_going("cluster: counts", lambda: counts.run(notice, told), self._clock))
+
+    def _states(self) -> list[Claim]:
+        agent = self._agent
+        return [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace

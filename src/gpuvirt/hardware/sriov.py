@@ -13,6 +13,9 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolMissingError, Tools
 from gpuvirt.paths import HostPath
 
+NOT_ITS_WORK = ""
+"""Why NVIDIA's program is not missed."""
+
 
 def read_total(kernel: Kernel, gpu: PciAddress) -> int | Unread | None:
     """Return how many VFs a function could have; None where it has no SR-IOV."""
@@ -46,30 +49,44 @@ def enable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress, count: int | None 
         found = total.said if isinstance(total, Unread) else "it has no SR-IOV"
         raise VfsUnchangedError(f"no VFs were switched on at {gpu}: {pci.attribute(gpu, 'sriov_totalvfs')}: {found}")
     wanted = total if count is None else count
-    if not (wanted == total and _managed(kernel, tools, gpu, enable=True)):
-        write_count(kernel, gpu, wanted)
+    missing = _missing(kernel, tools, gpu, enable=True) if wanted == total else NOT_ITS_WORK
+    if missing is not None:
+        _write(kernel, gpu, wanted, missing)
     _expect(kernel, gpu, wanted)
 
 
 def disable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress) -> None:
     """Switch all of a GPU's VFs off, which the caller has seen that nobody uses; raise as `enable_vfs` does."""
-    if not _managed(kernel, tools, gpu, enable=False):
-        write_count(kernel, gpu, 0)
+    missing = _missing(kernel, tools, gpu, enable=False)
+    if missing is not None:
+        _write(kernel, gpu, 0, missing)
     _expect(kernel, gpu, 0)
 
 
-def _managed(kernel: Kernel, tools: Tools, gpu: PciAddress, *, enable: bool) -> bool:
-    """Let NVIDIA's program do it; return whether it was asked, as it is of no other vendor's GPUs."""
+def _missing(kernel: Kernel, tools: Tools, gpu: PciAddress, *, enable: bool) -> str | None:
+    """Let NVIDIA's program do it; return why it did not, None when it did. Of other vendors' GPUs it is not asked."""
     found = pci.read_id(kernel, gpu)
     if isinstance(found, Unread):
         raise VfsUnchangedError(f"whose GPU {gpu} is can't be told: {found.path}: {found.said}")
     if found is None or found.vendor != NVIDIA:
-        return False
+        return NOT_ITS_WORK
     try:
         tools.sriov_manage(gpu, enable=enable)
-    except ToolMissingError:
-        return False
-    return True
+    except ToolMissingError as error:
+        return str(error)
+    return None
+
+
+def _write(kernel: Kernel, gpu: PciAddress, count: int, missing: str) -> None:
+    """Write the kernel's attribute; where there is none, say what else should have done it."""
+    try:
+        write_count(kernel, gpu, count)
+    except FileNotFoundError as error:
+        if missing == NOT_ITS_WORK:
+            raise
+        raise VfsUnchangedError(
+            f"{missing}; and its driver takes no count: {error.strerror} ({error.filename})"
+        ) from error
 
 
 def _expect(kernel: Kernel, gpu: PciAddress, count: int) -> None:

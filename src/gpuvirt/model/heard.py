@@ -36,10 +36,12 @@ class NodeRequest:
     """The name of the configuration: the node's label `nvidia.com/vgpu.config`."""
     configs: Heard[ConfigText] | None = None
     """The configurations that there are: the ConfigMap. None of the value: it is not there, or lacks the key."""
+    workload: Heard[str] | None = None
+    """What the node is for: its label `nvidia.com/gpu.workload.config`."""
 
     def updated(self, news: "NodeRequest") -> "NodeRequest":
         """Return this with what `news` has heard in the place of what was heard before."""
-        return NodeRequest(news.config or self.config, news.configs or self.configs)
+        return NodeRequest(news.config or self.config, news.configs or self.configs, news.workload or self.workload)
 
 
 class StateName(StrEnum):
@@ -51,7 +53,7 @@ class StateName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class VgpuState:
+class Progress:
     """How far what is wanted has come."""
 
     name: StateName

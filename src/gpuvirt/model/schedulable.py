@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId
-from gpuvirt.model.offers import Offers
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.model.offers import OfferedDevice, Offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +19,25 @@ class Count:
         return min(max(said, self.least), self.most)
 
 
-def free_vgpus(offers: Offers) -> frozenset[VgpuId]:
-    """Return the vGPUs that pods can be given."""
-    vgpus = (device.candidate.target.vgpu for _, device in offers.devices() if device.health.healthy)
-    return frozenset(vgpu for vgpu in vgpus if vgpu is not None)
+def name_of(device: OfferedDevice) -> str:
+    """Return what a device is called when it is to be withdrawn: its function, or its vGPU."""
+    return device.candidate.target.vgpu or device.candidate.carrier
+
+
+def free_names(offers: Offers) -> frozenset[str]:
+    """Return what pods can be given."""
+    return frozenset(name_of(device) for _, device in offers.devices() if device.health.healthy)
 
 
 def counts(
-    offers: Offers, going: frozenset[VgpuId], counted: Iterable[tuple[ResourceName, DeviceId]]
+    offers: Offers, going: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]
 ) -> Mapping[ResourceName, Count]:
     """Return the count of each resource; `going` is to be withdrawn, `counted` is what the kubelet admits pods by."""
     known = frozenset(counted)
     found: dict[ResourceName, Count] = {}
     for name, offer in offers.by_resource.items():
         healthy = [one for one in offer.devices.values() if one.health.healthy]
-        stays = [one.id for one in healthy if one.candidate.target.vgpu not in going]
+        stays = [one.id for one in healthy if name_of(one) not in going]
         found[name] = Count(sum((name, one) in known for one in stays), len(stays))
     return found
 

@@ -8,7 +8,7 @@ from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_config_map_name, parse_pci_address, parse_resource_name
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.naming import env_name
-from gpuvirt.model.wanted import WantedMode
+from gpuvirt.model.wanted import Modes, WantedMode
 
 
 class Spread(StrEnum):
@@ -63,6 +63,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What is wanted of all GPUs of the node: `unmanaged` leaves them as they are."""
     modes: dict[str, WantedMode] = {}
     """What is wanted of single GPUs instead: `"0000:65:00.0": passthrough`."""
+    workload_label: bool = False
+    """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `vm-passthrough`, `vm-vgpu`.
+
+    It goes before `mode`, which holds where the label is not there; `modes` go before it.
+    """
     vgpu_config: str | None = None
     """The vGPU config by which GPUs in mode `vgpu` are carved: `default`, `A10-4Q`; the node's label goes before it.
 
@@ -73,14 +78,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     vgpu_config_map: str = "default-vgpu-devices-config"
     """The ConfigMap in the agent's namespace whose key `config.yaml` has the vGPU configurations."""
 
-    def mode_of(self, gpu: str) -> WantedMode:
-        """Return what is wanted of a GPU."""
-        return self.modes.get(gpu, self.mode)
+    @property
+    def own_modes(self) -> Modes:
+        """Return what is wanted of GPUs where no label says otherwise."""
+        return Modes(self.mode, self.modes)
 
     @property
     def manages(self) -> bool:
         """Return whether any GPU is to be brought anywhere."""
-        return {self.mode, *self.modes.values()} != {WantedMode.UNMANAGED}
+        return self.workload_label or {self.mode, *self.modes.values()} != {WantedMode.UNMANAGED}
 
     def offers(self, kind: FunctionKind) -> bool:
         """Return whether functions of a kind are offered."""
@@ -126,8 +132,7 @@ def _check_modes(settings: Settings, where: str) -> None:
             parse_pci_address(address)
         except InvalidIdError as error:
             raise ConfigError(str(error), where=where, path=f"$.modes.{address}") from error
-    wanted = {settings.mode, *settings.modes.values()}
-    if {WantedMode.CONTAINER, WantedMode.VGPU} <= wanted:
+    if settings.own_modes.are_at_odds:
         path = next((f"$.modes.{one}" for one, mode in settings.modes.items() if mode is not settings.mode), "$.mode")
         raise ConfigError(
             "container and vgpu can't be on one node: both need the kernel module nvidia.ko, each from another driver;"

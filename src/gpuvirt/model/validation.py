@@ -14,14 +14,7 @@ from gpuvirt.model.inventory import Inventory, Mode
 from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.wanted import WantedMode
-
-
-class Workload(StrEnum):
-    """What a node is for, in the words of the label `nvidia.com/gpu.workload.config`."""
-
-    CONTAINER = "container"
-    PASSTHROUGH = "vm-passthrough"
-    VGPU = "vm-vgpu"
+from gpuvirt.model.workload import Workload
 
 
 class Check(StrEnum):

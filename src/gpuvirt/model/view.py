@@ -18,7 +18,8 @@ from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.validation import Condition, Workload
+from gpuvirt.model.validation import Condition
+from gpuvirt.model.workload import Workload
 from gpuvirt.paths import HostPath
 
 VERSION = 1

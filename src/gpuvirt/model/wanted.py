@@ -1,6 +1,7 @@
 """What is wanted of each GPU of a node, by the settings, and where that is not so yet."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuvirt.facts.ids import PciAddress
@@ -23,6 +24,24 @@ class WantedMode(StrEnum):
     """With the driver that makes vGPUs of it; those that exist are offered."""
 
 
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """What is wanted of the GPUs of a node."""
+
+    default: WantedMode = WantedMode.UNMANAGED
+    by_gpu: Mapping[str, WantedMode] = field(default_factory=dict)
+    """What is wanted of single GPUs instead."""
+
+    def of(self, gpu: str) -> WantedMode:
+        """Return what is wanted of a GPU."""
+        return self.by_gpu.get(gpu, self.default)
+
+    @property
+    def are_at_odds(self) -> bool:
+        """Whether some need what others can't be beside: the kernel module nvidia.ko, each from another driver."""
+        return {WantedMode.CONTAINER, WantedMode.VGPU} <= {self.default, *self.by_gpu.values()}
+
+
 _WISHES = {
     WantedMode.PASSTHROUGH: Wish.PASSTHROUGH,
     WantedMode.CONTAINER: Wish.NATIVE,
@@ -30,9 +49,9 @@ _WISHES = {
 }
 
 
-def wishes_of(mode: WantedMode, modes: Mapping[str, WantedMode], gpus: Iterable[PciAddress]) -> Wishes:
-    """Return what is wished of each GPU: `mode`, where `modes` says nothing of it; no wish means leave alone."""
-    wanted = {gpu: modes.get(gpu, mode) for gpu in gpus}
+def wishes_of(modes: Modes, gpus: Iterable[PciAddress]) -> Wishes:
+    """Return what is wished of each GPU; no wish means leave alone."""
+    wanted = {gpu: modes.of(gpu) for gpu in gpus}
     return {gpu: _WISHES[mode] for gpu, mode in wanted.items() if mode in _WISHES}
 
 

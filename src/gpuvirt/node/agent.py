@@ -13,7 +13,7 @@ from gpuvirt.clock import Signal, Timer
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, VgpuState
+from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
@@ -36,7 +36,7 @@ from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.statefile import StateFile
 from gpuvirt.node.telemetry import Telemetry
-from gpuvirt.node.vgpubook import VgpuBook
+from gpuvirt.node.wants import Wants
 from gpuvirt.node.watcher import Watcher
 from gpuvirt.tasks import keep_going
 
@@ -73,8 +73,8 @@ class Agent:
         bells = Bells(self._watcher.look_soon, self._stale.set, self.hear_trouble)
         self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, self._operands)
         in_cluster = site.node_name is not None
-        self._vgpu_book = VgpuBook(self._state, self._inlets, site.vgpu_configs, self._note, in_cluster=in_cluster)
-        self._vgpu_book.conclude()
+        self._wants = Wants(self._state, self._inlets, site.vgpu_configs, self._note, in_cluster=in_cluster)
+        self._wants.conclude()
         self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
         self._broker = Broker(self._state, site.kernel, site.clock, self._given)
 
@@ -114,9 +114,14 @@ class Agent:
         group.create_task(keep_going("carvings", lambda: carvings.run(oversight), clock))
 
     @property
-    def vgpu_states(self) -> Cell[VgpuState | None]:
+    def vgpu_states(self) -> Cell[Progress | None]:
         """How far what the cluster wants of vGPUs has come, for it to be told; None: it is told nothing."""
         return self._oversight.vgpu_states
+
+    @property
+    def workload_states(self) -> Cell[Progress | None]:
+        """How far it has come that GPUs are as the node's label says, for it to be told; None: it is told nothing."""
+        return self._oversight.workload_states
 
     @property
     def looked(self) -> bool:
@@ -263,7 +268,7 @@ class Agent:
 
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
-        self._vgpu_book.conclude()
+        self._wants.conclude()
         self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
         if self._oversight.conclude() or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked anew who has what

@@ -15,9 +15,8 @@ from gpuvirt.model.carving import CarvePlan, CarveWish
 from gpuvirt.model.gpumodes import Questions, questions
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.scheduling import Footing, Told, footing_of
-from gpuvirt.model.settings import Settings
 from gpuvirt.model.vgpuwanted import Book, Wanted, config_gpus, resolve
-from gpuvirt.model.wanted import WantedMode
+from gpuvirt.model.wanted import Modes, WantedMode
 
 WHOLE = frozenset({WantedMode.PASSTHROUGH, WantedMode.CONTAINER})
 
@@ -25,8 +24,7 @@ WHOLE = frozenset({WantedMode.PASSTHROUGH, WantedMode.CONTAINER})
 class CarvePlans:
     """One node's."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self.book: Book | None = None
         """The vGPU configs that there are, None where that was not heard yet."""
         self.config: str | None = None
@@ -63,9 +61,9 @@ class CarvePlans:
             self.smi[gpu] = said[0], replace(said[1], scheduler=told.scheduler)
         return before is None or replace(before, at_s=told.at_s) != told
 
-    def conclude(self, inventory: Inventory, holdings: tuple[Holding, ...]) -> None:
+    def conclude(self, inventory: Inventory, holdings: tuple[Holding, ...], wanted: Modes) -> None:
         """Conclude which vGPUs are wanted, and what is to be done so that they are there."""
-        modes = {gpu: self._settings.mode_of(gpu) for gpu in inventory.gpus}
+        modes = {gpu: wanted.of(gpu) for gpu in inventory.gpus}
         carved = [gpu for gpu, mode in modes.items() if mode is WantedMode.VGPU]
         self.wanted, self.by_gpu, self.questions, self.time_shared = Wanted(), {}, {}, {}
         if carved:

@@ -17,7 +17,7 @@ from gpuvirt.hardware.smireport import read_report
 from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish, RemoveVgpu
 from gpuvirt.model.gpumodes import Questions
-from gpuvirt.model.heard import StateName, VgpuState
+from gpuvirt.model.heard import Progress, StateName
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.vgpuwanted import Wanted
 from gpuvirt.node import carver
@@ -63,7 +63,7 @@ class Overseer(Hearer, Protocol):
         ...
 
     @property
-    def vgpu_states(self) -> Cell[VgpuState | None]:
+    def vgpu_states(self) -> Cell[Progress | None]:
         """How far it has come, for the cluster."""
         ...
 
@@ -217,19 +217,19 @@ class Carvings:
         self._reasons[gpu] = reasons
         self._attempts.setdefault(gpu, Attempts()).note(f"carve {gpu}", reasons, agent.hear_trouble)
 
-    def _state(self, agent: Overseer) -> VgpuState | None:
+    def _state(self, agent: Overseer) -> Progress | None:
         """Return how far all GPUs have come; None where nothing is wanted."""
         wanted, plans = agent.wanted_vgpus, agent.carve_plans
         if wanted.name is None or agent.inventory is None:
             return None
         if wanted.trouble is not None:
-            return VgpuState(StateName.FAILED, wanted.trouble.text)
+            return Progress(StateName.FAILED, wanted.trouble.text)
         carved = (gpu for gpu, (wish, plan) in plans.items() if not plan.met and not wish.whole)
         open_gpus = [*agent.questions, *carved]
         reasons = [reason for gpu in open_gpus for reason in self._reasons.get(gpu, ())]
         failures = [reason for reason in reasons if reason.code not in WAITING]
         if failures:
-            return VgpuState(StateName.FAILED, in_words(failures))
+            return Progress(StateName.FAILED, in_words(failures))
         if open_gpus:
-            return VgpuState(StateName.PENDING, in_words(reasons))
-        return VgpuState(StateName.SUCCESS)
+            return Progress(StateName.PENDING, in_words(reasons))
+        return Progress(StateName.SUCCESS)

@@ -9,9 +9,9 @@ held back for long. What the kubelet counts anew is raised there at once.
 from collections.abc import Callable, Iterable, Mapping
 
 from gpuvirt.clock import Clock
-from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuId
+from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.offers import Offers
-from gpuvirt.model.schedulable import Count, counts, free_vgpus, is_known
+from gpuvirt.model.schedulable import Count, counts, free_names, is_known
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.pace import Pace
 
@@ -27,8 +27,8 @@ class Notice:
         self._conclude_soon = conclude_soon
         self._said: Mapping[ResourceName, int] | None = None
         """How many it says, None where that was not heard yet."""
-        self._since_s: dict[VgpuId, float] = {}
-        """When each vGPU was first to be withdrawn while it was offered."""
+        self._since_s: dict[str, float] = {}
+        """When each function or vGPU was first to be withdrawn while it was offered."""
         self._known_since_s: float | None = None
         """Since when the scheduler counts none of them."""
         self._growing_until_s = 0.0
@@ -39,11 +39,11 @@ class Notice:
             self._said = said
             self._conclude_soon()
 
-    def passed(self, going: frozenset[VgpuId], offers: Offers) -> frozenset[VgpuId]:
-        """Return which of the vGPUs that are to go may be withdrawn now; those that are not offered need no notice."""
+    def passed(self, going: frozenset[str], offers: Offers) -> frozenset[str]:
+        """Return what of all that is to go may be withdrawn now; what is not offered needs no notice."""
         now_s, before = self._clock.monotonic_s(), self._since_s
         known = self._said is not None and is_known(counts(offers, going, ()), self._said)
-        self._since_s = {one: before.get(one, now_s) for one in going & free_vgpus(offers)}
+        self._since_s = {one: before.get(one, now_s) for one in going & free_names(offers)}
         if not known or self._since_s.keys() - before.keys():
             self._known_since_s = None
         if known and self._known_since_s is None:
@@ -59,9 +59,7 @@ class Notice:
             return most_s
         return min(most_s, max(since_s, self._known_since_s) + self._pace.notice_s - now_s)
 
-    def conclude(
-        self, offers: Offers, going: frozenset[VgpuId], counted: Iterable[tuple[ResourceName, DeviceId]]
-    ) -> None:
+    def conclude(self, offers: Offers, going: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]) -> None:
         """Take what is offered now, what of it is to be withdrawn, and what the kubelet counts."""
         before, now = self.counts.get(), counts(offers, going, counted)
         if any(count.most > before.get(name, Count(0, 0)).most for name, count in now.items()):

@@ -11,7 +11,7 @@ from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.model import shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveWish
 from gpuvirt.model.gpumodes import Questions
-from gpuvirt.model.heard import VgpuState
+from gpuvirt.model.heard import Progress
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason
@@ -44,8 +44,10 @@ class Oversight:
         """`operands`: another's programs that offer what is here; None where the agent itself does."""
         self.concluded = Signal()
         """Set whenever conclusions were drawn."""
-        self.vgpu_states: Cell[VgpuState | None] = Cell(None)
+        self.vgpu_states: Cell[Progress | None] = Cell(None)
         """How far what is wanted of vGPUs has come, for the cluster to be told; None: it is told nothing."""
+        self.workload_states: Cell[Progress | None] = Cell(None)
+        """How far it has come that its GPUs are as the node's label says; None: nothing is said of that."""
         self.hear_trouble = bells.hear_trouble
         self._state = state
         self._telemetry = telemetry
@@ -68,6 +70,23 @@ class Oversight:
     def wishes(self) -> Wishes:
         """What is wanted of GPUs."""
         return self._state.wishes
+
+    @property
+    def follows_label(self) -> bool:
+        """Whether the node's label says what is wanted of its GPUs, and was heard."""
+        return self._state.settings.workload_label
+
+    @property
+    def workload_trouble(self) -> Reason | None:
+        """Why the label does not say it."""
+        return self._state.workload_trouble
+
+    @property
+    def reasons_against_moves(self) -> tuple[Reason, ...]:
+        """Why GPUs are not where they are wanted, and why those that are wanted whole are not empty."""
+        whole = (f"carve {gpu} " for gpu, (wish, _) in self._state.carving.by_gpu.items() if wish.whole)
+        begins = ("move ", *whole)
+        return tuple(note for who, note in self._state.notes.items() if who.startswith(begins))
 
     @property
     def still_counted(self) -> frozenset[PciAddress]:

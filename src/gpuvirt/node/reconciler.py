@@ -14,18 +14,37 @@ from typing import Protocol
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model import refusals
+from gpuvirt.model.heard import Progress, StateName
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import Step, Wish, Wishes
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
 from gpuvirt.node.attempts import Attempts
 from gpuvirt.node.binder import Orders, Site
+from gpuvirt.node.cell import Cell
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.pace import Pace
 
 log = logging.getLogger(__name__)
+
+
+WAITING = frozenset(
+    {
+        ReasonCode.CARRIES_VGPUS,
+        ReasonCode.VFS_ENABLED,
+        ReasonCode.VGPU_IN_USE,
+        ReasonCode.IN_USE,
+        ReasonCode.HELD_BY_POD,
+        ReasonCode.STILL_COUNTED,
+        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.UNBIND_PENDING,
+        ReasonCode.DRIVER_LOCK,
+        ReasonCode.UNIT_BUSY,
+    }
+)
+"""What passes by itself when somebody has ended."""
 
 
 class Overseer(Protocol):
@@ -44,6 +63,26 @@ class Overseer(Protocol):
     @property
     def wishes(self) -> Wishes:
         """What is wanted."""
+        ...
+
+    @property
+    def follows_label(self) -> bool:
+        """Whether the node's label says what is wanted of its GPUs."""
+        ...
+
+    @property
+    def workload_trouble(self) -> Reason | None:
+        """Why the label does not say it."""
+        ...
+
+    @property
+    def reasons_against_moves(self) -> tuple[Reason, ...]:
+        """Why GPUs are not where they are wanted, and why those that are wanted whole are not empty."""
+        ...
+
+    @property
+    def workload_states(self) -> Cell[Progress | None]:
+        """How far it has come, for the cluster."""
         ...
 
     def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
@@ -74,6 +113,8 @@ class Reconciler:
         self._clock = clock
         self._pace = pace
         self._attempts: dict[UnitId, Attempts] = {}
+        self._open: frozenset[UnitId] = frozenset()
+        """The units whose GPUs are not where they are wanted."""
 
     async def run(self, agent: Overseer) -> None:
         """Compare and act, for ever."""
@@ -81,6 +122,7 @@ class Reconciler:
             while True:
                 for unit, wishes in self._due(agent).items():
                     group.create_task(self._move(agent, unit, wishes))
+                agent.workload_states.set(self._progress(agent))
                 await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
 
     def _due(self, agent: Overseer) -> Mapping[UnitId, Wishes]:
@@ -89,6 +131,7 @@ class Reconciler:
             return {}
         wishes = {gpu: wish for gpu, wish in agent.wishes.items() if gpu in inventory.gpus}
         open_units = unmet(inventory, wishes, originals.read(self._site.originals))
+        self._open = frozenset(open_units)
         for unit, attempts in self._attempts.items():
             if unit not in open_units and not attempts.running:
                 attempts.note(f"move {unit}", (), agent.hear_trouble)
@@ -100,6 +143,18 @@ class Reconciler:
             if attempts.begin(state, now_s):
                 due[unit] = wanted
         return due
+
+    def _progress(self, agent: Overseer) -> Progress | None:
+        """Return how far it has come that GPUs are as the node's label says; None where it is not followed."""
+        if not agent.follows_label or agent.inventory is None:
+            return None
+        if (trouble := agent.workload_trouble) is not None:
+            return Progress(StateName.FAILED, trouble.text)
+        reasons = agent.reasons_against_moves
+        failed = any(reason.code not in WAITING for reason in reasons)
+        if not self._open and not reasons:
+            return Progress(StateName.SUCCESS)
+        return Progress(StateName.FAILED if failed else StateName.PENDING, in_words(reasons))
 
     async def _move(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> None:
         attempts = self._attempts[unit]

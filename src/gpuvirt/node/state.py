@@ -21,7 +21,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
-from gpuvirt.model.wanted import wishes_of, withdrawn
+from gpuvirt.model.wanted import Modes, wishes_of, withdrawn
 from gpuvirt.node.carveplans import CarvePlans
 from gpuvirt.node.notice import Notice
 
@@ -64,7 +64,13 @@ class NodeState:
         """Functions that are offered no more, since they are to go back to the host."""
         self.unwanted: frozenset[VgpuId] = frozenset()
         """vGPUs that are offered no more, since they are to be removed."""
-        self.carving = CarvePlans(settings)
+        self.noticed: frozenset[PciAddress] = frozenset()
+        """Functions that are to go back to the host, and are offered for a moment yet."""
+        self.modes = Modes() if settings.workload_label else settings.own_modes
+        """What is wanted of GPUs."""
+        self.workload_trouble: Reason | None = None
+        """Why the node's label does not say what is wanted of them."""
+        self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids = ids
         self._agent = agent
@@ -78,7 +84,7 @@ class NodeState:
     def wishes(self) -> Wishes:
         """What is wanted of the GPUs that are there."""
         gpus = self.inventory.gpus if self.inventory is not None and not self._carves_only else ()
-        return wishes_of(self.settings.mode, self.settings.modes, gpus)
+        return wishes_of(self.modes, gpus)
 
     @property
     def ledger(self) -> Ledger:
@@ -93,12 +99,12 @@ class NodeState:
 
     @property
     def still_counted(self) -> frozenset[PciAddress]:
-        """The functions that are offered no more, of which the kubelet was last heard to count something."""
+        """The functions that are to be offered no more, and of which the kubelet may still count something."""
         if self.holders is None or self.inventory is None or not self.withdrawn:
-            return frozenset()
+            return self.noticed
         known, ours = _known(self.inventory), self.resources
         devices = {device for resource, device in self.holders.counted if resource in ours and device in known}
-        return self.withdrawn & {known[device][0].gpu for device in devices}
+        return self.noticed | (self.withdrawn & {known[device][0].gpu for device in devices})
 
     @property
     def suspicious(self) -> bool:
@@ -152,9 +158,8 @@ class NodeState:
         if self.inventory is None:
             return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent, looked=False)
         wishes = self.wishes
-        self.carving.conclude(self.inventory, self.holdings)
-        going, self.withdrawn = self.carving.unwanted, withdrawn(self.inventory, wishes)
-        self.unwanted = self._notice.passed(going, self.offers) if self._notice is not None else going
+        self.carving.conclude(self.inventory, self.holdings, self.modes)
+        going = self._withdraw(withdrawn(self.inventory, wishes), self.carving.unwanted)
         ground = Ground(
             self.naming,
             self.settings,
@@ -172,7 +177,7 @@ class NodeState:
         self.first_names = first_names(self.offers, self.first_names)
         self.resources |= self.offers.by_resource.keys()
         notes = tuple(self.notes.values())
-        workload = workload_of(self.settings.mode, self.inventory)
+        workload = workload_of(self.modes.default, self.inventory)
         sitter = Sitter(
             self.inventory,
             self.offers,
@@ -188,6 +193,13 @@ class NodeState:
             conditions=conditions(self.inventory, workload, wishes),
         )
         return draw(sitter, at)
+
+    def _withdraw(self, functions: frozenset[PciAddress], vgpus: frozenset[VgpuId]) -> frozenset[str]:
+        """Conclude what is offered no more from now on; return that with what soon will be."""
+        going = frozenset[str](functions) | vgpus
+        passed = self._notice.passed(going, self.offers) if self._notice is not None else going
+        self.withdrawn, self.unwanted, self.noticed = functions & passed, vgpus & passed, functions - passed
+        return going
 
     @property
     def holdings(self) -> tuple[Holding, ...]:

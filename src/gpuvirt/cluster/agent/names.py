@@ -3,12 +3,19 @@
 Source: NVIDIA's vgpu-device-manager, whose label, states and ConfigMap these are; the annotation is gpuvirt's own.
 """
 
+from gpuvirt.model.workload import LABEL
+
 CONFIG_LABEL = "nvidia.com/vgpu.config"
 """Which configuration the node is to have."""
 STATE_LABEL = "nvidia.com/vgpu.config.state"
 """How far that has come: pending, success, failed."""
 REASON_ANNOTATION = "gpuvirt.io/vgpu.config.reason"
 """Why; a label's value has no room for it."""
+WORKLOAD_LABEL = LABEL
+"""What the node is for."""
+WORKLOAD_STATE_LABEL = "gpuvirt.io/gpu.workload.state"
+"""How far that has come: pending, success, failed."""
+WORKLOAD_REASON_ANNOTATION = "gpuvirt.io/gpu.workload.reason"
 CONFIG_MAP = "default-vgpu-devices-config"
 CONFIG_KEY = "config.yaml"
 

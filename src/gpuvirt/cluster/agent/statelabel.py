@@ -1,24 +1,43 @@
-"""The node's label that says how far its vGPUs have come, and the annotation that says why."""
+"""The node's labels that say how far its vGPUs, and its GPUs, have come, and the annotations that say why."""
 
-from gpuvirt.cluster.agent.names import REASON_ANNOTATION, STATE_LABEL
+from dataclasses import dataclass
+
+from gpuvirt.cluster.agent.names import (
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_REASON_ANNOTATION,
+    WORKLOAD_STATE_LABEL,
+)
 from gpuvirt.cluster.agent.nodekeys import Claim, Keys
-from gpuvirt.model.heard import VgpuState
+from gpuvirt.model.heard import Progress
 from gpuvirt.node.cell import Cell
 
 MOST_REASON = 1000
 """Characters of a reason; all annotations of an object together have 256 KiB."""
 
 
-def state_keys(state: VgpuState | None) -> Keys:
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where a state stands."""
+
+    label: str
+    annotation: str
+
+
+OF_VGPUS = Names(STATE_LABEL, REASON_ANNOTATION)
+OF_WORKLOAD = Names(WORKLOAD_STATE_LABEL, WORKLOAD_REASON_ANNOTATION)
+
+
+def state_keys(state: Progress | None, names: Names = OF_VGPUS) -> Keys:
     """Return what a node is to say of a state; with None, whatever it says."""
-    return Keys({STATE_LABEL: state.name}, {REASON_ANNOTATION: _reason(state)}) if state is not None else Keys()
+    return Keys({names.label: state.name}, {names.annotation: _reason(state)}) if state is not None else Keys()
 
 
-def state_claim(states: Cell[VgpuState | None]) -> Claim:
-    """Return the claim that the node says how far its vGPUs have come."""
-    return Claim(lambda _: state_keys(states.get()), states.telling)
+def state_claim(states: Cell[Progress | None], names: Names) -> Claim:
+    """Return the claim that the node says how far something has come."""
+    return Claim(lambda _: state_keys(states.get(), names), states.telling)
 
 
-def _reason(state: VgpuState) -> str | None:
+def _reason(state: Progress) -> str | None:
     text = " ".join(state.reason.split())
     return (text if len(text) <= MOST_REASON else f"{text[:MOST_REASON]}...") or None

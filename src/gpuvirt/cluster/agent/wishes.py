@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from gpuvirt.cluster.agent.names import CONFIG_KEY, CONFIG_LABEL
+from gpuvirt.cluster.agent.names import CONFIG_KEY, CONFIG_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.resources import ConfigMap, Node
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
@@ -25,7 +25,9 @@ def wish_of_node(node: Node | None) -> NodeRequest:
     """
     if node is None:
         return NodeRequest()
-    return NodeRequest(config=Heard(node.metadata.labels.get(CONFIG_LABEL) or None))
+    labels = node.metadata.labels
+    config, workload = (labels.get(label) or None for label in (CONFIG_LABEL, WORKLOAD_LABEL))
+    return NodeRequest(config=Heard(config), workload=Heard(workload))
 
 
 def wish_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> NodeRequest:

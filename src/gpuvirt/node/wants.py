@@ -1,16 +1,17 @@
-"""The vGPU configs of a node and which of them is wanted, as the cluster says it or the settings do."""
+"""What is wanted of a node, as the cluster or the settings say it: modes of GPUs, vGPU configs and which of them."""
 
 from collections.abc import Callable
 
 from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuwanted import Book, config_name, read_book, without_text
+from gpuvirt.model.workload import modes_of
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.state import NodeState
 
 
-class VgpuBook:
-    """Reads a text of configs once, when it is heard, and lets the state know."""
+class Wants:
+    """Lets the state know what follows from all that was heard; a text of configs is read once."""
 
     def __init__(
         self,
@@ -46,6 +47,9 @@ class VgpuBook:
         settings = self._state.settings
         self._state.carving.config = config_name(request, settings.vgpu_config, in_cluster=self._in_cluster)
         self._note("vgpu configs", self._book.trouble)
+        modes, trouble = modes_of(settings, request.workload, self._state.modes)
+        self._state.modes, self._state.workload_trouble = modes, trouble
+        self._note("workload", trouble)
 
     def _take(self, text: ConfigText) -> None:
         if text == self._read:

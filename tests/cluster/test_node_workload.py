@@ -1,0 +1,67 @@
+"""One real node is for whole GPUs, then for vGPUs, then for containers, while a pod keeps what it has."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from clusterlab import LabNode, Wish
+from lab.cluster.settings import NODE
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+LABEL = "nvidia.com/gpu.workload.config"
+STATE, REASON = "gpuvirt.io/gpu.workload.state", "gpuvirt.io/gpu.workload.reason"
+WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
+
+
+@contextmanager
+def following(node: LabNode) -> Iterator[None]:
+    """Run an agent that follows the node's label, and leave no label of it behind."""
+    try:
+        asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+        with node.machine("4xT4"), node.agent("workload_label: true", asks), node.nodes_kept():
+            yield
+    finally:
+        node.kubectl("label", "node", NODE, f"{LABEL}-", f"{STATE}-", "nvidia.com/vgpu.config.state-")
+        node.kubectl("annotate", "node", NODE, f"{REASON}-", "gpuvirt.io/vgpu.config.reason-")
+
+
+def is_for(node: LabNode, value: str) -> None:
+    node.kubectl("label", "node", NODE, f"{LABEL}={value}", "--overwrite")
+
+
+def told(node: LabNode, kind: str, name: str) -> str:
+    path = name.replace(".", r"\.")
+    return node.kubectl("get", "node", NODE, "-o", f"jsonpath={{.metadata.{kind}.{path}}}")
+
+
+def until(node: LabNode, state: str) -> None:
+    node.until(lambda: told(node, "labels", STATE) == state, lambda: told(node, "annotations", REASON))
+
+
+def test_a_node_changes_what_it_is_for_and_a_pod_keeps_its_gpu(node: LabNode) -> None:
+    with following(node):
+        is_for(node, "vm-passthrough")
+        node.until_allocatable(WHOLE, 4)
+        until(node, "success")
+        node.start("keeps", Wish({WHOLE: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
+        mine = node.devices("keeps")
+        is_for(node, "vm-vgpu")
+        node.until_allocatable(HALF, 6)
+        until(node, "pending")
+        assert f"pod {node.namespace}/keeps" in told(node, "annotations", REASON)
+        assert node.status("keeps").phase == "Running"
+        assert node.devices("keeps") == mine
+        node.delete("keeps")
+        node.until_allocatable(HALF, 8)
+        until(node, "success")
+        node.run("half", Wish({HALF: 1}, "true"))
+        is_for(node, "kata")
+        until(node, "failed")
+        assert "'kata'" in told(node, "annotations", REASON)
+        node.until_allocatable(HALF, 8)
+        is_for(node, "container")
+        node.until_allocatable(HALF, 0)
+        until(node, "success")
+        is_for(node, "vm-passthrough")
+        node.until_allocatable(WHOLE, 4)

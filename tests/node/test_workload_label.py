@@ -1,0 +1,176 @@
+"""The node's label says what its GPUs are for: they follow it, pods keep what they have, and the node says how far."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuvirt.facts.ids import PciAddress, ResourceName
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.heard import Heard, NodeRequest, StateName
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+FOLLOWS = Settings(workload_label=True)
+T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
+WHOLE, T4_8Q = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
+
+Machine = Callable[[str], SimKernel]
+
+
+def drivers(kernel: SimKernel) -> list[str | None]:
+    return [kernel.pci.functions[one].driver for one in T4]
+
+
+def vgpus(kernel: SimKernel) -> list[int]:
+    hosts = scan(kernel).vgpu_hosts
+    return [len(hosts[one].live) if one in hosts else 0 for one in T4]
+
+
+def state(node: SimNode) -> tuple[StateName, str]:
+    told = node.agent.workload_states.get()
+    assert told is not None
+    return told.name, told.reason
+
+
+def notes(node: SimNode) -> set[ReasonCode]:
+    return {note.code for note in node.view.notes}
+
+
+async def label(node: SimNode, value: str | None) -> None:
+    """Label the node, and give the agent the time that it takes."""
+    node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard(value)))
+    for _ in range(5):
+        await node.advance(5)
+        await node.say_holders()
+    await node.advance(5)
+
+
+async def test_a_node_changes_what_it_is_for(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, FOLLOWS) as node:
+        await label(node, "vm-passthrough")
+        assert drivers(kernel) == ["vfio-pci"] * 4
+        assert state(node) == (StateName.SUCCESS, "")
+        assert len(node.offered[WHOLE]) == 4
+        await label(node, "vm-vgpu")
+        assert (drivers(kernel), vgpus(kernel)) == (["nvidia"] * 4, [2] * 4)
+        assert state(node) == (StateName.SUCCESS, "")
+        assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_8Q: 8}
+        await label(node, "container")
+        assert (drivers(kernel), vgpus(kernel)) == (["nvidia"] * 4, [0] * 4)
+        await label(node, "vm-passthrough")
+        assert drivers(kernel) == ["vfio-pci"] * 4
+        assert notes(node) == set()
+
+
+async def test_what_a_pod_has_stays_and_the_node_says_who(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, FOLLOWS) as node:
+        await label(node, "vm-passthrough")
+        node.allocate(WHOLE, [T4[1]])
+        node.hold(WHOLE, T4[1])
+        group = kernel.pci.functions[T4[1]].group
+        assert group is not None
+        guest = kernel.start_machine(group)
+        await label(node, "vm-vgpu")
+        assert drivers(kernel) == ["nvidia", "vfio-pci", "nvidia", "nvidia"]
+        assert vgpus(kernel) == [2, 0, 2, 2]
+        assert state(node)[0] is StateName.PENDING
+        assert "pod default/vm-a" in state(node)[1]
+        await label(node, "vm-passthrough")
+        assert drivers(kernel) == ["vfio-pci"] * 4
+        assert state(node) == (StateName.SUCCESS, "")
+        await label(node, "container")
+        kernel.end_machine(guest)
+        node.free(T4[1])
+        await label(node, "container")
+        await node.advance(60)
+        assert drivers(kernel) == ["nvidia"] * 4
+        assert kernel.vfio.requests == []
+        assert state(node) == (StateName.SUCCESS, "")
+
+
+async def test_an_unknown_value_changes_nothing_and_is_told(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, FOLLOWS) as node:
+        await label(node, "vm-passthrough")
+        kernel.writes.clear()
+        await label(node, "kata")
+        assert kernel.writes == []
+        assert state(node)[0] is StateName.FAILED
+        assert "is 'kata', so all stays as it was" in state(node)[1]
+        assert notes(node) == {ReasonCode.CONFIG_INVALID}
+        await label(node, "container")
+        assert drivers(kernel) == ["nvidia"] * 4
+        assert (state(node), notes(node)) == ((StateName.SUCCESS, ""), set())
+
+
+async def test_unheard_means_leave_alone_and_after_a_restart_as_before(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, Settings(workload_label=True, mode=WantedMode.PASSTHROUGH)) as node:
+        await node.say_holders()
+        await node.advance(60)
+        assert kernel.writes == []
+        await label(node, None)
+        assert drivers(kernel) == ["vfio-pci"] * 4, "the settings' mode holds where there is no label"
+        await label(node, "container")
+    kernel.writes.clear()
+    async with running_node(kernel, tmp_path, FOLLOWS) as node:  # the API server is away
+        await node.say_holders()
+        await node.advance(60)
+        assert (kernel.writes, state(node)) == ([], (StateName.SUCCESS, ""))
+        kernel.rebind(T4[0], "vfio-pci")
+        await node.advance(5)
+        await node.say_holders()
+        await node.advance(30)
+        assert drivers(kernel) == ["nvidia"] * 4, "drift is corrected by what was heard before"
+
+
+async def test_single_gpus_that_the_settings_name_go_before_the_label(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    settings = Settings(workload_label=True, modes={T4[3]: WantedMode.VGPU, T4[0]: WantedMode.UNMANAGED})
+    async with running_node(kernel, tmp_path, settings) as node:
+        before = vgpus(kernel)
+        await label(node, "vm-passthrough")
+        assert drivers(kernel) == ["nvidia", "vfio-pci", "vfio-pci", "nvidia"]
+        assert vgpus(kernel) == [before[0], 0, 0, 2]
+        kernel.writes.clear()
+        await label(node, "container")
+        assert kernel.writes == [], "containers and vGPUs can't be on one node"
+        assert "the settings want single GPUs otherwise" in state(node)[1]
+
+
+async def test_a_label_that_nobody_is_to_follow_says_nothing(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, Settings()) as node:
+        await label(node, "vm-passthrough")
+        assert kernel.writes == []
+        assert node.agent.workload_states.get() is None
+
+
+async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, FOLLOWS, tells_scheduler=True) as node:
+        await label(node, "vm-passthrough")
+        assert node.agent.notice is not None
+        node.agent.notice.hear({name: len(devices) for name, devices in offered(node).items()})
+        await node.settle()
+        kernel.writes.clear()
+        node.agent.hear_wish(NodeRequest(workload=Heard("container")))
+        await node.settle()
+        await node.say_holders()
+        await node.advance(2)
+        assert len(node.offered[WHOLE]) == 4
+        assert kernel.writes == []
+        await node.advance(2)
+        assert len(node.offered[WHOLE]) == 0
+        await node.say_holders()
+        await node.advance(20)
+        assert drivers(kernel) == ["nvidia"] * 4
+
+
+def offered(node: SimNode) -> dict[ResourceName, list[str]]:
+    found = node.offered.items()
+    return {ResourceName(name): [one for one, well in devices.items() if well] for name, devices in found}
