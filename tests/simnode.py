@@ -114,6 +114,7 @@ async def running_node(
     pace: Pace | None = None,
     carves_only: bool = False,
     tells_scheduler: bool = False,
+    hears_spec: bool = False,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
@@ -130,6 +131,7 @@ async def running_node(
         node_name=NodeName("node01"),
         carves_only=carves_only,
         tells_scheduler=tells_scheduler,
+        hears_spec=hears_spec,
         moving=Moving(
             binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
             moving,

@@ -24,8 +24,10 @@ from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.notice import Notice
+from gpuvirt.sim.clock import BEGINNING
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpuvirt"
@@ -98,6 +100,7 @@ class Listener:
     wish: NodeRequest = field(default_factory=NodeRequest)
     vgpu_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
     workload_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
+    views: Cell[NodeView] = field(default_factory=lambda: Cell(NodeView(at=BEGINNING)))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
     notice: Notice | None = None
     operands: OperandsHeard | None = None
@@ -184,10 +187,12 @@ async def proxied(credentials: Credentials) -> AsyncIterator[tuple[Proxy, Creden
 
 
 @asynccontextmanager
-async def following(credentials: Credentials, listener: Listener | None = None) -> AsyncIterator[Listener]:
+async def following(
+    credentials: Credentials, listener: Listener | None = None, *, gpu_nodes: bool = False
+) -> AsyncIterator[Listener]:
     """Run the cluster's side for as long as the context lasts."""
     listener = listener or Listener()
-    side = ClusterSide(credentials, NODE, MAPS)
+    side = ClusterSide(credentials, NODE, MAPS, gpu_nodes=gpu_nodes)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(side.run(listener, RealClock()))
         try:

@@ -115,9 +115,11 @@ def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, im
         def wish() -> NodeRequest | None:
             return inlets.decode(kept.read_bytes()).vgpu if kept.exists() else None
 
-        node.until(lambda: wish() == NodeRequest(Heard(None), Heard(None), Heard(None)), daemon_set.logs)
+        node.until(lambda: wish() == NodeRequest(Heard(None), Heard(None), Heard(None), Heard(None)), daemon_set.logs)
         node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config=A10-4Q")
         try:
-            node.until(lambda: wish() == NodeRequest(Heard("A10-4Q"), Heard(None), Heard(None)), daemon_set.logs)
+            node.until(
+                lambda: wish() == NodeRequest(Heard("A10-4Q"), Heard(None), Heard(None), Heard(None)), daemon_set.logs
+            )
         finally:
             node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config-")

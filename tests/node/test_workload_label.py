@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.heard import Heard, NodeRequest, StateName
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
@@ -169,6 +169,37 @@ async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(machine: 
         await node.say_holders()
         await node.advance(20)
         assert drivers(kernel) == ["nvidia"] * 4
+
+
+async def spec(node: SimNode, wanted: NodeSpec | None) -> None:
+    """Have the node's GpuNode say what is wanted, and give the agent the time that it takes."""
+    node.agent.hear_wish(NodeRequest(spec=Heard(wanted)))
+    for _ in range(6):
+        await node.advance(5)
+        await node.say_holders()
+
+
+async def test_a_spec_goes_before_the_label_which_waits_until_that_is_known(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, FOLLOWS, hears_spec=True) as node:
+        await label(node, "vm-passthrough")
+        assert kernel.writes == [], "there may be a spec that wants otherwise"
+        await spec(node, None)
+        assert drivers(kernel) == ["vfio-pci"] * 4
+        await spec(node, NodeSpec("vgpu", {T4[0]: "passthrough"}, "T4-4Q"))
+        assert (drivers(kernel), vgpus(kernel)) == (["vfio-pci", *["nvidia"] * 3], [0, 4, 4, 4])
+        assert notes(node) == set()
+        kernel.writes.clear()
+        await spec(node, NodeSpec("whole"))
+        assert kernel.writes == []
+        assert notes(node) == {ReasonCode.CONFIG_INVALID}
+    async with running_node(kernel, tmp_path, FOLLOWS, hears_spec=True) as node:  # the API server is away
+        await node.say_holders()
+        await node.advance(60)
+        assert kernel.writes == []
+        await spec(node, NodeSpec("unmanaged"))
+        await spec(node, None)
+        assert drivers(kernel) == ["vfio-pci"] * 4, "without a spec the label counts again"
 
 
 def offered(node: SimNode) -> dict[ResourceName, list[str]]:

@@ -8,6 +8,9 @@ from typing import Protocol, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.agent import wishes
+from gpuvirt.cluster.agent.gpunode import hear_gpu_node
+from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
+from gpuvirt.cluster.agent.keeping import Tell
 from gpuvirt.cluster.agent.nodecounts import NodeCounts, Notice
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
@@ -15,13 +18,15 @@ from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.credentials import Credentials
-from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, ConfigMap, KubernetesObject, Node, Pod, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
-from gpuvirt.model.heard import OperandsHeard, Progress
+from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.tasks import keep_going
 
@@ -30,6 +35,16 @@ T = TypeVar("T", bound=KubernetesObject)
 
 class Follower(wishes.Listener, Protocol):
     """The agent, as far as it has to do with the cluster."""
+
+    @property
+    def wish(self) -> NodeRequest:
+        """What was heard of wishes."""
+        ...
+
+    @property
+    def views(self) -> Cell[NodeView]:
+        """The agent's picture of its node."""
+        ...
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
@@ -68,6 +83,8 @@ class ClusterSide:
     node: NodeName
     config_map: ConfigMapName | None
     """Where vGPU configurations are, in the credentials' namespace; None where they come from elsewhere."""
+    gpu_nodes: bool = True
+    """Whether the agent obeys and reports in its GpuNode, where that kind is installed."""
     operands: Namespace | None = None
     """Where NVIDIA's operands run, beside which the agent carves; None for an agent that offers what it makes."""
 
@@ -106,18 +123,40 @@ class _Run:
             keys.hear(news)
             counts.hear(news)
 
-        self._follow("node", Collection(NODES, Node, side.node), hear_node, "to read its node")
+        self._follow("node", Collection(NODES, Node, side.node), hear_node, self._told("node", "to read its node"))
         if side.config_map is not None:
             self._follow_configs(side.config_map)
+        if side.gpu_nodes:
+            self._keep_gpu_node(ObjectKey("", side.node))
         if side.operands is not None:
             pods = operand_pods(side.operands, side.node)
-            self._follow("operands", pods, self._hear_pods, f"to list the operands' pods in namespace {side.operands}")
+            told = self._told("operands", f"to list the operands' pods in namespace {side.operands}")
+            self._follow("operands", pods, self._hear_pods, told)
             claims.append(operand_claim(self._agent.operands_away))
         tell = self._told("state", "to label its node")
         self._group.create_task(keep_going("cluster: state", lambda: keys.run(claims, tell), self._clock))
         if notice is not None:
             told = self._told("counts", "to patch its node's status")
             self._group.create_task(keep_going("cluster: counts", lambda: counts.run(notice, told), self._clock))
+
+    def _keep_gpu_node(self, key: ObjectKey) -> None:
+        """Follow the node's GpuNode, and keep its status; a cluster without that kind wants nothing by it."""
+        keeper = GpuNodeKeeper(self._client, key.name, self._clock, self._random)
+        hear_wish, told = hear_gpu_node(self._agent, key), self._told("gpunode", "to read its GpuNode")
+
+        def hear(news: News[GpuNode]) -> None:
+            hear_wish(news)
+            keeper.hear(news)
+
+        def tell(error: ApiError | None) -> None:
+            if isinstance(error, NotFoundError | ForbiddenError) and self._agent.wish.spec is None:
+                self._agent.hear_wish(NodeRequest(spec=Heard(None)))
+            told(None if isinstance(error, NotFoundError) else error)
+
+        self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), hear, tell)
+        status = self._told("gpunode status", "to write its GpuNode's status")
+        task = keep_going("cluster: gpunode", lambda: keeper.run(self._agent.views, status), self._clock)
+        self._group.create_task(task)
 
     def _states(self) -> list[Claim]:
         agent = self._agent
@@ -127,7 +166,9 @@ class _Run:
         namespace = self._side.credentials.namespace
         collection = Collection(config_maps(namespace), ConfigMap, name)
         hear = wishes.hear_config_map(self._agent, ObjectKey(namespace, name))
-        self._follow("config map", collection, hear, f"to read the ConfigMap {namespace}/{name}")
+        self._follow(
+            "config map", collection, hear, self._told("config map", f"to read the ConfigMap {namespace}/{name}")
+        )
 
     def _hear_pods(self, news: News[Pod]) -> None:
         self._pods = tuple(news.objects.values())
@@ -137,9 +178,9 @@ class _Run:
         if self._side.operands is not None:
             self._agent.hear_operands(heard_of(self._labels, self._pods))
 
-    def _follow(self, who: str, collection: Collection[T], hear: Callable[[News[T]], None], what: str) -> None:
-        reflector, tell = Reflector(self._client, collection, self._clock, self._random), self._told(who, what)
+    def _follow(self, who: str, collection: Collection[T], hear: Callable[[News[T]], None], tell: Tell) -> None:
+        reflector = Reflector(self._client, collection, self._clock, self._random)
         self._group.create_task(keep_going(f"cluster: {who}", lambda: reflector.run(hear, tell), self._clock))
 
-    def _told(self, who: str, what: str) -> Callable[[ApiError | None], None]:
+    def _told(self, who: str, what: str) -> Tell:
         return lambda error: self._agent.hear_trouble(f"cluster: {who}", trouble_of(error, what))

@@ -202,6 +202,7 @@ def _site(options: NodeOptions) -> Site:
         node_name=options.node_name,
         vgpu_configs=options.vgpu_configs,
         carves_only=options.carves_only,
+        hears_spec=options.cluster is not None and not options.carves_only,
         tells_scheduler=options.cluster is not None and not options.carves_only,
         sees_processes=not options.plugin_only,
     )

@@ -62,4 +62,4 @@ def cluster_side(
     if found is None:
         log.info("no API server is asked: the pod has no service account's token, and there is no --kubeconfig")
         return None
-    return ClusterSide(found, node, config_map, operands).run
+    return ClusterSide(found, node, config_map, gpu_nodes=operands is None, operands=operands).run

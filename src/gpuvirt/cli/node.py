@@ -89,12 +89,13 @@ def node(  # noqa: PLR0913  one parameter an option
     kernel = RealKernel(roots)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
+    cluster = apiserver.cluster_side(node, kubeconfig, config_map)
     asyncio.run(
         run_until_told_to_stop(
             NodeOptions(
                 kernel=kernel,
                 markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
-                moves=binder.site_of(kernel, roots) if settings.manages else None,
+                moves=binder.site_of(kernel, roots) if settings.manages or cluster is not None else None,
                 kubelet=kubelet,
                 ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
                 state_file=None if plugin_only else roots.run / statefile.FILE,
@@ -104,7 +105,7 @@ def node(  # noqa: PLR0913  one parameter an option
                 plugin_only=plugin_only,
                 node_name=node,
                 vgpu_configs=options.read_vgpu_configs(settings),
-                cluster=apiserver.cluster_side(node, kubeconfig, config_map),
+                cluster=cluster,
                 listen=_address(listen),
             )
         )

@@ -167,6 +167,13 @@ class Client:
         request = Request("PATCH", path, {"Content-Type": patch_type}, msgspec.json.encode(patch))
         return _decoded(asked, await self._call(asked, request), shape)
 
+    async def create(self, resource: Resource, content: object, shape: type[D]) -> D:
+        """Make an object, and return it; raises ApiError, ConflictError where there is one of that name."""
+        asked = Asked("create", resource)
+        headers = {"Content-Type": "application/json"}
+        request = Request("POST", resource.path, headers, msgspec.json.encode(content))
+        return _decoded(asked, await self._call(asked, request), shape)
+
     async def update(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
         """Put `content` in an object's place, and return what it is then; raises ApiError.
 

@@ -16,6 +16,8 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     namespace: str = ""
     resource_version: str = ""
+    generation: int = 0
+    """How often its spec has changed."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 

@@ -4,7 +4,8 @@ Three values keep apart what must not be mixed up: `Heard("A10-4Q")`, `Heard(Non
 and None (nothing was heard). Where nothing was heard, all stays as it was.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -29,6 +30,17 @@ class ConfigText:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What the cluster has concluded that is wanted of a node; it goes before labels and settings."""
+
+    mode: str
+    """What all GPUs are kept as, a WantedMode."""
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    """The same for single GPUs, by address."""
+    vgpu_config: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRequest:
     """What is wanted; each part None until it was heard."""
 
@@ -38,10 +50,22 @@ class NodeRequest:
     """The configurations that there are: the ConfigMap. None of the value: it is not there, or lacks the key."""
     workload: Heard[str] | None = None
     """What the node is for: its label `nvidia.com/gpu.workload.config`."""
+    spec: Heard[NodeSpec] | None = None
+    """The spec of its GpuNode; None of the value: it has none."""
+
+    @property
+    def has_spec(self) -> bool:
+        """Whether a GpuNode says what is wanted."""
+        return self.spec is not None and self.spec.value is not None
 
     def updated(self, news: "NodeRequest") -> "NodeRequest":
         """Return this with what `news` has heard in the place of what was heard before."""
-        return NodeRequest(news.config or self.config, news.configs or self.configs, news.workload or self.workload)
+        return NodeRequest(
+            news.config or self.config,
+            news.configs or self.configs,
+            news.workload or self.workload,
+            news.spec or self.spec,
+        )
 
 
 class StateName(StrEnum):

@@ -58,6 +58,8 @@ def config_name(request: NodeRequest, fallback: str | None, *, in_cluster: bool)
     """
     if not in_cluster:
         return fallback
+    if request.spec is not None and request.spec.value is not None:
+        return request.spec.value.vgpu_config or DEFAULT
     if request.config is None:
         return None
     return request.config.value or fallback or DEFAULT

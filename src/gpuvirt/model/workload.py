@@ -6,7 +6,7 @@ for its default, and says so in its log alone; here all stays as it was, and the
 
 from enum import StrEnum
 
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.heard import NodeRequest, NodeSpec
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import Modes, WantedMode
@@ -29,11 +29,14 @@ MODES = {
 }
 
 
-def modes_of(settings: Settings, label: Heard[str] | None, before: Modes) -> tuple[Modes, Reason | None]:
-    """Return what is wanted of GPUs, and why the label does not say; `before` is what was wanted until now.
+def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[Modes, Reason | None]:
+    """Return what is wanted of GPUs, and why what was heard does not say; `before` is what was wanted until now.
 
-    Where the label is to be followed and was not heard yet, nothing is wanted but of single GPUs.
+    A spec goes before all else. Where the label is to be followed and was not heard yet, nothing is wanted anew.
     """
+    if request.spec is not None and request.spec.value is not None:
+        return _of_spec(request.spec.value, before)
+    label = request.workload
     if not settings.workload_label:
         return settings.own_modes, None
     if label is None:
@@ -44,6 +47,20 @@ def modes_of(settings: Settings, label: Heard[str] | None, before: Modes) -> tup
         return before, _unknown(label.value)
     modes = Modes(MODES[Workload(label.value)], settings.modes)
     return (before, _at_odds(label.value)) if modes.are_at_odds else (modes, None)
+
+
+def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, Reason | None]:
+    try:
+        modes = Modes(WantedMode(spec.mode), {gpu: WantedMode(mode) for gpu, mode in spec.gpus.items()})
+    except ValueError as error:
+        return before, _bad_spec(f"has a mode that there is not: {error}", f"use one of {', '.join(WantedMode)}")
+    if modes.are_at_odds:
+        return before, _bad_spec("wants container and vgpu, which can't be on one node", "use one of the two")
+    return modes, None
+
+
+def _bad_spec(what: str, fix: str) -> Reason:
+    return Reason(ReasonCode.CONFIG_INVALID, "GpuNode", f"{what}, so all stays as it was", fix=fix)
 
 
 def _unknown(value: str) -> Reason:

@@ -73,7 +73,9 @@ class Agent:
         bells = Bells(self._watcher.look_soon, self._stale.set, self.hear_trouble)
         self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, self._operands)
         in_cluster = site.node_name is not None
-        self._wants = Wants(self._state, self._inlets, site.vgpu_configs, self._note, in_cluster=in_cluster)
+        self._wants = Wants(
+            self._state, self._inlets, site.vgpu_configs, self._note, in_cluster=in_cluster, hears_spec=site.hears_spec
+        )
         self._wants.conclude()
         self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
         self._broker = Broker(self._state, site.kernel, site.clock, self._given)

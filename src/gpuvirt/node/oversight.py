@@ -73,8 +73,8 @@ class Oversight:
 
     @property
     def follows_label(self) -> bool:
-        """Whether the node's label says what is wanted of its GPUs, and was heard."""
-        return self._state.settings.workload_label
+        """Whether the node's label says what is wanted of its GPUs."""
+        return self._state.follows_label
 
     @property
     def workload_trouble(self) -> Reason | None:

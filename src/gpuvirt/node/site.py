@@ -51,6 +51,8 @@ class Site:
     """What the cluster calls this node."""
     carves_only: bool = False
     """Whether another's device plugin offers what is carved here, and GPUs stay with the drivers that they have."""
+    hears_spec: bool = False
+    """Whether somebody follows the node's GpuNode, which goes before labels and settings."""
     tells_scheduler: bool = False
     """Whether somebody has the node's status follow `Agent.counts`."""
     sees_processes: bool = True

@@ -66,10 +66,12 @@ class NodeState:
         """vGPUs that are offered no more, since they are to be removed."""
         self.noticed: frozenset[PciAddress] = frozenset()
         """Functions that are to go back to the host, and are offered for a moment yet."""
-        self.modes = Modes() if settings.workload_label else settings.own_modes
-        """What is wanted of GPUs."""
+        self.modes = Modes()
+        """What is wanted of GPUs; nothing until that was concluded."""
         self.workload_trouble: Reason | None = None
-        """Why the node's label does not say what is wanted of them."""
+        """Why the node's label, or its GpuNode, does not say what is wanted of them."""
+        self.follows_label = False
+        """Whether the label is what says it."""
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids = ids

@@ -21,12 +21,14 @@ class Wants:
         note: Callable[[str, Reason | None], bool],
         *,
         in_cluster: bool,
+        hears_spec: bool,
     ) -> None:
-        """`file` has the configs that stand where no ConfigMap does."""
+        """`file` has the configs that stand where no ConfigMap does; `hears_spec`: somebody follows its GpuNode."""
         self._state = state
         self._inlets = inlets
         self._note = note
         self._in_cluster = in_cluster
+        self._hears_spec = hears_spec
         self._base = read_book(file, Book()) if file is not None else Book()
         self._book = self._base
         self._read: ConfigText | None = None
@@ -44,12 +46,16 @@ class Wants:
             self._read = None
         heard = not self._in_cluster or request.configs is not None or self._book.good is not None
         self._state.carving.book = self._book if heard else None
-        settings = self._state.settings
-        self._state.carving.config = config_name(request, settings.vgpu_config, in_cluster=self._in_cluster)
         self._note("vgpu configs", self._book.trouble)
-        modes, trouble = modes_of(settings, request.workload, self._state.modes)
+        if self._hears_spec and request.spec is None:
+            return  # labels and settings count where there is no spec, and whether there is one is not known yet
+        settings = self._state.settings
+        modes, trouble = modes_of(settings, request, self._state.modes)
         self._state.modes, self._state.workload_trouble = modes, trouble
+        self._state.follows_label = settings.workload_label and not request.has_spec
         self._note("workload", trouble)
+        if trouble is None or not request.has_spec:
+            self._state.carving.config = config_name(request, settings.vgpu_config, in_cluster=self._in_cluster)
 
     def _take(self, text: ConfigText) -> None:
         if text == self._read:

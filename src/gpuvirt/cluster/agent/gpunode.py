@@ -1,0 +1,141 @@
+"""A node's GpuNode: its spec as a wish of the cluster, and the agent's picture as its status."""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+
+from gpuvirt.cluster.agent.wishes import Listener
+from gpuvirt.cluster.kinds.gpunode import Condition, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.reasons import Reason, in_words
+from gpuvirt.model.validation import Check
+from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
+
+MOST_MESSAGE = 4000
+"""Characters of a condition's message; the API's own limit is 32,768."""
+READY, AS_WANTED, NOT_LOOKED = "Ready", "AsWanted", "NotLooked"
+TYPES = {
+    Check.VFIO_PCI: "VfioPciReady",
+    Check.VGPU_MANAGER: "VgpuManagerReady",
+    Check.VGPU_DEVICES: "VgpuDevicesReady",
+}
+
+
+def wish_of_spec(spec: Spec | None) -> NodeRequest:
+    """Return what a GpuNode wants; without a spec it wants nothing, and labels and settings do."""
+    if spec is None:
+        return NodeRequest(spec=Heard(None))
+    gpus = {one.address: str(one.mode) for one in spec.gpus}
+    return NodeRequest(spec=Heard(NodeSpec(str(spec.mode), gpus, spec.vgpu_config)))
+
+
+def hear_gpu_node(listener: Listener, key: ObjectKey) -> Callable[[News[GpuNode]], None]:
+    """Return what hands on news of a GpuNode; one that is gone wants what it wanted, as a node does."""
+
+    def hear(news: News[GpuNode]) -> None:
+        found = news.objects.get(key)
+        if found is not None:
+            listener.hear_wish(wish_of_spec(found.spec))
+        elif key not in news.removed:
+            listener.hear_wish(wish_of_spec(None))
+
+    return hear
+
+
+def status_of(view: NodeView, heard: GpuNode, at: datetime) -> Status:
+    """Return the status that an agent's picture gives; conditions that stand keep their time."""
+    gpus = (*view.gpus, *(one for one in view.functions if one.offered_as is not None))
+    known = {(one.type, one.status): one.last_transition_time for one in (heard.status or Status()).conditions}
+    now = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return Status(
+        observed_generation=heard.metadata.generation,
+        agent=view.agent.version if view.agent is not None else None,
+        totals=_totals(view),
+        gpus=tuple(_gpu(one) for one in gpus),
+        resources=tuple(_offered(one) for one in view.resources),
+        conditions=tuple(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message[:MOST_MESSAGE],
+                last_transition_time=known.get((kind, status), now),
+                observed_generation=heard.metadata.generation,
+            )
+            for kind, status, reason, message in _conditions(view)
+        ),
+    )
+
+
+def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
+    if not view.looked:
+        yield READY, "Unknown", NOT_LOOKED, "the host was not looked at yet"
+        return
+    against = tuple(_against(view))
+    if against:
+        yield READY, "False", str(against[0].code), in_words(against)
+    else:
+        yield READY, "True", AS_WANTED, ""
+    for one in view.conditions:
+        if one.needed:
+            reason = one.reason
+            yield (
+                TYPES[one.check],
+                str(one.holds),
+                str(reason.code) if reason else "Holds",
+                reason.text if reason else "",
+            )
+
+
+def _against(view: NodeView) -> Iterator[Reason]:
+    """Yield what speaks against a node: its own troubles, devices that are offered and ill, resources unregistered."""
+    yield from view.notes
+    for resource in view.resources:
+        if resource.devices and resource.not_registered_because is not None:
+            yield resource.not_registered_because
+        for device in resource.devices:
+            if not device.healthy:
+                yield from device.reasons
+
+
+def _totals(view: NodeView) -> Totals:
+    return Totals(
+        gpus=len(view.gpus),
+        vgpus=sum(len(gpu.vgpus) for gpu in view.gpus),
+        held=sum(device.holder is not None for resource in view.resources for device in resource.devices),
+        modes=",".join(sorted({str(gpu.mode) for gpu in view.gpus})),
+    )
+
+
+def _gpu(gpu: GpuView) -> Gpu:
+    return Gpu(
+        address=gpu.address,
+        name=gpu.name,
+        mode=str(gpu.mode),
+        wanted=gpu.wanted,
+        vgpu_config=gpu.vgpu_config,
+        driver=gpu.driver,
+        numa_node=gpu.numa_node,
+        offered_as=gpu.offered_as,
+        healthy=gpu.healthy,
+        users=gpu.users,
+        vgpus=tuple(_vgpu(one) for one in gpu.vgpus),
+        reasons=_whys(gpu.reasons),
+    )
+
+
+def _vgpu(vgpu: VgpuView) -> Vgpu:
+    return Vgpu(id=vgpu.id, type=vgpu.type, offered_as=vgpu.offered_as, users=vgpu.users, reasons=_whys(vgpu.reasons))
+
+
+def _offered(resource: ResourceView) -> Offered:
+    return Offered(
+        name=resource.name,
+        healthy=sum(device.healthy for device in resource.devices),
+        held=sum(device.holder is not None for device in resource.devices),
+        registered=resource.registered,
+    )
+
+
+def _whys(reasons: Iterable[Reason]) -> tuple[Why, ...]:
+    return tuple(Why(code=str(one.code), message=one.text) for one in reasons)

@@ -1,0 +1,93 @@
+"""Makes the node's GpuNode where there is none, and keeps its status as the agent's picture is."""
+
+from dataclasses import dataclass
+from random import Random
+
+import msgspec
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.cluster.agent.keeping import Tell, keep
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.failures import ConflictError
+from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode, Status
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.model.view import NodeView
+from gpuvirt.node.cell import Cell
+
+PAUSE_S = 1.0
+"""Between two writes: a picture may change many times while a pod starts."""
+
+
+class _Name(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _New(msgspec.Struct, frozen=True, rename="camel"):
+    """A GpuNode without a spec: nothing is wanted by it."""
+
+    api_version: str
+    kind: str
+    metadata: _Name
+
+
+class _StatusPatch(msgspec.Struct, frozen=True):
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """What is to be written next."""
+
+    content: _New | _StatusPatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What the API server said last: the object, or that there is none."""
+
+    node: GpuNode | None
+
+
+class GpuNodeKeeper:
+    """Keeps one node's."""
+
+    def __init__(self, client: Client, node: str, clock: Clock, random: Random) -> None:
+        self._client = client
+        self._node = node
+        self._clock = clock
+        self._random = random
+        self._heard: _Heard | None = None
+        self._due = Signal()
+
+    def hear(self, news: News[GpuNode]) -> None:
+        """Take what the GpuNode says now, or that it is not there."""
+        self._heard = _Heard(news.objects.get(ObjectKey("", self._node)))
+        self._due.set()
+
+    async def run(self, views: Cell[NodeView], tell: Tell) -> None:
+        """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
+
+        def lacking() -> _Due | None:
+            if self._heard is None:
+                return None
+            if self._heard.node is None:
+                return _Due(_New(API_VERSION, KIND, _Name(self._node)))
+            status = status_of(views.get(), self._heard.node, self._clock.now())
+            return _Due(_StatusPatch(status)) if status != self._heard.node.status else None
+
+        with views.telling(self._due):
+            await keep(lacking, self._write, tell, self._due, self._clock, self._random)
+
+    async def _write(self, due: _Due) -> None:
+        content = due.content
+        if isinstance(content, _New):
+            try:
+                node = await self._client.create(GPU_NODES, content, GpuNode)
+            except ConflictError:  # somebody has just made it; the watch says what it is
+                self._heard = None
+                return
+        else:
+            node = await self._client.patch(GPU_NODES, self._node, content, PatchType.MERGE, GpuNode, part="status")
+        self._heard = _Heard(node)
+        await self._clock.sleep(PAUSE_S)

@@ -1,0 +1,135 @@
+"""GpuNode, `gpuvirt.io/v1alpha1`: what is wanted of one node's GPUs, and all that its agent knows of them.
+
+There is one a node, by the node's name. The spec is for an admin or a controller to write, the status for the agent.
+The texts here are what `kubectl explain gpunode` prints.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.wanted import WantedMode
+
+GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
+API_VERSION = f"{GROUP}/{VERSION}"
+GPU_NODES = Resource(PLURAL, GROUP, VERSION)
+
+Address = Annotated[
+    str,
+    Meta(
+        pattern="^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$",
+        description="PCI address, with its domain: 0000:65:00.0.",
+    ),
+]
+
+
+class _Part(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Base of all parts: names as Kubernetes writes them."""
+
+
+class GpuWish(_Part, frozen=True, kw_only=True):
+    """What is wanted of one GPU."""
+
+    address: Address
+    mode: Annotated[WantedMode, Meta(description="What the GPU is kept as, whatever the node's mode.")]
+
+
+class Spec(_Part, frozen=True, kw_only=True):
+    """What is wanted. Without a spec the node's labels say it, and the agent's settings."""
+
+    mode: Annotated[
+        WantedMode,
+        Meta(
+            description="What all GPUs of the node are kept as: unmanaged leaves them as they are, passthrough has them"
+            " whole for virtual machines, vgpu in parts, container on their native driver."
+        ),
+    ] = WantedMode.UNMANAGED
+    vgpu_config: Annotated[
+        str | None,
+        Meta(description="The vGPU config by which GPUs in mode vgpu are carved: A10-4Q. Without it: default."),
+    ] = None
+    gpus: Annotated[tuple[GpuWish, ...], Meta(description="What is wanted of single GPUs instead.")] = ()
+
+
+class Why(_Part, frozen=True, kw_only=True):
+    """A reason, as the agent's log, metrics and command line have it."""
+
+    code: Annotated[str, Meta(description="One word, always the same: VgpuInUse.")]
+    message: Annotated[str, Meta(description="What is the matter, where it was seen, and what to do about it.")]
+
+
+class Vgpu(_Part, frozen=True, kw_only=True):
+    """One vGPU."""
+
+    id: Annotated[str, Meta(description="The mediated device's UUID, or the VF's address.")]
+    type: str
+    offered_as: Annotated[str | None, Meta(description="The resource that pods ask for.")] = None
+    users: Annotated[tuple[str, ...], Meta(description="Pods that have it, and processes of no known pod.")] = ()
+    reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
+
+
+class Gpu(_Part, frozen=True, kw_only=True):
+    """One GPU."""
+
+    address: Address
+    name: Annotated[str | None, Meta(description="What the PCI ID database calls it.")] = None
+    mode: Annotated[str, Meta(description="What it is now: passthrough, vgpu, native.")]
+    wanted: Annotated[str | None, Meta(description="What the agent keeps it as.")] = None
+    vgpu_config: Annotated[str | None, Meta(description="The vGPU config that it is kept carved by.")] = None
+    driver: str | None = None
+    numa_node: int | None = None
+    offered_as: Annotated[str | None, Meta(description="The resource that pods ask for to have it whole.")] = None
+    healthy: Annotated[bool | None, Meta(description="Whether a machine could use it; null where not offered.")] = None
+    users: Annotated[tuple[str, ...], Meta(description="Pods that have it, and processes of no known pod.")] = ()
+    vgpus: tuple[Vgpu, ...] = ()
+    reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
+
+
+class Offered(_Part, frozen=True, kw_only=True):
+    """One resource of the node."""
+
+    name: str
+    healthy: int
+    held: Annotated[int, Meta(description="How many pods have.")]
+    registered: Annotated[bool, Meta(description="Whether the kubelet knows it.")]
+
+
+class Condition(_Part, frozen=True, kw_only=True):
+    """A condition, as all of Kubernetes' objects have them (metav1.Condition)."""
+
+    type: str
+    status: Annotated[str, Meta(pattern="^(True|False|Unknown)$")]
+    reason: Annotated[str, Meta(pattern="^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    message: str = ""
+    last_transition_time: Annotated[str, Meta(description="When the status last changed, RFC 3339.")]
+    observed_generation: int = 0
+
+
+class Totals(_Part, frozen=True, kw_only=True):
+    """The node in numbers, for lists."""
+
+    gpus: int = 0
+    vgpus: int = 0
+    held: Annotated[int, Meta(description="GPUs and vGPUs that pods have.")] = 0
+    modes: Annotated[str, Meta(description="What the GPUs are: passthrough, or passthrough,vgpu.")] = ""
+
+
+class Status(_Part, frozen=True, kw_only=True):
+    """What the agent knows."""
+
+    observed_generation: Annotated[int, Meta(description="The spec that the agent has seen.")] = 0
+    agent: Annotated[str | None, Meta(description="The agent's version.")] = None
+    totals: Totals = Totals()
+    gpus: tuple[Gpu, ...] = ()
+    resources: tuple[Offered, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+class GpuNode(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What is wanted of one node's GPUs, and what its agent knows of them."""
+
+    metadata: Metadata
+    spec: Spec | None = None
+    status: Status | None = None

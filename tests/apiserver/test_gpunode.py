@@ -1,0 +1,118 @@
+"""A node's picture as the status of its GpuNode, and a spec as a wish."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
+from gpuvirt.cluster.kinds.gpunode import Condition, GpuNode, GpuWish, Spec, Status
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.inventory import Mode
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import DeviceView, GpuView, NodeView, ResourceView, VgpuView
+from gpuvirt.model.wanted import Modes, WantedMode
+from gpuvirt.model.workload import modes_of
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+KEY = ObjectKey("", "node01")
+GPU, VGPU = PciAddress("0000:65:00.0"), VgpuId("a97c1d93-75b0-5502-bafc-fef8d1839ded")
+A10_4Q = ResourceName("nvidia.com/NVIDIA_A10-4Q")
+ILL = Reason(ReasonCode.NODE_MISSING, VGPU, "has no node", fix="look for who deleted it")
+EMPTY = GpuNode(metadata=Metadata(name="node01", generation=3))
+
+
+def picture(*against: Reason, holder: str | None = None) -> NodeView:
+    """Return a node with one GPU that carries one vGPU."""
+    vgpu = VgpuView(VGPU, "NVIDIA A10-4Q", GPU, A10_4Q, reasons=against)
+    device = DeviceView(DeviceId(VGPU), not against, 0, None, GPU, reasons=against, holder=holder)
+    gpu = GpuView(GPU, "10de:2236", "gpu", "GA102GL [A10]", Mode.VGPU, "nvidia", None, 0, None, None, vgpus=(vgpu,))
+    return NodeView(AT, (gpu,), resources=(ResourceView(A10_4Q, (device,), registered=True),))
+
+
+def condition(status: Status, kind: str) -> Condition:
+    (found,) = (one for one in status.conditions if one.type == kind)
+    return found
+
+
+def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
+    status = status_of(picture(holder="pod default/vm-a"), EMPTY, AT)
+    assert (status.totals.gpus, status.totals.vgpus, status.totals.held, status.totals.modes) == (1, 1, 1, "vgpu")
+    assert [vgpu.offered_as for gpu in status.gpus for vgpu in gpu.vgpus] == [A10_4Q]
+    assert [(one.name, one.healthy, one.held, one.registered) for one in status.resources] == [(A10_4Q, 1, 1, True)]
+    ready = condition(status, "Ready")
+    assert (ready.status, ready.reason, ready.observed_generation) == ("True", "AsWanted", 3)
+    assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
+
+
+def test_what_is_ill_is_said_with_its_reason() -> None:
+    ready = condition(status_of(picture(ILL), EMPTY, AT), "Ready")
+    assert (ready.status, ready.reason) == ("False", "NodeMissing")
+    assert ready.message == ILL.text
+
+
+def test_before_the_first_look_nothing_is_known() -> None:
+    ready = condition(status_of(NodeView(AT, looked=False), EMPTY, AT), "Ready")
+    assert (ready.status, ready.reason) == ("Unknown", "NotLooked")
+
+
+def test_a_condition_that_stands_keeps_its_time_and_nothing_is_to_be_written() -> None:
+    before = status_of(picture(), EMPTY, AT)
+    node = GpuNode(metadata=EMPTY.metadata, status=before)
+    later = AT + timedelta(hours=1)
+    assert status_of(picture(), node, later) == before
+    changed = condition(status_of(picture(ILL), node, later), "Ready")
+    assert changed.last_transition_time == "2026-01-02T04:04:05Z"
+
+
+def test_a_spec_is_a_wish_and_none_is_heard_to_be_none() -> None:
+    spec = Spec(mode=WantedMode.PASSTHROUGH, vgpu_config="A10-4Q", gpus=(GpuWish(address=GPU, mode=WantedMode.VGPU),))
+    wanted = NodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
+    assert wish_of_spec(spec) == NodeRequest(spec=Heard(wanted))
+    assert wish_of_spec(None) == NodeRequest(spec=Heard(None))
+
+
+class Hears:
+    def __init__(self) -> None:
+        self.wish = NodeRequest()
+
+    def hear_wish(self, news: NodeRequest) -> None:
+        self.wish = self.wish.updated(news)
+
+
+def test_a_gpunode_that_is_gone_wants_what_it_wanted() -> None:
+    """Somebody may delete it, or its whole kind, while machines run by it."""
+    agent = Hears()
+    hear = hear_gpu_node(agent, KEY)
+    hear(News({}))
+    assert agent.wish.spec == Heard(None)
+    hear(News({KEY: GpuNode(metadata=EMPTY.metadata, spec=Spec(mode=WantedMode.VGPU))}))
+    wanted = Heard(NodeSpec("vgpu"))
+    assert agent.wish.spec == wanted
+    hear(News({}, removed=frozenset({KEY})))
+    assert agent.wish.spec == wanted
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (NodeSpec("whole"), "has a mode that there is not"),
+        (NodeSpec("vgpu", {GPU: "container"}), "wants container and vgpu"),
+    ],
+)
+def test_a_spec_that_cannot_be_leaves_all_as_it_was(spec: NodeSpec, said: str) -> None:
+    before = Modes(WantedMode.PASSTHROUGH)
+    modes, trouble = modes_of(Settings(), NodeRequest(spec=Heard(spec)), before)
+    assert modes == before
+    assert trouble is not None
+    assert said in trouble.text
+
+
+def test_a_spec_goes_before_the_label_and_the_settings() -> None:
+    settings = Settings(workload_label=True, mode=WantedMode.CONTAINER, modes={GPU: WantedMode.UNMANAGED})
+    request = NodeRequest(workload=Heard("vm-vgpu"), spec=Heard(NodeSpec("passthrough")))
+    assert modes_of(settings, request, Modes()) == (Modes(WantedMode.PASSTHROUGH), None)

@@ -1,0 +1,116 @@
+"""GpuNode on a real API server: the agent makes its own, keeps its status, and obeys its spec."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from apilab import ACCOUNT, NAMESPACE, ApiLab
+from clusterlab import LabNode, Wish
+from lab.cluster.settings import NODE
+
+from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.failures import ApiError, ForbiddenError, RefusedError
+from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+ROOT = Path(__file__).parent.parent.parent
+WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
+
+
+@contextmanager
+def reporting(node: LabNode, config: str = "") -> Iterator[None]:
+    """Run an agent in a cluster that knows GpuNodes, and take them away afterwards."""
+    node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
+    node.kubectl("wait", "--for=condition=Established", "crd/gpunodes.gpuvirt.io")
+    try:
+        asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+        with node.machine("4xT4"), node.agent(config, asks), node.nodes_kept():
+            yield
+    finally:
+        node.kubectl("delete", "crd", "gpunodes.gpuvirt.io")
+        node.kubectl("label", "node", NODE, "nvidia.com/vgpu.config.state-")
+        node.kubectl("annotate", "node", NODE, "gpuvirt.io/vgpu.config.reason-")
+
+
+def row(node: LabNode) -> list[str]:
+    """Return what `kubectl get gpunodes` prints of the node, without its age."""
+    done = node.cluster.kubectl("get", "gpunodes", NODE, "--no-headers")
+    return done.stdout.split()[:-1]
+
+
+def want(node: LabNode, spec: str) -> None:
+    node.kubectl("patch", "gpunode", NODE, "--type=merge", "-p", f'{{"spec": {spec}}}')
+
+
+def test_an_agent_reports_and_obeys(node: LabNode) -> None:
+    with reporting(node):
+        node.until(lambda: row(node) == [NODE, "4", "vgpu", "7", "0", "True", "AsWanted"], lambda: str(row(node)))
+        want(node, '{"mode": "passthrough"}')
+        node.until_allocatable(WHOLE, 4)
+        node.until(lambda: row(node)[2] == "passthrough", lambda: str(row(node)))
+        node.start("keeps", Wish({WHOLE: 1}, "sleep 1000"))
+        node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
+        node.until(lambda: row(node)[4] == "1", lambda: str(row(node)))
+        want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
+        node.until_allocatable(HALF, 6)
+        node.until(lambda: row(node)[5] == "False", lambda: str(row(node)))
+        message = r'{.status.conditions[?(@.type=="Ready")].message}'
+        told = node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={message}")
+        assert f"pod {node.namespace}/keeps" in told
+        node.delete("keeps")
+        node.until_allocatable(HALF, 8)
+        node.until(lambda: row(node) == [NODE, "4", "vgpu", "8", "0", "True", "AsWanted"], lambda: str(row(node)))
+        mixed = '{"spec": {"gpus": [{"address": "0000:3b:00.0", "mode": "container"}]}}'
+        refused = node.cluster.kubectl("patch", "gpunode", NODE, "--type=merge", "-p", mixed)
+        assert "container and vgpu can't be on one node" in refused.stderr
+        node.kubectl("delete", "gpunode", NODE)
+        node.until(lambda: row(node)[:2] == [NODE, "4"], lambda: str(row(node)))
+        assert node.allocatable(HALF) == 8, "it wants what it wanted"
+        assert "GPU" in node.kubectl("explain", "gpunode.status.gpus")
+
+
+async def test_an_agent_writes_its_own_gpunode_alone(node: LabNode, tmp_path: Path) -> None:
+    api = ApiLab(node.cluster, tmp_path)
+    node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
+    node.kubectl("wait", "--for=condition=Established", "crd/gpunodes.gpuvirt.io")
+    api.apply_roles()
+    account = ("get", "serviceaccount", ACCOUNT, "--namespace", NAMESPACE)
+    node.until(lambda: node.cluster.kubectl(*account).returncode == 0, lambda: "no service account")
+    api.token.write_text(api.token_of())
+    client = Client(api.credentials)
+
+    def new(name: str, **more: object) -> Mapping[str, object]:
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, **more}
+
+    async def refusal(content: object) -> ApiError | None:
+        try:
+            await client.create(GPU_NODES, content, GpuNode)
+        except ApiError as error:
+            return error
+        return None
+
+    try:
+        for content in (new("other"), new(NODE, spec={"mode": "vgpu"})):
+            found = await refusal(content)
+            while found is None or "an agent of gpuvirt" not in str(found):  # the policy is not loaded yet
+                node.kubectl("delete", "gpunodes", "--all")
+                found = await refusal(content)
+        assert await refusal(new(NODE)) is None
+        status = {"status": {"agent": "test"}}
+        written = await client.patch(GPU_NODES, NODE, status, PatchType.MERGE, GpuNode, part="status")
+        assert written.status is not None
+        assert written.status.agent == "test"
+        with pytest.raises(ForbiddenError):
+            await client.patch(GPU_NODES, NODE, {"spec": {"mode": "vgpu"}}, PatchType.MERGE, GpuNode)
+        node.cluster.kubectl(
+            "create",
+            "-f",
+            "-",
+            given=f'{{"apiVersion": "{API_VERSION}", "kind": "{KIND}", "metadata": {{"name": "other"}}}}',
+        )
+        with pytest.raises(RefusedError, match="its own node's GpuNode alone"):
+            await client.patch(GPU_NODES, "other", status, PatchType.MERGE, GpuNode, part="status")
+    finally:
+        node.kubectl("delete", "crd", "gpunodes.gpuvirt.io")
