@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 
-from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName
 from gpuvirt.model.reasons import ReasonCode
@@ -17,21 +18,9 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
-VGPU = Settings(mode=WantedMode.VGPU)
 NO_FILE = NodeRequest(configs=Heard(None))
-T4_8Q, T4_4Q = "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"
-FIRST = PciAddress("0000:3b:00.0")
 
 Machine = Callable[[str], SimKernel]
-
-
-def types(kernel: SimKernel) -> Counter[str]:
-    hosts = scan(kernel).vgpu_hosts.values()
-    return Counter(str(one.type).rpartition(" ")[2] for host in hosts for one in host.live)
-
-
-def of(kernel: SimKernel, gpu: PciAddress) -> list[VgpuId]:
-    return sorted(one.id for one in scan(kernel).vgpu_hosts[gpu].live)
 
 
 def notes(node: SimNode) -> set[ReasonCode]:

@@ -1,24 +1,21 @@
 """The scheduler is told before the kubelet that something is withdrawn, so that what it has bound is admitted."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carvednode import T4_4Q, T4_8Q, VGPU
 from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
 from gpuvirt.cluster.resources import NodeStatus
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.schedulable import Count
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.notice import Notice
 from gpuvirt.sim.kernel import SimKernel
 from simnode import SimNode, running_node
-
-VGPU = Settings(mode=WantedMode.VGPU)
-T4_8Q, T4_4Q = ResourceName("nvidia.com/GRID_T4-8Q"), ResourceName("nvidia.com/GRID_T4-4Q")
 
 Machine = Callable[[str], SimKernel]
 
@@ -72,11 +69,18 @@ async def until_carved(node: SimNode, status: Status, resource: str, count: int)
     raise AssertionError(node.offered)
 
 
-async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
+@asynccontextmanager
+async def halved(kernel: SimKernel, folder: Path) -> AsyncIterator[tuple[SimNode, Status]]:
+    """Run an agent that has carved eight halves, which the scheduler counts."""
+    async with running_node(kernel, folder, VGPU, tells_scheduler=True) as node:
         status = Status(node)
         await carve(node, "T4-8Q")
         await until_carved(node, status, T4_8Q, 8)
+        yield node, status
+
+
+async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine: Machine, tmp_path: Path) -> None:
+    async with halved(machine("4xT4"), tmp_path) as (node, status):
         await carve(node, "T4-4Q")
         assert listed(node, T4_8Q) == 8, "the scheduler still counts them"
         assert node.agent.notice is not None
@@ -92,10 +96,7 @@ async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine:
 
 
 async def test_a_pod_that_was_bound_before_keeps_what_it_is_given(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
-        status = Status(node)
-        await carve(node, "T4-8Q")
-        await until_carved(node, status, T4_8Q, 8)
+    async with halved(machine("4xT4"), tmp_path) as (node, status):
         await carve(node, "T4-4Q")
         mine = next(iter(node.offered[T4_8Q]))
         node.allocate(T4_8Q, [mine])
@@ -108,10 +109,7 @@ async def test_a_pod_that_was_bound_before_keeps_what_it_is_given(machine: Machi
 async def test_what_the_kubelet_reports_in_between_is_corrected_and_waited_for_again(
     machine: Machine, tmp_path: Path
 ) -> None:
-    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
-        status = Status(node)
-        await carve(node, "T4-8Q")
-        await until_carved(node, status, T4_8Q, 8)
+    async with halved(machine("4xT4"), tmp_path) as (node, status):
         await carve(node, "T4-4Q")
         status.correct()
         await node.advance(0.4)
@@ -126,10 +124,7 @@ async def test_what_the_kubelet_reports_in_between_is_corrected_and_waited_for_a
 
 
 async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
-        status = Status(node)
-        await carve(node, "T4-8Q")
-        await until_carved(node, status, T4_8Q, 8)
+    async with halved(machine("4xT4"), tmp_path) as (node, _):
         await carve(node, "T4-4Q")
         await node.advance(2.9)
         assert listed(node, T4_8Q) == 8
@@ -138,10 +133,7 @@ async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(machine: M
 
 
 async def test_what_the_kubelet_counts_anew_is_told_at_once(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path, VGPU, tells_scheduler=True) as node:
-        status = Status(node)
-        await carve(node, "T4-8Q")
-        await until_carved(node, status, T4_8Q, 8)
+    async with halved(machine("4xT4"), tmp_path) as (node, status):
         await carve(node, "T4-4Q")
         status.correct()
         await node.advance(2)

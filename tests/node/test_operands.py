@@ -1,13 +1,14 @@
 """An agent that carves beside another's device plugin: that one is away meanwhile, and at no other time."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpuvirt.facts.ids import NodeName, PciAddress, VgpuId
+from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
+
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, StateName
 from gpuvirt.model.settings import Settings
@@ -22,23 +23,11 @@ from gpuvirt.sim.tools import SimTools
 from kubeletnode import CLOCK, agent_on, options_for, until
 from simnode import SimNode, running_node
 
-VGPU = Settings(mode=WantedMode.VGPU)
 PLUGIN = "nvidia.com/gpu.deploy.sandbox-device-plugin"
 POD = "gpu-operator/nvidia-sandbox-device-plugin-daemonset-7xk2q"
 RUNNING, ENDING, GONE = OperandsHeard((PLUGIN,), (POD,)), OperandsHeard((), (POD,)), OperandsHeard()
-T4_8Q, T4_4Q = "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"
-FIRST = PciAddress("0000:3b:00.0")
 
 Machine = Callable[[str], SimKernel]
-
-
-def types(kernel: SimKernel) -> Counter[str]:
-    hosts = scan(kernel).vgpu_hosts.values()
-    return Counter(str(one.type).rpartition(" ")[2] for host in hosts for one in host.live)
-
-
-def of(kernel: SimKernel, gpu: PciAddress) -> list[VgpuId]:
-    return sorted(one.id for one in scan(kernel).vgpu_hosts[gpu].live)
 
 
 def state(agent: Agent) -> tuple[StateName, str]:

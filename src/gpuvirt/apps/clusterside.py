@@ -1,7 +1,7 @@
 """The agent's cluster side, put together: its node and what else concerns it are followed, and what it says is told."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
@@ -10,7 +10,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.agent import wishes
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import Tell
+from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.agent.nodecounts import NodeCounts, Notice
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
@@ -100,22 +100,30 @@ class _Run:
     def __init__(self, side: ClusterSide, agent: Follower, clock: Clock, group: asyncio.TaskGroup) -> None:
         self._side = side
         self._agent = agent
-        self._clock = clock
         self._group = group
-        self._random = Random()  # noqa: S311  it keeps agents apart, and no secrets
-        self._client = Client(side.credentials)
+        random = Random()  # noqa: S311  it keeps agents apart, and no secrets
+        self._desk = Desk(Client(side.credentials), side.node, clock, random)
         self._labels: Mapping[str, str] | None = None
         self._pods: tuple[Pod, ...] | None = None
 
     def start(self) -> None:
         """Start its tasks."""
-        side, key = self._side, ObjectKey("", self._side.node)
-        keys = NodeKeys(self._client, side.node, self._clock, self._random)
-        hear_wish = wishes.hear_node(self._agent, key)
-        claims, notice = self._states(), self._agent.notice
-        counts = NodeCounts(self._client, side.node, self._clock, self._random)
+        side, agent = self._side, self._agent
+        claims = [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
+        if side.operands is not None:
+            self._follow_operands(side.operands)
+            claims.append(operand_claim(agent.operands_away))
+        self._keep_node(claims)
+        if side.config_map is not None:
+            self._follow_configs(side.config_map)
+        if side.gpu_nodes:
+            self._keep_gpu_node()
 
-        def hear_node(news: News[Node]) -> None:
+    def _keep_node(self, claims: Sequence[Claim]) -> None:
+        keys, counts, key = NodeKeys(self._desk), NodeCounts(self._desk), self._desk.key
+        hear_wish, notice = wishes.hear_node(self._agent, key), self._agent.notice
+
+        def hear(news: News[Node]) -> None:
             node = news.objects.get(key)
             self._labels = node.metadata.labels if node is not None else None
             self._tell_operands()
@@ -123,25 +131,16 @@ class _Run:
             keys.hear(news)
             counts.hear(news)
 
-        self._follow("node", Collection(NODES, Node, side.node), hear_node, self._told("node", "to read its node"))
-        if side.config_map is not None:
-            self._follow_configs(side.config_map)
-        if side.gpu_nodes:
-            self._keep_gpu_node(ObjectKey("", side.node))
-        if side.operands is not None:
-            pods = operand_pods(side.operands, side.node)
-            told = self._told("operands", f"to list the operands' pods in namespace {side.operands}")
-            self._follow("operands", pods, self._hear_pods, told)
-            claims.append(operand_claim(self._agent.operands_away))
-        tell = self._told("state", "to label its node")
-        self._group.create_task(keep_going("cluster: state", lambda: keys.run(claims, tell), self._clock))
+        self._follow("node", Collection(NODES, Node, key.name), hear, self._told("node", "to read its node"))
+        label = self._told("state", "to label its node")
+        self._start("state", lambda: keys.run(claims, label))
         if notice is not None:
-            told = self._told("counts", "to patch its node's status")
-            self._group.create_task(keep_going("cluster: counts", lambda: counts.run(notice, told), self._clock))
+            count = self._told("counts", "to patch its node's status")
+            self._start("counts", lambda: counts.run(notice, count))
 
-    def _keep_gpu_node(self, key: ObjectKey) -> None:
+    def _keep_gpu_node(self) -> None:
         """Follow the node's GpuNode, and keep its status; a cluster without that kind wants nothing by it."""
-        keeper = GpuNodeKeeper(self._client, key.name, self._clock, self._random)
+        keeper, key = GpuNodeKeeper(self._desk), self._desk.key
         hear_wish, told = hear_gpu_node(self._agent, key), self._told("gpunode", "to read its GpuNode")
 
         def hear(news: News[GpuNode]) -> None:
@@ -155,32 +154,32 @@ class _Run:
 
         self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), hear, tell)
         status = self._told("gpunode status", "to write its GpuNode's status")
-        task = keep_going("cluster: gpunode", lambda: keeper.run(self._agent.views, status), self._clock)
-        self._group.create_task(task)
-
-    def _states(self) -> list[Claim]:
-        agent = self._agent
-        return [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
+        self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
-        collection = Collection(config_maps(namespace), ConfigMap, name)
         hear = wishes.hear_config_map(self._agent, ObjectKey(namespace, name))
-        self._follow(
-            "config map", collection, hear, self._told("config map", f"to read the ConfigMap {namespace}/{name}")
-        )
+        told = self._told("config map", f"to read the ConfigMap {namespace}/{name}")
+        self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), hear, told)
 
-    def _hear_pods(self, news: News[Pod]) -> None:
-        self._pods = tuple(news.objects.values())
-        self._tell_operands()
+    def _follow_operands(self, namespace: Namespace) -> None:
+        def hear(news: News[Pod]) -> None:
+            self._pods = tuple(news.objects.values())
+            self._tell_operands()
+
+        told = self._told("operands", f"to list the operands' pods in namespace {namespace}")
+        self._follow("operands", operand_pods(namespace, self._desk.node), hear, told)
 
     def _tell_operands(self) -> None:
         if self._side.operands is not None:
             self._agent.hear_operands(heard_of(self._labels, self._pods))
 
     def _follow(self, who: str, collection: Collection[T], hear: Callable[[News[T]], None], tell: Tell) -> None:
-        reflector = Reflector(self._client, collection, self._clock, self._random)
-        self._group.create_task(keep_going(f"cluster: {who}", lambda: reflector.run(hear, tell), self._clock))
+        reflector = Reflector(self._desk.client, collection, self._desk.clock, self._desk.random)
+        self._start(who, lambda: reflector.run(hear, tell))
+
+    def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
+        self._group.create_task(keep_going(f"cluster: {who}", run, self._desk.clock))
 
     def _told(self, who: str, what: str) -> Tell:
         return lambda error: self._agent.hear_trouble(f"cluster: {who}", trouble_of(error, what))

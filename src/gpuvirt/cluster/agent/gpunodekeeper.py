@@ -1,17 +1,16 @@
 """Makes the node's GpuNode where there is none, and keeps its status as the agent's picture is."""
 
 from dataclasses import dataclass
-from random import Random
 
 import msgspec
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.gpunode import status_of
-from gpuvirt.cluster.agent.keeping import Tell, keep
-from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode, Status
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 
@@ -52,17 +51,14 @@ class _Heard:
 class GpuNodeKeeper:
     """Keeps one node's."""
 
-    def __init__(self, client: Client, node: str, clock: Clock, random: Random) -> None:
-        self._client = client
-        self._node = node
-        self._clock = clock
-        self._random = random
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._heard: _Heard | None = None
         self._due = Signal()
 
     def hear(self, news: News[GpuNode]) -> None:
         """Take what the GpuNode says now, or that it is not there."""
-        self._heard = _Heard(news.objects.get(ObjectKey("", self._node)))
+        self._heard = _Heard(news.objects.get(self._desk.key))
         self._due.set()
 
     async def run(self, views: Cell[NodeView], tell: Tell) -> None:
@@ -72,22 +68,22 @@ class GpuNodeKeeper:
             if self._heard is None:
                 return None
             if self._heard.node is None:
-                return _Due(_New(API_VERSION, KIND, _Name(self._node)))
-            status = status_of(views.get(), self._heard.node, self._clock.now())
+                return _Due(_New(API_VERSION, KIND, _Name(self._desk.node)))
+            status = status_of(views.get(), self._heard.node, self._desk.clock.now())
             return _Due(_StatusPatch(status)) if status != self._heard.node.status else None
 
         with views.telling(self._due):
-            await keep(lacking, self._write, tell, self._due, self._clock, self._random)
+            await self._desk.keep(lacking, self._write, tell, self._due)
 
     async def _write(self, due: _Due) -> None:
-        content = due.content
+        client, content = self._desk.client, due.content
         if isinstance(content, _New):
             try:
-                node = await self._client.create(GPU_NODES, content, GpuNode)
+                node = await client.create(GPU_NODES, content, GpuNode)
             except ConflictError:  # somebody has just made it; the watch says what it is
                 self._heard = None
                 return
         else:
-            node = await self._client.patch(GPU_NODES, self._node, content, PatchType.MERGE, GpuNode, part="status")
+            node = await client.patch(GPU_NODES, self._desk.node, content, PatchType.MERGE, GpuNode, part="status")
         self._heard = _Heard(node)
-        await self._clock.sleep(PAUSE_S)
+        await self._desk.clock.sleep(PAUSE_S)

@@ -1,11 +1,14 @@
-"""Writing what an object lacks until it does not: what every part of the agent does that has something there be so."""
+"""Writing what an object of the node lacks until it does not: what all parts of the agent do that keep one."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.tasks import backoff_s
 
 P = TypeVar("P")
@@ -15,24 +18,33 @@ Tell = Callable[[ApiError | None], None]
 """Takes what is wrong, None when nothing is any more."""
 
 
-async def keep(
-    lacking: Callable[[], P | None],
-    write: Callable[[P], Awaitable[None]],
-    tell: Tell,
-    due: Signal,
-    clock: Clock,
-    random: Random,
-) -> None:
-    """Write for ever what is lacking, whenever `due` is set; `tell` takes what is wrong, and None when nothing is."""
-    while True:
-        pauses_s = backoff_s(most_s=MOST_PAUSE_S)
-        while (patch := lacking()) is not None:
-            try:
-                await write(patch)
-            except ApiError as error:
-                tell(error)
-                pause_s = next(pauses_s) * (0.5 + 0.5 * random.random())
-                await clock.sleep(max(pause_s, error.retry_after_s))
-            else:
-                tell(None)
-        await due.wait()
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """From where one node's objects are written."""
+
+    client: Client
+    node: str
+    clock: Clock
+    random: Random
+
+    @property
+    def key(self) -> ObjectKey:
+        """The place of objects that are called as the node is."""
+        return ObjectKey("", self.node)
+
+    async def keep(
+        self, lacking: Callable[[], P | None], write: Callable[[P], Awaitable[None]], tell: Tell, due: Signal
+    ) -> None:
+        """Write for ever what is lacking, whenever `due` is set; `tell` hears what is wrong, and when nothing is."""
+        while True:
+            pauses_s = backoff_s(most_s=MOST_PAUSE_S)
+            while (patch := lacking()) is not None:
+                try:
+                    await write(patch)
+                except ApiError as error:
+                    tell(error)
+                    pause_s = next(pauses_s) * (0.5 + 0.5 * self.random.random())
+                    await self.clock.sleep(max(pause_s, error.retry_after_s))
+                else:
+                    tell(None)
+            await due.wait()

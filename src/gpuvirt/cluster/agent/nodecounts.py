@@ -6,15 +6,14 @@ the kubelet writes later is the same.
 """
 
 from collections.abc import Mapping
-from random import Random
 from typing import Protocol
 
 import msgspec
 
-from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.agent.keeping import Tell, keep
-from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.clock import Signal
+from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.client import PatchType
+from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES, Node, NodeStatus
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.schedulable import Count
@@ -55,17 +54,14 @@ def patch_of(counts: Mapping[ResourceName, Count], said: Mapping[ResourceName, i
 class NodeCounts:
     """Keeps one node's."""
 
-    def __init__(self, client: Client, node: str, clock: Clock, random: Random) -> None:
-        self._client = client
-        self._node = node
-        self._clock = clock
-        self._random = random
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._heard: Node | None = None
         self._due = Signal()
 
     def hear(self, news: News[Node]) -> None:
         """Take what the node says now; nothing is written to a node that is not there."""
-        self._heard = news.objects.get(ObjectKey("", self._node))
+        self._heard = news.objects.get(self._desk.key)
         self._due.set()
 
     async def run(self, notice: Notice, tell: Tell) -> None:
@@ -79,7 +75,8 @@ class NodeCounts:
             return patch_of(notice.counts.get(), said)
 
         with notice.counts.telling(self._due):
-            await keep(lacking, self._write, tell, self._due, self._clock, self._random)
+            await self._desk.keep(lacking, self._write, tell, self._due)
 
     async def _write(self, patch: Patch) -> None:
-        self._heard = await self._client.patch(NODES, self._node, patch, PatchType.MERGE, Node, part="status")
+        client, node = self._desk.client, self._desk.node
+        self._heard = await client.patch(NODES, node, patch, PatchType.MERGE, Node, part="status")

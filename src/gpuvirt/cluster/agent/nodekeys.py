@@ -10,15 +10,14 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from random import Random
 
 import msgspec
 
-from gpuvirt.clock import Clock, Signal
-from gpuvirt.cluster.agent.keeping import Tell, keep
-from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.clock import Signal
+from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ConflictError, ForbiddenError
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES, Metadata, Node
 
 log = logging.getLogger(__name__)
@@ -79,17 +78,14 @@ def patched(node: Fields, patch: Patch) -> Fields:
 class NodeKeys:
     """Keeps one node's keys."""
 
-    def __init__(self, client: Client, node: str, clock: Clock, random: Random) -> None:
-        self._client = client
-        self._node = node
-        self._clock = clock
-        self._random = random
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._heard: Metadata | None = None
         self._due = Signal()
 
     def hear(self, news: News[Node]) -> None:
         """Take what the node says now; nothing is written to a node that is not there."""
-        node = news.objects.get(ObjectKey("", self._node))
+        node = news.objects.get(self._desk.key)
         self._heard = node.metadata if node is not None else None
         self._due.set()
 
@@ -98,7 +94,7 @@ class NodeKeys:
         with ExitStack() as stack:
             for claim in claims:
                 stack.enter_context(claim.telling(self._due))
-            await keep(lambda: self._lacking(claims), self._write, tell, self._due, self._clock, self._random)
+            await self._desk.keep(lambda: self._lacking(claims), self._write, tell, self._due)
 
     def _lacking(self, claims: Sequence[Claim]) -> Patch | None:
         heard = self._heard
@@ -109,7 +105,7 @@ class NodeKeys:
 
     async def _written(self, patch: Patch) -> Node:
         try:
-            return await self._client.patch(NODES, self._node, patch, PatchType.MERGE, Node)
+            return await self._desk.client.patch(NODES, self._desk.node, patch, PatchType.MERGE, Node)
         except ForbiddenError as forbidden:
             log.debug("patching nodes is not permitted; the node is updated")
             try:
@@ -126,5 +122,5 @@ class NodeKeys:
         return await self._update(patch)
 
     async def _update(self, patch: Patch) -> Node:
-        fields = await self._client.get(NODES, self._node, Fields)
-        return await self._client.update(NODES, self._node, patched(fields, patch), Node)
+        client, node = self._desk.client, self._desk.node
+        return await client.update(NODES, node, patched(await client.get(NODES, node, Fields), patch), Node)

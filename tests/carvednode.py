@@ -1,0 +1,24 @@
+"""A node whose four T4 are carved: what tests of carving agents ask of it."""
+
+from collections import Counter
+
+from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.sim.kernel import SimKernel
+
+VGPU = Settings(mode=WantedMode.VGPU)
+T4_8Q, T4_4Q = ResourceName("nvidia.com/GRID_T4-8Q"), ResourceName("nvidia.com/GRID_T4-4Q")
+FIRST = PciAddress("0000:3b:00.0")
+
+
+def types(kernel: SimKernel) -> Counter[str]:
+    """Return how many vGPUs of each type there are."""
+    hosts = scan(kernel).vgpu_hosts.values()
+    return Counter(str(one.type).rpartition(" ")[2] for host in hosts for one in host.live)
+
+
+def of(kernel: SimKernel, gpu: PciAddress) -> list[VgpuId]:
+    """Return the vGPUs of a GPU."""
+    return sorted(one.id for one in scan(kernel).vgpu_hosts[gpu].live)
