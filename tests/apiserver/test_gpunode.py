@@ -4,7 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from gpuvirt.cluster.agent.events import Happening, Kind, happenings
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
 from gpuvirt.cluster.kinds.gpunode import Condition, GpuNode, GpuWish, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey
@@ -116,3 +118,23 @@ def test_a_spec_goes_before_the_label_and_the_settings() -> None:
     settings = Settings(workload_label=True, mode=WantedMode.CONTAINER, modes={GPU: WantedMode.UNMANAGED})
     request = NodeRequest(workload=Heard("vm-vgpu"), spec=Heard(NodeSpec("passthrough")))
     assert modes_of(settings, request, Modes()) == (Modes(WantedMode.PASSTHROUGH), None)
+
+
+def test_what_changes_is_told_once_and_a_first_status_is_no_news() -> None:
+    first = status_of(picture(), EMPTY, AT)
+    ill = status_of(picture(ILL), EMPTY, AT)
+    assert list(happenings(None, ill)) == []
+    assert list(happenings(first, first)) == []
+    assert list(happenings(first, ill)) == [Happening(Kind.WARNING, "NodeMissing", ILL.text)]
+    assert list(happenings(ill, first)) == [Happening(Kind.NORMAL, "AsWanted", "all GPUs are as they are wanted")]
+
+
+def test_a_gpu_that_changes_its_mode_or_goes_is_told() -> None:
+    before = status_of(picture(), EMPTY, AT)
+    (gpu,) = before.gpus
+    whole = replace(before, gpus=(replace(gpu, mode="passthrough"),))
+    assert list(happenings(before, whole)) == [
+        Happening(Kind.NORMAL, "ModeChanged", f"{GPU} is in mode passthrough now, and was in vgpu")
+    ]
+    none = replace(before, gpus=())
+    assert list(happenings(before, none)) == [Happening(Kind.WARNING, "GpuGone", f"{GPU} is no longer there")]

@@ -15,6 +15,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
     name: str = ""
     namespace: str = ""
+    uid: str = ""
     resource_version: str = ""
     generation: int = 0
     """How often its spec has changed."""

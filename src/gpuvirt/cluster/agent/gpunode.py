@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
 from gpuvirt.cluster.agent.wishes import Listener
-from gpuvirt.cluster.kinds.gpunode import Condition, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
+from gpuvirt.cluster.kinds.gpunode import READY, Condition, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
 from gpuvirt.model.reasons import Reason, in_words
@@ -13,7 +13,7 @@ from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
 
 MOST_MESSAGE = 4000
 """Characters of a condition's message; the API's own limit is 32,768."""
-READY, AS_WANTED, NOT_LOOKED = "Ready", "AsWanted", "NotLooked"
+AS_WANTED, NOT_LOOKED = "AsWanted", "NotLooked"
 TYPES = {
     Check.VFIO_PCI: "VfioPciReady",
     Check.VGPU_MANAGER: "VgpuManagerReady",

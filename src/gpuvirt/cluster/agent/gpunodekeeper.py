@@ -1,18 +1,23 @@
-"""Makes the node's GpuNode where there is none, and keeps its status as the agent's picture is."""
+"""Makes the node's GpuNode where there is none, keeps its status as the agent's picture is, and tells what changes."""
 
+import logging
 from dataclasses import dataclass
 
 import msgspec
 
 from gpuvirt.clock import Signal
+from gpuvirt.cluster.agent.events import EVENTS, event_of, happenings
 from gpuvirt.cluster.agent.gpunode import status_of
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.failures import ConflictError
+from gpuvirt.cluster.failures import ApiError, ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode, Status
 from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
+
+log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """Between two writes: a picture may change many times while a pod starts."""
@@ -28,6 +33,12 @@ class _New(msgspec.Struct, frozen=True, rename="camel"):
     api_version: str
     kind: str
     metadata: _Name
+
+
+class _Created(msgspec.Struct, frozen=True):
+    """What is read of an event that was made."""
+
+    metadata: Metadata
 
 
 class _StatusPatch(msgspec.Struct, frozen=True):
@@ -69,6 +80,8 @@ class GpuNodeKeeper:
                 return None
             if self._heard.node is None:
                 return _Due(_New(API_VERSION, KIND, _Name(self._desk.node)))
+            if not views.get().looked and self._heard.node.status is not None:
+                return None  # what stood there before a restart is better than nothing
             status = status_of(views.get(), self._heard.node, self._desk.clock.now())
             return _Due(_StatusPatch(status)) if status != self._heard.node.status else None
 
@@ -76,7 +89,7 @@ class GpuNodeKeeper:
             await self._desk.keep(lacking, self._write, tell, self._due)
 
     async def _write(self, due: _Due) -> None:
-        client, content = self._desk.client, due.content
+        client, content, before = self._desk.client, due.content, self._heard
         if isinstance(content, _New):
             try:
                 node = await client.create(GPU_NODES, content, GpuNode)
@@ -86,4 +99,17 @@ class GpuNodeKeeper:
         else:
             node = await client.patch(GPU_NODES, self._desk.node, content, PatchType.MERGE, GpuNode, part="status")
         self._heard = _Heard(node)
+        await self._tell(before.node if before is not None else None, node)
         await self._desk.clock.sleep(PAUSE_S)
+
+    async def _tell(self, before: GpuNode | None, after: GpuNode) -> None:
+        """Write events of what has changed; one that can't be written is no more than that."""
+        if after.status is None:
+            return
+        for happening in happenings(before.status if before is not None else None, after.status):
+            event = event_of(happening, after, self._desk.clock.now())
+            try:
+                await self._desk.client.create(EVENTS, event, _Created)
+            except ApiError as error:
+                log.info("no event says that %s: %s", happening.note, error)
+                return

@@ -15,6 +15,8 @@ from gpuvirt.model.wanted import WantedMode
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
 API_VERSION = f"{GROUP}/{VERSION}"
 GPU_NODES = Resource(PLURAL, GROUP, VERSION)
+READY = "Ready"
+"""The condition that says whether all is well."""
 
 Address = Annotated[
     str,
