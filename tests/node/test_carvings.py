@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 
+from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName

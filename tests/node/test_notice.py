@@ -13,6 +13,7 @@ from gpuvirt.cluster.resources import NodeStatus
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.schedulable import Count
+from gpuvirt.model.view import Registration
 from gpuvirt.node.notice import Notice
 from gpuvirt.sim.kernel import SimKernel
 from simnode import SimNode, running_node
@@ -30,7 +31,8 @@ class Status:
         self.said: dict[ResourceName, int] = {}
 
     def report(self) -> None:
-        """Have the kubelet write what it counts."""
+        """Have the kubelet know all resources, and write what it counts."""
+        register_all(self.node)
         self.said = {ResourceName(name): sum(devices.values()) for name, devices in self.node.offered.items()}
         self.notice.hear(dict(self.said))
 
@@ -39,6 +41,12 @@ class Status:
         if (patch := patch_of(self.notice.counts.get(), self.said)) is not None:
             self.said |= said_of(patch.status)
             self.notice.hear(dict(self.said))
+
+
+def register_all(node: SimNode) -> None:
+    """Have the kubelet know what is offered."""
+    for name in node.offered:
+        node.agent.hear_registration(ResourceName(name), Registration(registered=True))
 
 
 def count_all(node: SimNode) -> None:
@@ -141,6 +149,8 @@ async def test_what_the_kubelet_counts_anew_is_told_at_once(machine: Machine, tm
         await node.say_holders()
         await node.advance(5)
         assert listed(node, T4_4Q) == 16
+        register_all(node)
+        await node.settle()
         status.correct()
         assert status.said.get(T4_4Q, 0) == 0, "the kubelet does not count them yet, and would refuse pods"
         assert node.agent.unsettled, "it is asked again soon"
@@ -149,6 +159,18 @@ async def test_what_the_kubelet_counts_anew_is_told_at_once(machine: Machine, tm
         assert status.notice.is_growing is False
         status.correct()
         assert status.said == {T4_4Q: 16, T4_8Q: 0} | {name: 0 for name in status.said if name not in {T4_4Q, T4_8Q}}
+
+
+async def test_what_another_plugin_serves_under_the_same_name_is_left_alone(machine: Machine, tmp_path: Path) -> None:
+    async with halved(machine("4xT4"), tmp_path) as (node, status):
+        node.agent.hear_registration(T4_8Q, Registration(registered=False))
+        await node.settle()
+        assert T4_8Q not in status.notice.counts.get()
+        await carve(node, "T4-4Q")
+        await node.settle()
+        assert listed(node, T4_8Q) == 0, "nobody is given any of ours, so nobody needs to be told"
+        status.correct()
+        assert status.said[T4_8Q] == 8
 
 
 sizes = st.integers(0, 20)

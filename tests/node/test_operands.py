@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
-
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, StateName

@@ -8,6 +8,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import Registration
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
 from simnode import SimNode, running_node
@@ -155,6 +156,7 @@ async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(machine: 
     async with running_node(kernel, tmp_path, FOLLOWS, tells_scheduler=True) as node:
         await label(node, "vm-passthrough")
         assert node.agent.notice is not None
+        node.agent.hear_registration(ResourceName(WHOLE), Registration(registered=True))
         node.agent.notice.hear({name: len(devices) for name, devices in offered(node).items()})
         await node.settle()
         kernel.writes.clear()

@@ -4,6 +4,7 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
@@ -175,7 +176,7 @@ class NodeState:
         if not self._carves_only:
             self.offers = make_offers(self.inventory, ground, self.offers)
         if self._notice is not None:
-            self._notice.conclude(self.offers, going, self.holders.counted if self.holders is not None else ())
+            self._notice.conclude(self._registered, going, self.holders.counted if self.holders is not None else ())
         self.first_names = first_names(self.offers, self.first_names)
         self.resources |= self.offers.by_resource.keys()
         notes = tuple(self.notes.values())
@@ -199,9 +200,16 @@ class NodeState:
     def _withdraw(self, functions: frozenset[PciAddress], vgpus: frozenset[VgpuId]) -> frozenset[str]:
         """Conclude what is offered no more from now on; return that with what soon will be."""
         going = frozenset[str](functions) | vgpus
-        passed = self._notice.passed(going, self.offers) if self._notice is not None else going
+        passed = self._notice.passed(going, self._registered) if self._notice is not None else going
         self.withdrawn, self.unwanted, self.noticed = functions & passed, vgpus & passed, functions - passed
         return going
+
+    @property
+    def _registered(self) -> Offers:
+        """The resources of which the kubelet gives what we offer; of others somebody else's plugin may."""
+        known = {name for name, registration in self.registrations.items() if registration.registered}
+        ours = {name: offer for name, offer in self.offers.by_resource.items() if name in known}
+        return replace(self.offers, by_resource=ours)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
