@@ -12,11 +12,13 @@ class GpuvirtError(Exception):
 class ConfigError(GpuvirtError):
     """A document that a person wrote can't be used; the command line exits with 2.
 
-    `where` is the file with the line when it is known (`node.yaml:7`), `path` the place inside it (`$.offer[0]`).
+    `where` is the file with the line when it is known (`node.yaml:7`), `path` the place inside it (`$.offer[0]`); or
+    `where` is an option (`--listen`), which has nothing inside it.
     """
 
     def __init__(self, message: str, *, where: str, path: str = "$") -> None:
-        super().__init__(f"{where}: {path}: {message}")
+        place = where if where.startswith("--") else f"{where}: {path}"
+        super().__init__(f"{place}: {message}")
         self.where = where
         self.path = path
         self.message = message

@@ -37,10 +37,12 @@ def run(  # noqa: PLR0913  one parameter an option
     *,
     kubeconfig: apiserver.KubeConfigOption = None,
     node_name: Annotated[
-        str, typer.Option("--node-name", "-n", envvar="NODE_NAME", help="The node whose label is followed.")
+        str,
+        typer.Option("--node-name", "-n", envvar="NODE_NAME", metavar="NAME", help="The node whose label is followed."),
     ] = "",
     namespace: Annotated[
-        str, typer.Option("--namespace", "-ns", envvar="NAMESPACE", help="Where NVIDIA's operands run.")
+        str,
+        typer.Option("--namespace", "-ns", envvar="NAMESPACE", metavar="NAME", help="Where NVIDIA's operands run."),
     ] = "",
     config_file: Annotated[
         str, typer.Option("--config-file", "-f", envvar="CONFIG_FILE", metavar="FILE", help="vGPU configs.")
@@ -57,12 +59,18 @@ def run(  # noqa: PLR0913  one parameter an option
     ] = "",
     host_root: Annotated[
         Path,
-        typer.Option("--host-root-mount", "-m", envvar="HOST_ROOT_MOUNT", help="Where the host's / is seen."),
+        typer.Option(
+            "--host-root-mount", "-m", envvar="HOST_ROOT_MOUNT", metavar="DIR", help="Where the host's / is seen."
+        ),
     ] = Path("/host"),
     driver_root: Annotated[
         Path,
         typer.Option(
-            "--driver-root-ctr-path", "-a", envvar="DRIVER_ROOT_CTR_PATH", help="Where the driver's / is seen."
+            "--driver-root-ctr-path",
+            "-a",
+            envvar="DRIVER_ROOT_CTR_PATH",
+            metavar="DIR",
+            help="Where the driver's / is seen.",
         ),
     ] = Path("/driver-root"),
     kubelet_dir: Annotated[

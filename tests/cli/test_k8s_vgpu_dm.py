@@ -1,0 +1,52 @@
+"""`nvidia-k8s-vgpu-dm` as NVIDIA's operator starts it: what it needs, what it takes and does not do, how it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NEEDED = {
+    "NODE_NAME": "node01",
+    "NAMESPACE": "gpu-operator",
+    "CONFIG_FILE": "/vgpu-config/config.yaml",
+    "DEFAULT_VGPU_CONFIG": "default",
+}
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    known = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "NODE_", "GPUVIRT"))}  # noqa: TID251
+    enter = "from gpuvirt.cli.main import nvidia_k8s_vgpu_dm; nvidia_k8s_vgpu_dm()"
+    return subprocess.run(
+        [sys.executable, "-c", enter, *arguments],
+        env=known | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("missing", sorted(NEEDED))
+def test_what_is_missing_or_empty_is_named_and_the_code_is_1(tmp_path: Path, missing: str) -> None:
+    ended = run(tmp_path, **{**NEEDED, missing: ""})
+    assert ended.returncode == 1
+    option = missing.lower().replace("_", "-")
+    assert f"--{option}: is missing or empty" in ended.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("-n", "Node_1"), ("-ns", "gpu_operator"), ("--namespace", "a.b")])
+def test_names_that_cannot_be_are_refused(tmp_path: Path, option: str, value: str) -> None:
+    ended = run(tmp_path, option, value, **NEEDED)
+    assert ended.returncode == 1
+    assert f"{value!r} is not a" in ended.stderr
+
+
+def test_what_it_does_not_do_is_said_and_without_an_api_server_it_ends(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-r", "-w", "-g", "clients.yaml", **NEEDED)
+    assert ended.returncode == 1
+    for option in ("--with-reboot", "--with-shutdown-host-gpu-clients", "--gpu-clients-file"):
+        assert f"{option} has no effect" in ended.stderr
+    assert "--kubeconfig: no API server to ask" in ended.stderr
