@@ -59,8 +59,7 @@ def test_an_agent_reports_and_obeys(node: LabNode) -> None:
         message = r'{.status.conditions[?(@.type=="Ready")].message}'
         told = node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={message}")
         assert f"pod {node.namespace}/keeps" in told
-        events = node.cluster.kubectl("get", "events", "-n", "default", "-o", "jsonpath={.items[*].reason}").stdout
-        assert "ModeChanged" in events.split()
+        node.until(lambda: "ModeChanged" in node.kubectl("describe", "gpunode", NODE), lambda: "no event")
         node.delete("keeps")
         node.until_allocatable(HALF, 8)
         node.until(lambda: row(node) == [NODE, "4", "vgpu", "8", "0", "True", "AsWanted"], lambda: str(row(node)))

@@ -119,8 +119,9 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
 
 def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNode) -> None:
     def drivers() -> dict[str, str]:
-        pci = node.host / "sys/bus/pci/devices"
-        return {one: (pci / one / "driver").readlink().name for one in ("0000:65:00.0", "0000:ca:00.0")}
+        """What the GPUs are bound to; on their way from one to the other they are bound to nothing."""
+        links = {one: node.host / "sys/bus/pci/devices" / one / "driver" for one in ("0000:65:00.0", "0000:ca:00.0")}
+        return {one: os.path.realpath(link).rpartition("/")[2] for one, link in links.items()}
 
     with node.machine("2xA10"):
         with node.agent("mode: passthrough"):

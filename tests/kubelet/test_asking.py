@@ -117,3 +117,13 @@ async def test_a_pod_without_a_folder_is_gone_and_an_odd_uid_is_no_folder(short_
 
 async def test_where_pods_folders_are_not_seen_none_is_taken_for_gone(short_path: Path) -> None:
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}
+
+
+async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_anew(short_path: Path) -> None:
+    (short_path / "pods").mkdir()
+    sent: list[None] = []
+    async with running(short_path, RealClock()) as kubelet:
+        watch = HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: sent.append(None))
+        kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
+        assert await watch.ask(Listens(0)), "it is asked again soon"
+    assert sent == [None]

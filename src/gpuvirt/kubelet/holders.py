@@ -100,7 +100,8 @@ class HolderWatch:
         if isinstance(told, PodResourcesUnheardError) and isinstance(written, OSError | DamagedError):
             troubles = f"{told}; {written}"
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
-        in_file: Held = {} if isinstance(written, OSError | DamagedError) else self._without_gone(written, in_api)
+        in_checkpoint: Held = {} if isinstance(written, OSError | DamagedError) else written
+        in_file = self._without_gone(in_checkpoint, in_api)
         counted = await self._counted()
         self._tells_counted = counted is not None
         listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, counted or frozenset()))
@@ -109,7 +110,7 @@ class HolderWatch:
         listener.hear_trouble("holders", _unheard(troubles) if troubles else None)
         if isinstance(told, PodResourcesUnheardError):
             return False
-        return self._clear_up(frozenset(in_file.keys() - in_api.keys()))
+        return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
 
     def _without_gone(self, in_file: Held, in_api: Held) -> Held:
         if not self._paths.pods.is_dir():

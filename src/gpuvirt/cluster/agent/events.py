@@ -43,8 +43,8 @@ class _Regarding(msgspec.Struct, frozen=True, rename="camel"):
     uid: str
 
 
-class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    generate_name: str
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
     namespace: str
 
 
@@ -82,7 +82,7 @@ def event_of(happening: Happening, node: GpuNode, at: datetime) -> Event:
     """Return an event about a GpuNode."""
     name = node.metadata.name
     return Event(
-        metadata=_Metadata(f"{name}.", EVENTS.namespace or ""),
+        metadata=_Metadata(f"{name}.{int(at.timestamp() * 1_000_000):x}", EVENTS.namespace or ""),
         event_time=f"{at:%Y-%m-%dT%H:%M:%S.%fZ}",
         reporting_controller=REPORTER,
         reporting_instance=name,
