@@ -19,11 +19,16 @@ ROOT = Path(__file__).parent.parent.parent
 WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 
 
+def install_kind(node: LabNode) -> None:
+    """Have the API server know GpuNodes, and wait until it does."""
+    node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
+    node.until(lambda: node.cluster.kubectl("get", "gpunodes").returncode == 0, lambda: "the kind is not served yet")
+
+
 @contextmanager
 def reporting(node: LabNode, config: str = "") -> Iterator[None]:
     """Run an agent in a cluster that knows GpuNodes, and take them away afterwards."""
-    node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
-    node.kubectl("wait", "--for=condition=Established", "crd/gpunodes.gpuvirt.io")
+    install_kind(node)
     try:
         asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
         with node.machine("4xT4"), node.agent(config, asks), node.nodes_kept():
@@ -74,8 +79,7 @@ def test_an_agent_reports_and_obeys(node: LabNode) -> None:
 
 async def test_an_agent_writes_its_own_gpunode_alone(node: LabNode, tmp_path: Path) -> None:
     api = ApiLab(node.cluster, tmp_path)
-    node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
-    node.kubectl("wait", "--for=condition=Established", "crd/gpunodes.gpuvirt.io")
+    install_kind(node)
     api.apply_roles()
     account = ("get", "serviceaccount", ACCOUNT, "--namespace", NAMESPACE)
     node.until(lambda: node.cluster.kubectl(*account).returncode == 0, lambda: "no service account")
