@@ -45,6 +45,12 @@ def row(node: LabNode) -> list[str]:
     return done.stdout.split()[:-1]
 
 
+def against(node: LabNode) -> str:
+    """Return what speaks against the node, as its condition says it."""
+    message = r'{.status.conditions[?(@.type=="Ready")].message}'
+    return node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={message}")
+
+
 def want(node: LabNode, spec: str) -> None:
     node.kubectl("patch", "gpunode", NODE, "--type=merge", "-p", f'{{"spec": {spec}}}')
 
@@ -61,9 +67,8 @@ def test_an_agent_reports_and_obeys(node: LabNode) -> None:
         want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
         node.until_allocatable(HALF, 6)
         node.until(lambda: row(node)[5] == "False", lambda: str(row(node)))
-        message = r'{.status.conditions[?(@.type=="Ready")].message}'
-        told = node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={message}")
-        assert f"pod {node.namespace}/keeps" in told
+        keeps = f"pod {node.namespace}/keeps"
+        node.until(lambda: keeps in against(node), lambda: against(node))
         node.until(lambda: "ModeChanged" in node.kubectl("describe", "gpunode", NODE), lambda: "no event")
         node.delete("keeps")
         node.until_allocatable(HALF, 8)

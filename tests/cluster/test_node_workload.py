@@ -49,7 +49,8 @@ def test_a_node_changes_what_it_is_for_and_a_pod_keeps_its_gpu(node: LabNode) ->
         is_for(node, "vm-vgpu")
         node.until_allocatable(HALF, 6)
         until(node, "pending")
-        assert f"pod {node.namespace}/keeps" in told(node, "annotations", REASON)
+        keeps = f"pod {node.namespace}/keeps"
+        node.until(lambda: keeps in told(node, "annotations", REASON), lambda: told(node, "annotations", REASON))
         assert node.status("keeps").phase == "Running"
         assert node.devices("keeps") == mine
         node.delete("keeps")
@@ -58,7 +59,7 @@ def test_a_node_changes_what_it_is_for_and_a_pod_keeps_its_gpu(node: LabNode) ->
         node.run("half", Wish({HALF: 1}, "true"))
         is_for(node, "kata")
         until(node, "failed")
-        assert "'kata'" in told(node, "annotations", REASON)
+        node.until(lambda: "'kata'" in told(node, "annotations", REASON), lambda: told(node, "annotations", REASON))
         node.until_allocatable(HALF, 8)
         is_for(node, "container")
         node.until_allocatable(HALF, 0)
