@@ -97,6 +97,19 @@ def test_a_gpunode_that_is_gone_wants_what_it_wanted() -> None:
     assert agent.wish.spec == wanted
     hear(News({}, removed=frozenset({KEY})))
     assert agent.wish.spec == wanted
+    hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=1))}))
+    assert agent.wish.spec == wanted, "the agent has made it again, and nobody has said that GPUs are to move"
+    restarted = hear_gpu_node(agent, KEY)
+    restarted(News({}))
+    assert agent.wish.spec == wanted, "it was deleted while the agent was away"
+
+
+def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None:
+    agent = Hears()
+    hear = hear_gpu_node(agent, KEY)
+    hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=2), spec=Spec(mode=WantedMode.VGPU))}))
+    hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=3))}))
+    assert agent.wish.spec == Heard(None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.agent import wishes
-from gpuvirt.cluster.agent.gpunode import hear_gpu_node
+from gpuvirt.cluster.agent.gpunode import SpecListener, hear_gpu_node, hear_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.agent.nodecounts import NodeCounts, Notice
@@ -24,7 +24,7 @@ from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, ConfigMap, KubernetesObject, Node, Pod, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
-from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
+from gpuvirt.model.heard import OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
@@ -33,13 +33,8 @@ from gpuvirt.tasks import keep_going
 T = TypeVar("T", bound=KubernetesObject)
 
 
-class Follower(wishes.Listener, Protocol):
+class Follower(SpecListener, Protocol):
     """The agent, as far as it has to do with the cluster."""
-
-    @property
-    def wish(self) -> NodeRequest:
-        """What was heard of wishes."""
-        ...
 
     @property
     def views(self) -> Cell[NodeView]:
@@ -148,8 +143,8 @@ class _Run:
             keeper.hear(news)
 
         def tell(error: ApiError | None) -> None:
-            if isinstance(error, NotFoundError | ForbiddenError) and self._agent.wish.spec is None:
-                self._agent.hear_wish(NodeRequest(spec=Heard(None)))
+            if isinstance(error, NotFoundError | ForbiddenError):
+                hear_no_spec(self._agent)
             told(None if isinstance(error, NotFoundError) else error)
 
         self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), hear, tell)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from typing import Protocol
 
 from gpuvirt.cluster.agent.wishes import Listener
 from gpuvirt.cluster.kinds.gpunode import READY, Condition, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
@@ -29,15 +30,34 @@ def wish_of_spec(spec: Spec | None) -> NodeRequest:
     return NodeRequest(spec=Heard(NodeSpec(str(spec.mode), gpus, spec.vgpu_config)))
 
 
-def hear_gpu_node(listener: Listener, key: ObjectKey) -> Callable[[News[GpuNode]], None]:
-    """Return what hands on news of a GpuNode; one that is gone wants what it wanted, as a node does."""
+class SpecListener(Listener, Protocol):
+    """The agent, as far as it hears of GpuNodes."""
+
+    @property
+    def wish(self) -> NodeRequest:
+        """What it has heard, before a restart too."""
+        ...
+
+
+def hear_no_spec(listener: SpecListener) -> None:
+    """Hand on that there is no spec, where none was heard before: one that is gone wants what it wanted."""
+    if listener.wish.spec is None:
+        listener.hear_wish(wish_of_spec(None))
+
+
+def hear_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[News[GpuNode]], None]:
+    """Return what hands on news of a GpuNode.
+
+    One that never had a spec says nothing against what was wanted before: the agent has made it, again perhaps. A spec
+    that was taken away does.
+    """
 
     def hear(news: News[GpuNode]) -> None:
         found = news.objects.get(key)
-        if found is not None:
+        if found is None or (found.spec is None and found.metadata.generation <= 1):
+            hear_no_spec(listener)
+        else:
             listener.hear_wish(wish_of_spec(found.spec))
-        elif key not in news.removed:
-            listener.hear_wish(wish_of_spec(None))
 
     return hear
 
