@@ -15,12 +15,12 @@ from pathlib import Path
 
 from lab.kernel.guest import booted
 from lab.kernel.kit import Flavour, prepare
+from lab.kernel.notools import NO_TOOLS
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import ToolMissingError
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.carving import CarveWish
 from gpuvirt.node import carver
@@ -31,22 +31,6 @@ GPUS = (PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0"))
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
 EACH = 16
 """Of the small; of the large 12 fit."""
-
-
-class NoTools:
-    """Nothing of NVIDIA's is installed in the guest."""
-
-    def modprobe(self, module: str) -> None:
-        """Refuse."""
-        raise ToolMissingError(module)
-
-    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
-        """Refuse."""
-        raise ToolMissingError(f"{address} {enable}")
-
-    def nvidia_smi(self, *arguments: str) -> str:
-        """Refuse."""
-        raise ToolMissingError(" ".join(arguments))
 
 
 def carve_s(site: Site, types: Mapping[str, int]) -> float:
@@ -80,7 +64,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, booted(prepare(Flavour(arguments.flavour))) as guest:
-        site = Site(guest.kernel, NoTools(), Path(folder) / "drivers.json", Path(folder) / "locks")
+        site = Site(guest.kernel, NO_TOOLS, Path(folder) / "drivers.json", Path(folder) / "locks")
         for _ in range(arguments.rounds):
             rows.setdefault("32 made by the back end alone", []).append(writes_s(guest.kernel))
             rows.setdefault("32 made on two empty GPUs", []).append(carve_s(site, {"T4-1B": EACH}))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from hosts import LONG_S, Answer, CdevHost, Host, Job, Machine, exists, group_of, until_free
+from lab.kernel.notools import NO_TOOLS
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import ToolMissingError
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish, CreateVgpu, RemoveVgpu
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -26,24 +26,11 @@ T4 = PciAddress("0000:07:01.0")
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
 
 
-class NoTools:
-    """Nothing of NVIDIA's is installed."""
-
-    def modprobe(self, module: str) -> None:
-        raise ToolMissingError(module)
-
-    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
-        raise ToolMissingError(f"{address} {enable}")
-
-    def nvidia_smi(self, *arguments: str) -> str:
-        raise ToolMissingError(" ".join(arguments))
-
-
 class Carver:
     """Carves GPUs of a host."""
 
     def __init__(self, host: Host, folder: Path) -> None:
-        self.site = Site(host.kernel, NoTools(), folder / "drivers.json", folder / "locks")
+        self.site = Site(host.kernel, NO_TOOLS, folder / "drivers.json", folder / "locks")
         self.given = Given()
         self.steps: list[CarveStep] = []
 

@@ -5,13 +5,13 @@ import os
 
 import pytest
 from hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
+from lab.kernel.notools import NO_TOOLS
 
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework, LiveVgpu
 from gpuvirt.hardware import sriov
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import ToolMissingError
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.paths import HostPath
 
@@ -88,35 +88,22 @@ def test_one_whose_group_is_open_can_not_be_leased_and_its_machine_hears_nothing
     until_free(host, group)
 
 
-class NoTools:
-    """Nothing of NVIDIA's is installed."""
-
-    def modprobe(self, module: str) -> None:
-        raise ToolMissingError(module)
-
-    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
-        raise ToolMissingError(f"{address} {enable}")
-
-    def nvidia_smi(self, *arguments: str) -> str:
-        raise ToolMissingError(" ".join(arguments))
-
-
 def vfs(host: Host) -> tuple[PciAddress, ...]:
     return scan(host.kernel).functions[SRIOV].virtfns
 
 
 def test_vfs_go_on_and_off_by_the_kernel_where_there_is_no_program(host: Host) -> None:
     assert (sriov.read_total(host.kernel, SRIOV), sriov.count_vfs(host.kernel, SRIOV)) == (4, 0)
-    sriov.enable_vfs(host.kernel, NoTools(), SRIOV)
+    sriov.enable_vfs(host.kernel, NO_TOOLS, SRIOV)
     functions, found = scan(host.kernel).functions, vfs(host)
     assert (len(found), sriov.count_vfs(host.kernel, SRIOV)) == (4, 4)
     links = [host.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{one}/physfn")) for one in found]
     assert {link.rpartition("/")[2] for link in links} == {SRIOV}
     assert len({functions[one].iommu_group for one in (SRIOV, *found)}) == 5, "each can be isolated"
-    sriov.disable_vfs(host.kernel, NoTools(), SRIOV)
+    sriov.disable_vfs(host.kernel, NO_TOOLS, SRIOV)
     assert (vfs(host), sriov.count_vfs(host.kernel, SRIOV)) == ((), 0)
     assert not any(exists(host, f"/sys/bus/pci/devices/{one}") for one in found)
-    sriov.enable_vfs(host.kernel, NoTools(), SRIOV, 2)
+    sriov.enable_vfs(host.kernel, NO_TOOLS, SRIOV, 2)
     assert vfs(host) == found[:2]
 
 
@@ -170,4 +157,4 @@ def test_a_vf_in_use_keeps_whoever_switches_it_off_waiting_and_its_user_is_asked
 
 def test_no_vfs_where_there_can_be_none(host: Host) -> None:
     with pytest.raises(VfsUnchangedError, match="it has no SR-IOV"):
-        sriov.enable_vfs(host.kernel, NoTools(), PARENT)
+        sriov.enable_vfs(host.kernel, NO_TOOLS, PARENT)

@@ -31,7 +31,7 @@ class Listener(Protocol):
 
     @property
     def unsettled(self) -> bool:
-        """Whether the kubelet was not yet heard to count no more what was taken from what is offered."""
+        """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
         ...
 
     def hear_holders(self, holders: Holders | None) -> None:
