@@ -115,8 +115,9 @@ class _Run:
             self._keep_gpu_node()
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
-        keys, counts, key = NodeKeys(self._desk), NodeCounts(self._desk), self._desk.key
-        hear_wish, notice = wishes.hear_node(self._agent, key), self._agent.notice
+        keys, key, notice = NodeKeys(self._desk), self._desk.key, self._agent.notice
+        hear_wish = wishes.hear_node(self._agent, key)
+        counts = NodeCounts(self._desk, notice) if notice is not None else None
 
         def hear(news: News[Node]) -> None:
             node = news.objects.get(key)
@@ -124,14 +125,15 @@ class _Run:
             self._tell_operands()
             hear_wish(news)
             keys.hear(news)
-            counts.hear(news)
+            if counts is not None:
+                counts.hear(news)
 
         self._follow("node", Collection(NODES, Node, key.name), hear, self._told("node", "to read its node"))
         label = self._told("state", "to label its node")
         self._start("state", lambda: keys.run(claims, label))
-        if notice is not None:
-            count = self._told("counts", "to patch its node's status")
-            self._start("counts", lambda: counts.run(notice, count))
+        if counts is not None:
+            told = self._told("counts", "to patch its node's status")
+            self._start("counts", lambda: counts.run(told))
 
     def _keep_gpu_node(self) -> None:
         """Follow the node's GpuNode, and keep its status; a cluster without that kind wants nothing by it."""

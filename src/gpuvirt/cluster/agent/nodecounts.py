@@ -54,29 +54,31 @@ def patch_of(counts: Mapping[ResourceName, Count], said: Mapping[ResourceName, i
 class NodeCounts:
     """Keeps one node's."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, notice: Notice) -> None:
         self._desk = desk
-        self._heard: Node | None = None
+        self._notice = notice
+        self._said: Mapping[ResourceName, int] | None = None
+        """What the status says; None where the node is not there, or was not heard of."""
         self._due = Signal()
 
     def hear(self, news: News[Node]) -> None:
         """Take what the node says now; nothing is written to a node that is not there."""
-        self._heard = news.objects.get(self._desk.key)
+        self._take(news.objects.get(self._desk.key))
         self._due.set()
 
-    async def run(self, notice: Notice, tell: Tell) -> None:
+    def _take(self, node: Node | None) -> None:
+        self._said = said_of(node.status) if node is not None else None
+        if self._said is not None:
+            self._notice.hear(self._said)
+
+    async def run(self, tell: Tell) -> None:
         """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
+        with self._notice.counts.telling(self._due):
+            await self._desk.keep(self._lacking, self._write, tell, self._due)
 
-        def lacking() -> Patch | None:
-            if self._heard is None:
-                return None
-            said = said_of(self._heard.status)
-            notice.hear(said)
-            return patch_of(notice.counts.get(), said)
-
-        with notice.counts.telling(self._due):
-            await self._desk.keep(lacking, self._write, tell, self._due)
+    def _lacking(self) -> Patch | None:
+        return patch_of(self._notice.counts.get(), self._said) if self._said is not None else None
 
     async def _write(self, patch: Patch) -> None:
         client, node = self._desk.client, self._desk.node
-        self._heard = await client.patch(NODES, node, patch, PatchType.MERGE, Node, part="status")
+        self._take(await client.patch(NODES, node, patch, PatchType.MERGE, Node, part="status"))
