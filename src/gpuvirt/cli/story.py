@@ -1,7 +1,10 @@
 """What the demo tells: found, offered, given, failed, recovered, restarted; each step shown as it really happened."""
 
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.panel import Panel
@@ -158,7 +161,10 @@ class Story:
         """Say what to try now."""
         other = "8xH100" if self._stage.machine != "8xH100" else "4xRTX2060"
         self.head("What to try next")
+        folder = Path(sys.executable).parent
+        on_path = shutil.which("gpuvirt") is not None
         for command, what in (
+            *(() if on_path else ((f"export PATH={folder}:$PATH", "so that gpuvirt is found in this shell"),)),
             (f"make demo MACHINE={other}", "the same on another machine; gpuvirt sim machines lists all"),
             ("gpuvirt sim run -m 4xT4 -- gpuvirt devices", "any command on a simulated machine"),
             ("gpuvirt devices", "the GPUs of this host"),
