@@ -83,16 +83,31 @@ def parse_written(text: str, shape: type[T], *, where: str) -> Written[T]:
     try:
         return Written(msgspec.convert(content, shape), where, document)
     except msgspec.ValidationError as error:
-        message, path = _told(error)
-        steps = _steps(content, shape, message, path)
-        if unknown := _UNKNOWN.match(message):
-            known = ", ".join(_keys(msgspec.inspect.type_info(shape), path)) or "none"
-            steps, message = [*steps, unknown[1]], f"no such key; expected one of: {known}"
-        elif _BAD_ENUM.match(message):
-            known = ", ".join(_members(msgspec.inspect.type_info(shape), path))
-            message = f"{plain.told(message)}; expected one of: {known}"
+        message, steps = _fault(error, content, shape)
         place = f"{where}:{document.line(steps)}"
         raise ConfigError(message, where=place, path=plain.told(plain.path_of(steps))) from error
+
+
+def shaped(content: Plain, shape: type[T], *, where: str) -> T:
+    """Return what a program has stored for a person, as a `shape`, or raise ConfigError; `where` names its origin."""
+    try:
+        return msgspec.convert(content, shape)
+    except msgspec.ValidationError as error:
+        message, steps = _fault(error, content, shape)
+        raise ConfigError(message, where=where, path=plain.told(plain.path_of(steps))) from error
+
+
+def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tuple[str, Sequence[Step]]:
+    """Return what is wrong with content, as people say it, and the steps that lead there."""
+    message, path = _told(error)
+    steps = _steps(content, shape, message, path)
+    if unknown := _UNKNOWN.match(message):
+        known = ", ".join(_keys(msgspec.inspect.type_info(shape), path)) or "none"
+        return f"no such key; expected one of: {known}", [*steps, unknown[1]]
+    if _BAD_ENUM.match(message):
+        known = ", ".join(_members(msgspec.inspect.type_info(shape), path))
+        return f"{plain.told(message)}; expected one of: {known}", steps
+    return message, steps
 
 
 def _told(error: msgspec.ValidationError) -> tuple[str, str]:
@@ -168,17 +183,25 @@ def _shapes(shape: msgspec.inspect.Type, path: str) -> Iterator[msgspec.inspect.
     for name, _index in plain.STEP.findall(path):
         shapes = [inner for outer in shapes for inner in _inner(outer, name)]
     for found in shapes:
-        yield from (*_inner_union(found), found)
+        yield from _alternatives(found)
 
 
-def _inner_union(shape: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
-    return shape.types if isinstance(shape, msgspec.inspect.UnionType) else ()
+def _alternatives(shape: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
+    """Yield the types of which a value may be, without what is said of them."""
+    match shape:
+        case msgspec.inspect.Metadata():
+            yield from _alternatives(shape.type)
+        case msgspec.inspect.UnionType():
+            for one in shape.types:
+                yield from _alternatives(one)
+        case _:
+            yield shape
 
 
 def _inner(shape: msgspec.inspect.Type, name: str) -> Iterator[msgspec.inspect.Type]:
     match shape:
-        case msgspec.inspect.UnionType():
-            for one in shape.types:
+        case msgspec.inspect.UnionType() | msgspec.inspect.Metadata():
+            for one in _alternatives(shape):
                 yield from _inner(one, name)
         case msgspec.inspect.StructType():
             yield from (field.type for field in shape.fields if field.encode_name == name)

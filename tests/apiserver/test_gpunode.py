@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.agent.events import Happening, Kind, happenings
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
-from gpuvirt.cluster.kinds.gpunode import Condition, GpuNode, GpuWish, Spec, Status
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.gpunode import GpuNode, GpuWish, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId

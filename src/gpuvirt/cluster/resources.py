@@ -19,6 +19,8 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     generation: int = 0
     """How often its spec has changed."""
+    creation_timestamp: str = ""
+    """RFC 3339, in UTC and whole seconds, so that texts are in the order of times."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 

@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, READY, Condition, GpuNode, Status
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, READY, GpuNode, Status
 from gpuvirt.cluster.resources import Resource
 
 EVENTS = Resource("events", "events.k8s.io", "v1", "default")

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Protocol
 
 from gpuvirt.cluster.agent.wishes import Listener
-from gpuvirt.cluster.kinds.gpunode import READY, Condition, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
 from gpuvirt.model.reasons import Reason, in_words

@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.parts import Part
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.wanted import WantedMode
 
@@ -27,18 +29,14 @@ Address = Annotated[
 ]
 
 
-class _Part(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Base of all parts: names as Kubernetes writes them."""
-
-
-class GpuWish(_Part, frozen=True, kw_only=True):
+class GpuWish(Part, frozen=True, kw_only=True):
     """What is wanted of one GPU."""
 
     address: Address
     mode: Annotated[WantedMode, Meta(description="What the GPU is kept as, whatever the node's mode.")]
 
 
-class Spec(_Part, frozen=True, kw_only=True):
+class Spec(Part, frozen=True, kw_only=True):
     """What is wanted. Without a spec the node's labels say it, and the agent's settings."""
 
     mode: Annotated[
@@ -55,14 +53,14 @@ class Spec(_Part, frozen=True, kw_only=True):
     gpus: Annotated[tuple[GpuWish, ...], Meta(description="What is wanted of single GPUs instead.")] = ()
 
 
-class Why(_Part, frozen=True, kw_only=True):
+class Why(Part, frozen=True, kw_only=True):
     """A reason, as the agent's log, metrics and command line have it."""
 
     code: Annotated[str, Meta(description="One word, always the same: VgpuInUse.")]
     message: Annotated[str, Meta(description="What is the matter, where it was seen, and what to do about it.")]
 
 
-class Vgpu(_Part, frozen=True, kw_only=True):
+class Vgpu(Part, frozen=True, kw_only=True):
     """One vGPU."""
 
     id: Annotated[str, Meta(description="The mediated device's UUID, or the VF's address.")]
@@ -72,7 +70,7 @@ class Vgpu(_Part, frozen=True, kw_only=True):
     reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
 
 
-class Gpu(_Part, frozen=True, kw_only=True):
+class Gpu(Part, frozen=True, kw_only=True):
     """One GPU."""
 
     address: Address
@@ -89,7 +87,7 @@ class Gpu(_Part, frozen=True, kw_only=True):
     reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
 
 
-class Offered(_Part, frozen=True, kw_only=True):
+class Offered(Part, frozen=True, kw_only=True):
     """One resource of the node."""
 
     name: str
@@ -98,18 +96,7 @@ class Offered(_Part, frozen=True, kw_only=True):
     registered: Annotated[bool, Meta(description="Whether the kubelet knows it.")]
 
 
-class Condition(_Part, frozen=True, kw_only=True):
-    """A condition, as all of Kubernetes' objects have them (metav1.Condition)."""
-
-    type: str
-    status: Annotated[str, Meta(pattern="^(True|False|Unknown)$")]
-    reason: Annotated[str, Meta(pattern="^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
-    message: str = ""
-    last_transition_time: Annotated[str, Meta(description="When the status last changed, RFC 3339.")]
-    observed_generation: int = 0
-
-
-class Totals(_Part, frozen=True, kw_only=True):
+class Totals(Part, frozen=True, kw_only=True):
     """The node in numbers, for lists."""
 
     gpus: int = 0
@@ -118,7 +105,7 @@ class Totals(_Part, frozen=True, kw_only=True):
     modes: Annotated[str, Meta(description="What the GPUs are: passthrough, or passthrough,vgpu.")] = ""
 
 
-class Status(_Part, frozen=True, kw_only=True):
+class Status(Part, frozen=True, kw_only=True):
     """What the agent knows."""
 
     observed_generation: Annotated[int, Meta(description="The spec that the agent has seen.")] = 0

@@ -1,0 +1,90 @@
+"""ClusterPolicies as they are stored, read."""
+
+import msgspec
+import pytest
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, StoredPolicy, UpdateStrategy, read_policy
+from gpuvirt.cluster.kinds.clusterpolicy import plain_spec as plain
+from gpuvirt.cluster.kinds.vmoperands import SandboxMode, WorkloadConfig
+
+
+def stored(spec: object) -> StoredPolicy:
+    written = {"metadata": {"name": "cluster-policy", "generation": 3}, "spec": spec}
+    return msgspec.json.decode(msgspec.json.encode(written), type=StoredPolicy)
+
+
+def read(spec: object) -> ClusterPolicy:
+    found = read_policy(stored(spec))
+    assert isinstance(found, ClusterPolicy), found
+    return found
+
+
+def test_a_spec_is_read_by_the_names_that_nvidias_operator_has() -> None:
+    spec = read(
+        {
+            "sandboxWorkloads": {"enabled": True, "defaultWorkload": "vm-vgpu", "mode": "kubevirt"},
+            "hostPaths": {"rootFS": "/host", "driverInstallDir": "/opt/driver", "kubeletRootDir": "/data/kubelet"},
+            "operator": {"use_ocp_driver_toolkit": True, "runtimeClass": "gpus"},
+            "daemonsets": {"updateStrategy": "OnDelete", "rollingUpdate": {"maxUnavailable": "10%"}},
+            "driver": {"useNvidiaDriverCRD": True, "rdma": {"useHostMofed": True}},
+            "validator": {"vfioPCI": {"env": [{"name": "A", "value": "b"}]}},
+            "vgpuDeviceManager": {"config": {"name": "mine", "default": "A10-4Q"}},
+            "dcgmExporter": {"hostPID": True},
+        }
+    ).spec
+    assert spec.sandbox_workloads.enabled is True
+    assert spec.sandbox_workloads.default_workload is WorkloadConfig.VM_VGPU
+    assert spec.sandbox_workloads.mode is SandboxMode.KUBEVIRT
+    assert (spec.host_paths.root_fs, spec.host_paths.driver_install_dir) == ("/host", "/opt/driver")
+    assert spec.host_paths.kubelet_root_dir == "/data/kubelet"
+    assert (spec.operator.use_ocp_driver_toolkit, spec.operator.runtime_class) == (True, "gpus")
+    assert spec.daemonsets.update_strategy is UpdateStrategy.ON_DELETE
+    assert spec.daemonsets.rolling_update is not None
+    assert spec.daemonsets.rolling_update.max_unavailable == "10%"
+    assert spec.driver.use_nvidia_driver_crd is True
+    assert spec.driver.rdma is not None
+    assert spec.driver.rdma.use_host_mofed is True
+    assert [(one.name, one.value) for one in spec.validator.vfio_pci.env] == [("A", "b")]
+    assert spec.vgpu_device_manager.config is not None
+    assert spec.vgpu_device_manager.config.default == "A10-4Q"
+    assert spec.dcgm_exporter.host_pid is True
+
+
+def test_what_is_not_set_keeps_apart_from_what_is_set_to_the_default() -> None:
+    assert read({}).spec.driver.enabled is None
+    assert read({"driver": {"enabled": True}}).spec.driver.enabled is True
+    assert read({}).spec.gds is None
+    assert read({"gds": {}}).spec.gds is not None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        None,
+        {},
+        {"fabricManager": {"mode": [1, None]}, "driver": {"upgradePolicy": {"drain": 3}, "newer": {}}},
+        {"kataManager": {"config": {"runtimeClasses": "odd"}}, "daemonsets": {"podSecurityContext": 3}},
+        {"operator": {"metrics": []}, "dcgmExporter": {"serviceMonitor": {"relabelings": [{"x": 1}]}}},
+        {"vfioManager": {"resources": {"limits": {"cpu": 1, "memory": "200Mi"}}}},
+    ],
+)
+def test_what_is_not_read_does_no_harm(spec: object) -> None:
+    assert read(spec).metadata.generation == 3
+    assert plain(stored(spec)) == (spec or {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "said"),
+    [
+        ({"driver": {"enabled": "yes"}}, "$.spec.driver.enabled", "Expected `bool | null`, got `str`"),
+        (
+            {"sandboxWorkloads": {"defaultWorkload": "kata"}},
+            "$.spec.sandboxWorkloads.defaultWorkload",
+            "Invalid enum value 'kata'; expected one of: container, vm-passthrough, vm-vgpu",
+        ),
+        ({"daemonsets": {"labels": {"a/b": 1}}}, "$.spec.daemonsets.labels.a/b", "Expected `str`, got `int`"),
+        ([], "$.spec", "Expected `object`, got `array`"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(spec: object, path: str, said: str) -> None:
+    assert read_policy(stored(spec)) == SpecFault(path, said)
