@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent.events import Happening, Kind, happenings
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
+from gpuvirt.cluster.agent.happenings import happenings
+from gpuvirt.cluster.events import Happening, Kind
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import GpuNode, GpuWish, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey

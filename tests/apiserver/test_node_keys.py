@@ -13,12 +13,12 @@ from gpuvirt.cluster.agent.names import (
     STATE_LABEL,
     WORKLOAD_LABEL,
 )
-from gpuvirt.cluster.agent.nodekeys import patch_of, patched
 from gpuvirt.cluster.agent.operands import heard_of, operand_keys
 from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
 from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
+from gpuvirt.cluster.keys import patch_of, patched
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.resources import ConfigMap, Metadata, Node, Pod
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, Progress, StateName

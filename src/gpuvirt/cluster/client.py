@@ -1,4 +1,4 @@
-"""Calls to the API server: get, list, watch, patch, update; answers in the shapes that callers declare.
+"""Calls to the API server, one a verb; answers in the shapes that callers declare.
 
 What fails is told by `failures`, a class for each that somebody answers differently. Nothing is tried again here.
 """
@@ -23,6 +23,8 @@ D = TypeVar("D")
 
 PAGE = 500
 """Objects a page of a list."""
+FIELD_MANAGER = "gpuvirt"
+"""Who owns the fields that are applied, as `kubectl get --show-managed-fields` has it."""
 QUIET_S = 10.0
 """How much longer than its own end a watch may be silent before it is taken for dead."""
 
@@ -34,6 +36,8 @@ class PatchType(StrEnum):
     """RFC 7386: what is null goes, what is not named stays."""
     JSON = "application/json-patch+json"
     """RFC 6902: operations, of which `test` makes the rest conditional."""
+    APPLY = "application/apply-patch+yaml"
+    """Server-side apply: all that the writer wants, and no more; what it no longer wants goes. JSON is YAML."""
 
 
 class EventType(StrEnum):
@@ -105,6 +109,14 @@ class _Bookmark(msgspec.Struct):
     metadata: Metadata
 
 
+class _Preconditions(msgspec.Struct, frozen=True):
+    uid: str
+
+
+class _DeleteOptions(msgspec.Struct, frozen=True):
+    preconditions: _Preconditions
+
+
 class Client:
     """One API server, as one user."""
 
@@ -167,6 +179,24 @@ class Client:
         request = Request("PATCH", path, {"Content-Type": patch_type}, msgspec.json.encode(patch))
         return _decoded(asked, await self._call(asked, request), shape)
 
+    async def apply(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
+        """Have one object, as far as `content` says, and return what it is then; raises ApiError.
+
+        It is made where there is none. Fields that somebody else has set otherwise become ours.
+        """
+        asked = Asked("patch", resource, name)
+        query = urlencode({"fieldManager": FIELD_MANAGER, "force": "true"})
+        headers = {"Content-Type": str(PatchType.APPLY)}
+        request = Request("PATCH", f"{resource.path_of(name)}?{query}", headers, msgspec.json.encode(content))
+        return _decoded(asked, await self._call(asked, request), shape)
+
+    async def delete(self, resource: Resource, name: str, uid: str = "") -> None:
+        """Delete one object; with `uid` that one alone, and none that has its name by now. Raises ApiError."""
+        asked = Asked("delete", resource, name)
+        body = msgspec.json.encode(_DeleteOptions(_Preconditions(uid))) if uid else b""
+        headers = {"Content-Type": "application/json"} if uid else {}
+        await self._call(asked, Request("DELETE", resource.path_of(name), headers, body))
+
     async def create(self, resource: Resource, content: object, shape: type[D]) -> D:
         """Make an object, and return it; raises ApiError, ConflictError where there is one of that name."""
         asked = Asked("create", resource)
@@ -186,7 +216,7 @@ class Client:
 
     async def _call(self, asked: Asked, request: Request) -> bytes:
         async with self._transport.ask(request) as answer:
-            if answer.status not in {200, 201}:
+            if answer.status not in {200, 201, 202}:
                 raise await _failed(asked, answer)
             return await answer.body()
 

@@ -6,19 +6,20 @@ from dataclasses import dataclass
 import msgspec
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.agent.events import EVENTS, event_of, happenings
+from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.cluster.agent.happenings import happenings
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.failures import ApiError, ConflictError
+from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode, Status
 from gpuvirt.cluster.mirror import News
-from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 
 log = logging.getLogger(__name__)
 
+REPORTER = "gpuvirt.io/node"
 PAUSE_S = 1.0
 """Between two writes: a picture may change many times while a pod starts."""
 
@@ -33,12 +34,6 @@ class _New(msgspec.Struct, frozen=True, rename="camel"):
     api_version: str
     kind: str
     metadata: _Name
-
-
-class _Created(msgspec.Struct, frozen=True):
-    """What is read of an event that was made."""
-
-    metadata: Metadata
 
 
 class _StatusPatch(msgspec.Struct, frozen=True):
@@ -103,13 +98,10 @@ class GpuNodeKeeper:
         await self._desk.clock.sleep(PAUSE_S)
 
     async def _tell(self, before: GpuNode | None, after: GpuNode) -> None:
-        """Write events of what has changed; one that can't be written is no more than that."""
+        """Write events of what has changed."""
         if after.status is None:
             return
-        for happening in happenings(before.status if before is not None else None, after.status):
-            event = event_of(happening, after, self._desk.clock.now())
-            try:
-                await self._desk.client.create(EVENTS, event, _Created)
-            except ApiError as error:
-                log.info("no event says that %s: %s", happening.note, error)
-                return
+        about = events.About(API_VERSION, KIND, self._desk.node, after.metadata.uid)
+        by, at = events.Reporter(REPORTER, self._desk.node), self._desk.clock.now()
+        news = happenings(before.status if before is not None else None, after.status)
+        await events.tell(self._desk.client, [events.event_of(one, about, by, at) for one in news])

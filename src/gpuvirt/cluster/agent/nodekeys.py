@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
-import msgspec
-
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ConflictError, ForbiddenError
+from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
 from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES, Metadata, Node
 
@@ -24,22 +23,6 @@ log = logging.getLogger(__name__)
 
 MOST_CONFLICTS = 5
 """Updates in a row that others were faster with, before it is waited."""
-
-Fields = dict[str, msgspec.Raw]
-"""An object of which most is not ours to understand, and all is written back."""
-
-
-class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Labels and annotations by name; None for one that is to go."""
-
-    labels: dict[str, str | None] = {}
-    annotations: dict[str, str | None] = {}
-
-
-class Patch(msgspec.Struct, frozen=True):
-    """What a node lacks to have them."""
-
-    metadata: Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +33,6 @@ class Claim:
     """What it wants now of a node that is as it was last heard; keys that are as they should be may be among them."""
     telling: Callable[[Signal], AbstractContextManager[None]]
     """Has a signal set whenever that may be otherwise."""
-
-
-def patch_of(wanted: Sequence[Keys], heard: Metadata) -> Patch | None:
-    """Return what a node lacks; None where that is nothing."""
-    labels = _missing([one.labels for one in wanted], heard.labels)
-    annotations = _missing([one.annotations for one in wanted], heard.annotations)
-    return Patch(Keys(labels, annotations)) if labels or annotations else None
-
-
-def _missing(wanted: Sequence[dict[str, str | None]], has: dict[str, str]) -> dict[str, str | None]:
-    return {key: value for keys in wanted for key, value in keys.items() if has.get(key) != value}
-
-
-def patched(node: Fields, patch: Patch) -> Fields:
-    """Return a node with a patch in it, and everything else as it was."""
-    metadata = msgspec.json.decode(node["metadata"], type=Fields)
-    for field, changes in (("labels", patch.metadata.labels), ("annotations", patch.metadata.annotations)):
-        if not changes:
-            continue
-        before = msgspec.json.decode(metadata[field], type=dict[str, str]) if field in metadata else {}
-        after = {key: value for key, value in (before | changes).items() if value is not None}
-        metadata[field] = msgspec.Raw(msgspec.json.encode(after))
-    return node | {"metadata": msgspec.Raw(msgspec.json.encode(metadata))}
 
 
 class NodeKeys:

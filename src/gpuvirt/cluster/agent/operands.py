@@ -9,8 +9,9 @@ put back after any crash, and after pods that did not go.
 from collections.abc import Iterable, Mapping
 
 from gpuvirt.cluster.agent.names import OPERAND_APPS, OPERAND_LABELS, PAUSED
-from gpuvirt.cluster.agent.nodekeys import Claim, Keys
+from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.resources import Metadata, Pod, pods
 from gpuvirt.model.heard import OperandsHeard
 from gpuvirt.node.cell import Cell

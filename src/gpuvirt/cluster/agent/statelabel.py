@@ -8,7 +8,8 @@ from gpuvirt.cluster.agent.names import (
     WORKLOAD_REASON_ANNOTATION,
     WORKLOAD_STATE_LABEL,
 )
-from gpuvirt.cluster.agent.nodekeys import Claim, Keys
+from gpuvirt.cluster.agent.nodekeys import Claim
+from gpuvirt.cluster.keys import Keys
 from gpuvirt.model.heard import Progress
 from gpuvirt.node.cell import Cell
 
