@@ -4,13 +4,13 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuvirt import __version__
+from gpuvirt.apps.ending import until_told_to_stop
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
@@ -31,6 +31,7 @@ from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import metrics
+from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
 
 log = logging.getLogger(__name__)
@@ -75,12 +76,7 @@ class NodeOptions:
 
 async def run_until_told_to_stop(options: NodeOptions) -> None:
     """Run the agent until SIGTERM or SIGINT; returns with the sockets gone and the ledger written."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(run(options))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, running.cancel)
-    log.info("stopped")
+    await until_told_to_stop(run(options))
 
 
 async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None = None) -> None:
@@ -152,7 +148,7 @@ def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
         return Answer(503, "".join(f"{line}\n" for line in missing)) if missing else Answer(200, "ok\n")
 
     def metrics_page() -> Answer:
-        return Answer(200, metrics.page(agent.views.get(), agent.telemetry), metrics.CONTENT_TYPE)
+        return Answer(200, metrics.page(agent.views.get(), agent.telemetry), CONTENT_TYPE)
 
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_page}
 

@@ -12,6 +12,7 @@ from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_node_nam
 
 if TYPE_CHECKING:
     from gpuvirt.apps.node import ClusterTask
+    from gpuvirt.cluster.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,15 @@ def node_name_of(text: str | None) -> NodeName | None:
         raise ConfigError(str(error), where="--node-name") from error
 
 
+def credentials_of(kubeconfig: Path | None) -> "Credentials | None":
+    """Return how to reach the API server, None for a process in no pod that was not told. Raises ConfigError."""
+    from gpuvirt.cluster import credentials
+
+    if kubeconfig is not None:
+        return credentials.from_kubeconfig(kubeconfig)
+    return credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+
+
 def cluster_side(
     node: NodeName | None,
     kubeconfig: Path | None,
@@ -53,12 +63,8 @@ def cluster_side(
     if node is None:
         return None
     from gpuvirt.apps.clusterside import ClusterSide
-    from gpuvirt.cluster import credentials
 
-    if kubeconfig is not None:
-        found: credentials.Credentials | None = credentials.from_kubeconfig(kubeconfig)
-    else:
-        found = credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+    found = credentials_of(kubeconfig)
     if found is None:
         log.info("no API server is asked: the pod has no service account's token, and there is no --kubeconfig")
         return None

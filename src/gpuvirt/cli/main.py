@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import demo, devices, doctor, k8svgpudm, node, sim, support, vfio, vfiomanage, vgpu, vgpudm, why
+from gpuvirt.cli import (
+    controller,
+    demo,
+    devices,
+    doctor,
+    k8svgpudm,
+    node,
+    sim,
+    support,
+    vfio,
+    vfiomanage,
+    vgpu,
+    vgpudm,
+    why,
+)
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
@@ -28,6 +42,7 @@ app.command("devices")(devices.devices)
 app.command("doctor")(doctor.doctor)
 app.command("why")(why.why)
 app.command("node")(node.node)
+app.command("controller")(controller.controller)
 app.command("demo")(demo.demo)
 app.add_typer(vfio.app, name="vfio")
 app.add_typer(vgpu.app, name="vgpu")

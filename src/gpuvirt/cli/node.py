@@ -9,6 +9,7 @@ import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli import apiserver, options
+from gpuvirt.cli.addresses import address_of
 from gpuvirt.errors import ConfigError
 from gpuvirt.paths import HostRoots, KubeletPaths
 
@@ -106,17 +107,7 @@ def node(  # noqa: PLR0913  one parameter an option
                 node_name=node,
                 vgpu_configs=options.read_vgpu_configs(settings),
                 cluster=cluster,
-                listen=_address(listen),
+                listen=address_of(listen),
             )
         )
     )
-
-
-def _address(text: str) -> tuple[str, int] | None:
-    """Return the address in `host:port`, `:port` or `[::1]:port`; None for an empty text."""
-    if not text:
-        return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"expected ADDRESS:PORT, as in :9410 or 127.0.0.1:9410, got {text!r}", where="--listen")
-    return host.strip("[]"), int(port)

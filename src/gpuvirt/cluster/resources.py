@@ -19,6 +19,8 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     generation: int = 0
     """How often its spec has changed."""
+    deletion_timestamp: str = ""
+    """Since when it is on its way out; empty where it is not."""
     creation_timestamp: str = ""
     """RFC 3339, in UTC and whole seconds, so that texts are in the order of times."""
     labels: dict[str, str] = {}

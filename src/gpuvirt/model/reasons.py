@@ -70,6 +70,10 @@ class ReasonCode(StrEnum):
     SCHEDULER_UNFIT = "SchedulerUnfit"
     OPTION_ELSEWHERE = "OptionElsewhere"
 
+    # not done by the controller
+    OTHER_OPERATOR = "OtherOperator"
+    KATA_NOT_SUPPORTED = "KataNotSupported"
+
     # the agent itself
     NOT_REGISTERED = "NotRegistered"
     KUBELET_AWAY = "KubeletAway"

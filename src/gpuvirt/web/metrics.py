@@ -1,15 +1,11 @@
-"""The metrics page: a node's view and the agent's counters as Prometheus text (exposition format 0.0.4)."""
+"""The agent's metrics page: a node's view and the agent's counters."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.telemetry import Telemetry
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values by their labels' values."""
+from gpuvirt.web.exposition import counter, gauge, head, number, text_of
 
 HEALTHY = "healthy"
 UNHEALTHY = "unhealthy"
@@ -18,44 +14,40 @@ NOT_OFFERED = "not-offered"
 
 def page(view: NodeView, telemetry: Telemetry) -> str:
     """Return the page."""
-    return "".join(
-        f"{line}\n"
-        for metric in (
-            _gpus(view),
-            _schedulers(view),
-            _timeslices(view),
-            _resources(view),
-            _registered(view),
-            _notes(view),
-            _conditions(view),
-            _counter(
-                "gpuvirt_allocations_total",
-                "Allocate calls by outcome: given, or the code of the reason for a refusal.",
-                ("resource", "outcome"),
-                telemetry.allocations.items(),
-            ),
-            _allocate_seconds(telemetry),
-            _counter(
-                "gpuvirt_registrations_total",
-                "Registrations at the kubelet by outcome.",
-                ("resource", "outcome"),
-                telemetry.registrations.items(),
-            ),
-            _counter(
-                "gpuvirt_looks_total",
-                "Looks at the host by depth and cause.",
-                ("depth", "cause"),
-                telemetry.looks.items(),
-            ),
-            _counter(
-                "gpuvirt_moves_total",
-                "Moves of GPUs to where they are wanted, by outcome: done, or the code of the reason why not.",
-                ("wish", "outcome"),
-                telemetry.moves.items(),
-            ),
-            _info(view),
-        )
-        for line in metric
+    return text_of(
+        _gpus(view),
+        _schedulers(view),
+        _timeslices(view),
+        _resources(view),
+        _registered(view),
+        _notes(view),
+        _conditions(view),
+        counter(
+            "gpuvirt_allocations_total",
+            "Allocate calls by outcome: given, or the code of the reason for a refusal.",
+            ("resource", "outcome"),
+            telemetry.allocations.items(),
+        ),
+        _allocate_seconds(telemetry),
+        counter(
+            "gpuvirt_registrations_total",
+            "Registrations at the kubelet by outcome.",
+            ("resource", "outcome"),
+            telemetry.registrations.items(),
+        ),
+        counter(
+            "gpuvirt_looks_total",
+            "Looks at the host by depth and cause.",
+            ("depth", "cause"),
+            telemetry.looks.items(),
+        ),
+        counter(
+            "gpuvirt_moves_total",
+            "Moves of GPUs to where they are wanted, by outcome: done, or the code of the reason why not.",
+            ("wish", "outcome"),
+            telemetry.moves.items(),
+        ),
+        _info(view),
     )
 
 
@@ -68,7 +60,7 @@ def _gpus(view: NodeView) -> Iterator[str]:
         for vgpu in gpu.vgpus:
             health = NOT_OFFERED if vgpu.offered_as is None else UNHEALTHY if vgpu.reasons else HEALTHY
             counts[f"{gpu.mode}-device", health, str(vgpu.reasons[0].code) if vgpu.reasons else ""] += 1
-    yield from _gauge(
+    yield from gauge(
         "gpuvirt_devices",
         "GPUs and vGPUs (mode vgpu-device) by mode, health, and the reason against them.",
         ("mode", "health", "reason"),
@@ -77,7 +69,7 @@ def _gpus(view: NodeView) -> Iterator[str]:
 
 
 def _schedulers(view: NodeView) -> Iterator[str]:
-    yield from _gauge(
+    yield from gauge(
         "gpuvirt_vgpu_scheduler",
         "1 for the policy by which vGPUs share a GPU's time, where that is known.",
         ("gpu", "policy"),
@@ -87,7 +79,7 @@ def _schedulers(view: NodeView) -> Iterator[str]:
 
 def _timeslices(view: NodeView) -> Iterator[str]:
     slices_ms = {gpu.address: gpu.scheduler.timeslice_ms for gpu in view.gpus if gpu.scheduler is not None}
-    yield from _gauge(
+    yield from gauge(
         "gpuvirt_vgpu_timeslice_seconds",
         "The time slice of a GPU's vGPUs, where it is known and they have one.",
         ("gpu",),
@@ -101,14 +93,14 @@ def _resources(view: NodeView) -> Iterator[str]:
         for resource in view.resources
         for health in (HEALTHY, UNHEALTHY)
     }
-    yield from _gauge(
+    yield from gauge(
         "gpuvirt_resource_devices", "Devices as the kubelet is told.", ("resource", "health"), counts.items()
     )
     held = {
         (resource.name,): float(sum(device.holder is not None for device in resource.devices))
         for resource in view.resources
     }
-    yield from _gauge("gpuvirt_resource_devices_held", "Devices that pods have.", ("resource",), held.items())
+    yield from gauge("gpuvirt_resource_devices_held", "Devices that pods have.", ("resource",), held.items())
 
 
 def _registered(view: NodeView) -> Iterator[str]:
@@ -118,7 +110,7 @@ def _registered(view: NodeView) -> Iterator[str]:
         )
         for resource in view.resources
     }
-    yield from _gauge(
+    yield from gauge(
         "gpuvirt_resource_registered",
         "1 when the kubelet knows a resource.",
         ("resource", "reason"),
@@ -128,9 +120,7 @@ def _registered(view: NodeView) -> Iterator[str]:
 
 def _notes(view: NodeView) -> Iterator[str]:
     counts = Counter((str(note.code),) for note in view.notes)
-    yield from _gauge(
-        "gpuvirt_notes", "What is wrong with the node or the agent, by code.", ("reason",), counts.items()
-    )
+    yield from gauge("gpuvirt_notes", "What is wrong with the node or the agent, by code.", ("reason",), counts.items())
 
 
 def _conditions(view: NodeView) -> Iterator[str]:
@@ -139,7 +129,7 @@ def _conditions(view: NodeView) -> Iterator[str]:
         for one in view.conditions
         if one.needed
     }
-    yield from _gauge(
+    yield from gauge(
         "gpuvirt_condition",
         "1 where the node is ready, by check: vfio-pci, vgpu-manager, vgpu-devices.",
         ("check", "reason"),
@@ -149,46 +139,17 @@ def _conditions(view: NodeView) -> Iterator[str]:
 
 def _info(view: NodeView) -> Iterator[str]:
     version = view.agent.version if view.agent is not None else ""
-    yield from _gauge("gpuvirt_info", "The agent's version.", ("version",), [((version,), 1)])
+    yield from gauge("gpuvirt_info", "The agent's version.", ("version",), [((version,), 1)])
 
 
 def _allocate_seconds(telemetry: Telemetry) -> Iterator[str]:
     name, histogram = "gpuvirt_allocate_seconds", telemetry.allocate_s
-    yield from _head(name, "How long an Allocate that gave something took.", "histogram")
+    yield from head(name, "How long an Allocate that gave something took.", "histogram")
     running = 0
     for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
         running += count
-        yield f'{name}_bucket{{le="{_number(bound_s)}"}} {running}'
+        yield f'{name}_bucket{{le="{number(bound_s)}"}} {running}'
     total = sum(histogram.counts)
     yield f'{name}_bucket{{le="+Inf"}} {total}'
-    yield f"{name}_sum {_number(histogram.total_s)}"
+    yield f"{name}_sum {number(histogram.total_s)}"
     yield f"{name}_count {total}"
-
-
-def _counter(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
-    yield from _head(name, text, "counter")
-    yield from _samples(name, labels, values)
-
-
-def _gauge(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
-    yield from _head(name, text, "gauge")
-    yield from _samples(name, labels, values)
-
-
-def _head(name: str, text: str, kind: str) -> Iterable[str]:
-    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
-
-
-def _samples(name: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
-    for key, value in sorted(values):
-        pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True))
-        yield f"{name}{{{pairs}}} {_number(value)}"
-
-
-def _number(value: float) -> str:
-    """Return a number with all its digits: a counter that is rounded stands still, and its rate with it."""
-    return str(int(value)) if float(value).is_integer() else repr(value)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

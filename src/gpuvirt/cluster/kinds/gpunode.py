@@ -36,6 +36,13 @@ class GpuWish(Part, frozen=True, kw_only=True):
     mode: Annotated[WantedMode, Meta(description="What the GPU is kept as, whatever the node's mode.")]
 
 
+class Origins(Part, frozen=True, kw_only=True):
+    """Who has asked for what a spec wants."""
+
+    mode: Annotated[str, Meta(description="A label, a field of the ClusterPolicy, or who has set it here.")] = ""
+    vgpu_config: str = ""
+
+
 class Spec(Part, frozen=True, kw_only=True):
     """What is wanted. Without a spec the node's labels say it, and the agent's settings."""
 
@@ -51,6 +58,7 @@ class Spec(Part, frozen=True, kw_only=True):
         Meta(description="The vGPU config by which GPUs in mode vgpu are carved: A10-4Q. Without it: default."),
     ] = None
     gpus: Annotated[tuple[GpuWish, ...], Meta(description="What is wanted of single GPUs instead.")] = ()
+    origins: Annotated[Origins | None, Meta(description="Where the wishes come from; the controller writes it.")] = None
 
 
 class Why(Part, frozen=True, kw_only=True):

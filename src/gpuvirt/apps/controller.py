@@ -1,0 +1,93 @@
+"""The controller as a process: takes part in the election, leads while it is elected, and serves its pages."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from gpuvirt.apps import controllermetrics
+from gpuvirt.apps.ending import until_told_to_stop
+from gpuvirt.clock import Clock, RealClock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.election import Candidacy, Election
+from gpuvirt.cluster.operator.controller import Controller, Hands
+from gpuvirt.cluster.operator.decisions import Site
+from gpuvirt.tasks import keep_going
+from gpuvirt.web.exposition import CONTENT_TYPE
+from gpuvirt.web.probes import Answer, Probes
+
+LEASE = "gpuvirt-controller"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerOptions:
+    """Everything that the process is told."""
+
+    credentials: Credentials
+    site: Site
+    elects: bool = True
+    """Whether one leads among several; else this one does at once."""
+    listen: tuple[str, int] | None = None
+    clock: Clock = field(default_factory=RealClock)
+
+
+class Process:
+    """One controller: a candidate that leads now and then."""
+
+    def __init__(self, options: ControllerOptions) -> None:
+        random = Random()  # noqa: S311  it keeps controllers apart, and no secrets
+        self.term: Controller | None = None
+        """What leads now; None while another process does."""
+        self._options = options
+        self._hands = Hands(Client(options.credentials), options.clock, random)
+        me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
+        candidacy = Candidacy(options.site.namespace, LEASE, me)
+        self._election = Election(self._hands.client, candidacy, options.clock, random)
+
+    async def run(self) -> None:
+        """Run for ever."""
+        options = self._options
+        async with asyncio.TaskGroup() as group:
+            if options.listen is not None:
+                host, port = options.listen
+                probes = Probes(self.pages())
+                group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
+            group.create_task(self._election.run(self._lead) if options.elects else self._lead())
+
+    async def _lead(self) -> None:
+        self.term = Controller(self._hands, self._options.site)
+        try:
+            await self.term.run()
+        finally:
+            self.term = None
+
+    def pages(self) -> dict[str, Callable[[], Answer]]:
+        """Return the pages that it serves."""
+
+        def healthz() -> Answer:
+            return Answer(200, "ok\n")
+
+        def readyz() -> Answer:
+            missing = self._missing()
+            return Answer(503, f"{missing}\n") if missing is not None else Answer(200, "ok\n")
+
+        def metrics() -> Answer:
+            return Answer(200, controllermetrics.page(self.term), CONTENT_TYPE)
+
+        return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+
+    def _missing(self) -> str | None:
+        """Return why this process does nothing: it leads and has decided nothing yet, or knows no leader."""
+        if self.term is None:
+            return None if self._election.leader is not None else "no process is known to lead"
+        if self.term.decisions is None:
+            why = "; ".join(str(error) for error in self.term.troubles())
+            return f"not all was heard yet: {why}" if why else "not all was heard yet"
+        return None
+
+
+async def run_until_told_to_stop(options: ControllerOptions) -> None:
+    """Run the controller until SIGTERM or SIGINT; its lease is given back, so that another leads at once."""
+    await until_told_to_stop(Process(options).run())

@@ -1,0 +1,68 @@
+"""`gpuvirt controller`: what all nodes are for, and what is to run where for that."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.cli import apiserver
+from gpuvirt.cli.addresses import address_of
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import parse_namespace
+
+
+def controller(  # noqa: PLR0913  one parameter an option
+    *,
+    kubeconfig: apiserver.KubeConfigOption = None,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            envvar=["GPUVIRT_NAMESPACE", "OPERATOR_NAMESPACE"],
+            metavar="NAME",
+            help="Where it and what it deploys run; else the namespace of its pod, or of the kubeconfig's context.",
+        ),
+    ] = "",
+    leader_elect: Annotated[
+        bool, typer.Option(help="Lead only while no other process does, by the Lease gpuvirt-controller.")
+    ] = True,
+    coexist: Annotated[
+        bool,
+        typer.Option(
+            "--coexist",
+            envvar="GPUVIRT_COEXIST",
+            help="Run beside NVIDIA's GPU operator: nodes labelled for virtual machines are ours, the others its.",
+        ),
+    ] = False,
+    listen: Annotated[
+        str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Where to serve metrics and probes.")
+    ] = ":8080",
+    log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run the controller: it keeps nodes, GpuNodes and operands as the ClusterPolicy and the nodes' labels say.
+
+    It runs until SIGTERM or SIGINT. Nothing on any device changes by its start, its end or its absence: agents keep on
+    doing what they were last told.
+    """
+    from gpuvirt.apps.controller import ControllerOptions, run_until_told_to_stop
+    from gpuvirt.cluster.operator.decisions import Site
+
+    set_up(log_format, verbose=verbose)
+    credentials = apiserver.credentials_of(kubeconfig)
+    if credentials is None:
+        raise ConfigError(
+            "no API server: this is no pod with a service account's token; expected a kubeconfig",
+            where="--kubeconfig",
+        )
+    try:
+        home = parse_namespace(namespace or credentials.namespace)
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--namespace") from error
+    options = ControllerOptions(
+        credentials=credentials,
+        site=Site(namespace=home, coexists=coexist),
+        elects=leader_elect,
+        listen=address_of(listen),
+    )
+    asyncio.run(run_until_told_to_stop(options))

@@ -1,0 +1,1 @@
+"""The controller's part of the cluster's side: what all nodes are for, and what is to run where for that."""

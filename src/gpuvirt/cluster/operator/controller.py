@@ -1,0 +1,138 @@
+"""The controller while it leads: follows all that matters, decides by it whenever it changes, and has it written."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES
+from gpuvirt.cluster.operator.announcer import Announcer
+from gpuvirt.cluster.operator.decisions import Decisions, Site, decide
+from gpuvirt.cluster.operator.picture import Picture
+from gpuvirt.cluster.operator.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.shapes import DaemonSetObject, NodeObject, OperandPod, daemon_sets
+from gpuvirt.cluster.operator.store import Store
+from gpuvirt.cluster.operator.writer import Writer
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, PatchNode, PatchPolicyStatus, Write
+from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.resources import NODES, KubernetesObject, pods
+from gpuvirt.tasks import keep_going
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=KubernetesObject)
+
+PAUSE_S = 0.2
+"""Between two decisions: news come in bursts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What the controller works with."""
+
+    client: Client
+    clock: Clock
+    random: Random
+
+
+class Controller:
+    """One term of leading: it begins with nothing known, and nothing is decided before all was heard."""
+
+    def __init__(self, hands: Hands, site: Site) -> None:
+        self.decisions: Decisions | None = None
+        """What was last decided."""
+        self._hands = hands
+        self._site = site
+        self._changed = Signal()
+        self._writer = Writer(self._write, hands.clock, hands.random)
+        self._announcer = Announcer(hands.client, hands.clock)
+        self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
+        self._nodes = Store(Collection(NODES, NodeObject), self._changed)
+        self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
+        self._daemon_sets = Store(Collection(daemon_sets(site.namespace), DaemonSetObject), self._changed)
+        self._pods = Store(Collection(pods(site.namespace), OperandPod), self._changed)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that was decided is written."""
+        return self.decisions is not None and self._writer.idle
+
+    @property
+    def writes_done(self) -> int:
+        """How many writes succeeded in this term."""
+        return self._writer.done
+
+    @property
+    def writes_failed(self) -> int:
+        """How many failed."""
+        return self._writer.failed
+
+    async def run(self) -> None:
+        """Lead for ever; what fails is started again by itself."""
+        async with asyncio.TaskGroup() as group:
+            self._follow(group, self._policies)
+            self._follow(group, self._nodes)
+            self._follow(group, self._gpu_nodes)
+            self._follow(group, self._daemon_sets)
+            self._follow(group, self._pods)
+            for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
+                group.create_task(keep_going(f"controller: {name}", run, self._hands.clock))
+
+    def _follow(self, group: asyncio.TaskGroup, store: Store[T]) -> None:
+        hands = self._hands
+        reflector = Reflector(hands.client, store.collection, hands.clock, hands.random)
+        name = f"controller: {store.collection.resource.plural}"
+        group.create_task(keep_going(name, lambda: reflector.run(store.hear, store.tell), hands.clock))
+
+    async def _pass_on(self) -> None:
+        """Decide anew whenever a write was done, or fails."""
+        while True:
+            await self._writer.changed.wait()
+            self._changed.set()
+
+    async def _decide(self) -> None:
+        while True:
+            await self._changed.wait()
+            picture = self._picture()
+            if picture is None:
+                continue
+            now, failures = self._hands.clock.now(), self._writer.failures
+            self.decisions = decide(picture, self._site, failures, now)
+            self._writer.offer(self.decisions.writes)
+            await self._announcer.tell(self.decisions.news)
+            await self._hands.clock.sleep(PAUSE_S)
+
+    def _picture(self) -> Picture | None:
+        """Return what is known; None before all of it was heard."""
+        policies, nodes, gpu_nodes = self._policies.objects, self._nodes.objects, self._gpu_nodes.objects
+        sets, found = self._daemon_sets.objects, self._pods.objects
+        if policies is None or nodes is None or gpu_nodes is None or sets is None or found is None:
+            return None
+        return Picture(policies, nodes, gpu_nodes, sets, found)
+
+    async def _write(self, write: Write) -> None:
+        """Do one write, and know what came of it before the watch says it. Raises ApiError."""
+        client, target = self._hands.client, write.target
+        match write:
+            case PatchNode(patch=patch):
+                self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, NodeObject))
+            case ApplyGpuNode(content=content):
+                self._gpu_nodes.take(await client.apply(target.resource, target.name, content, OwnedGpuNode))
+            case PatchPolicyStatus(status=status):
+                self._policies.take(
+                    await client.patch(
+                        target.resource, target.name, {"status": status}, PatchType.MERGE, StoredPolicy, part="status"
+                    )
+                )
+
+    def troubles(self) -> Iterator[ApiError]:
+        """Yield why collections can't be heard."""
+        for store in (self._policies, self._nodes, self._gpu_nodes, self._daemon_sets, self._pods):
+            if store.trouble is not None:
+                yield store.trouble

@@ -1,0 +1,135 @@
+"""Which labels a node is to have, so that what belongs there runs there.
+
+Contract: NVIDIA's operator (its node labelling): `gpu.present`, and `gpu.deploy.*`, one a component. A value that
+somebody has set is left alone, since that is how an admin keeps one component off a node. What pauses a component for a
+change, and died over it, is healed: here the operator sees whether the one who pauses is still at work.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuvirt.cluster.keys import Keys
+from gpuvirt.cluster.operator.names import (
+    AGENT,
+    ALL,
+    DEPLOY,
+    MIG_CONFIG_LABEL,
+    MIG_MANAGER,
+    NODE_LABEL,
+    OPERANDS_LABEL,
+    OPERANDS_OFF_ANNOTATION,
+    PRESENT_LABEL,
+    SETS,
+    VGPU_DRIVER,
+)
+from gpuvirt.cluster.operator.placement import Placement
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.workload import Workload
+
+PAUSED_FOR_VGPUS = "paused-for-vgpu-change"
+PAUSED_FOR_DRIVER = "paused-for-driver-upgrade"
+MIG_PRODUCTS = ("h100", "a100", "a30")
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What else decides over one node's labels."""
+
+    vgpus_change: bool = False
+    """Whether a program runs there that pauses others while vGPUs change."""
+    driver_changes: bool = False
+    """Whether one runs there that pauses others while it changes the driver."""
+    mig_default: str | None = None
+    """The MIG config of nodes that have none; None where nobody acts on it."""
+    runs_agent: bool = True
+    """Whether the agent is to run on nodes for machines."""
+
+
+def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
+    """Return what a node is to say; labels that are as they should be may be among them."""
+    labels = metadata.labels
+    wanted: dict[str, str | None] = {}
+    if not placement.present:
+        if labels.get(PRESENT_LABEL) == "true":
+            wanted[PRESENT_LABEL] = "false"
+        return Keys(wanted | _without_all(labels, placement))
+    wanted[PRESENT_LABEL] = "true"
+    if labels.get(OPERANDS_LABEL) == "false":
+        return Keys(wanted | _without_all(labels, placement))
+    if placement.workload is None:
+        return Keys(wanted | _healed(labels, around) | _agent(labels, {}, around))
+    if placement.leaving:
+        return Keys(wanted | _healed(labels, around) | {NODE_LABEL: "true" if around.runs_agent else None})
+    deploy = _deploy(labels, placement.workload, around)
+    wanted |= deploy | _agent(labels, deploy, around)
+    if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
+        wanted[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
+    return Keys(wanted)
+
+
+def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Keys:
+    """Return the same beside NVIDIA's operator: nodes for machines are ours, and it is asked to leave them alone."""
+    labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
+    machines = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
+    leaving = labels.get(NODE_LABEL) == "true" and (placement.workload is None or bool(placement.leaving))
+    if machines or leaving:
+        agent = "true" if around.runs_agent else None
+        annotations: dict[str, str | None] = {}
+        if labels.get(OPERANDS_LABEL) != "false":
+            annotations[OPERANDS_OFF_ANNOTATION] = "true"
+        return Keys({NODE_LABEL: agent, OPERANDS_LABEL: "false"}, annotations)
+    gone = (NODE_LABEL, OPERANDS_LABEL) if ours else (NODE_LABEL,)
+    return Keys(dict.fromkeys(gone), {OPERANDS_OFF_ANNOTATION: None})
+
+
+def taken_back(metadata: Metadata) -> Keys:
+    """Return what a node is to say when nothing of ours runs any more."""
+    ours = metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
+    labels: dict[str, str | None] = dict.fromkeys(label for label in metadata.labels if label in ALL)
+    labels |= dict.fromkeys((PRESENT_LABEL, NODE_LABEL, *((OPERANDS_LABEL,) if ours else ())))
+    return Keys(labels, {OPERANDS_OFF_ANNOTATION: None})
+
+
+def _without_all(labels: Labels, placement: Placement) -> dict[str, str | None]:
+    """Return that nothing runs, but for a driver under machines that have its vGPUs."""
+    kept = {f"{DEPLOY}{VGPU_DRIVER}"} if placement.vgpus_used else set[str]()
+    return dict.fromkeys(label for label in (*labels, NODE_LABEL) if label in (ALL | {NODE_LABEL}) - kept)
+
+
+def _deploy(labels: Labels, workload: Workload, around: Around) -> dict[str, str | None]:
+    names = [*SETS[workload], *([MIG_MANAGER] if workload is Workload.CONTAINER and _mig_capable(labels) else [])]
+    keys = [f"{DEPLOY}{name}" for name in names]
+    gone: dict[str, str | None] = dict.fromkeys(label for label in labels if label in ALL and label not in keys)
+    return gone | {key: _value(labels.get(key, ""), around) for key in keys}
+
+
+def _healed(labels: Labels, around: Around) -> dict[str, str | None]:
+    return {label: _value(value, around) for label, value in labels.items() if label in ALL}
+
+
+def _value(has: str, around: Around) -> str:
+    """Return what a label is to be that is wanted: as it is, but for what somebody paused who is gone."""
+    if has == PAUSED_FOR_VGPUS and not around.vgpus_change:
+        return "true"
+    if has.endswith(PAUSED_FOR_DRIVER) and not around.driver_changes:
+        return has.removesuffix(PAUSED_FOR_DRIVER).removesuffix("_") or "true"
+    return has or "true"
+
+
+def _agent(labels: Labels, deploy: Mapping[str, str | None], around: Around) -> dict[str, str | None]:
+    """Return where the agent runs: where the operand that it replaces would; a pause for vGPUs is nothing to it."""
+    key = f"{DEPLOY}{AGENT}"
+    value = deploy.get(key, None if key in deploy else labels.get(key))
+    runs = around.runs_agent and value in {"true", PAUSED_FOR_VGPUS}
+    return {NODE_LABEL: "true" if runs else None}
+
+
+def _mig_capable(labels: Labels) -> bool:
+    if labels.get("nvidia.com/vgpu.host-driver-version"):
+        return False
+    if (capable := labels.get("nvidia.com/mig.capable")) is not None:
+        return capable == "true"
+    product = labels.get("nvidia.com/gpu.product", "").lower()
+    return any(name in product for name in MIG_PRODUCTS)

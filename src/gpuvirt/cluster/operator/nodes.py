@@ -1,0 +1,92 @@
+"""What follows for each node: what it is for, what it lacks, and whether it is as it should be."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpuvirt.cluster.keys import patch_of
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
+from gpuvirt.cluster.operator import policies, resolve
+from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
+from gpuvirt.cluster.operator.picture import Picture, pausers_by_node
+from gpuvirt.cluster.operator.placement import Placement, placement_of
+from gpuvirt.cluster.operator.resolve import Carving, OwnedGpuNode
+from gpuvirt.cluster.operator.shapes import NodeObject
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, PatchNode, Target, Write
+from gpuvirt.cluster.resources import NODES
+from gpuvirt.model.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """How one node with GPUs is."""
+
+    name: str
+    workload: Workload | None
+    against: str | None = None
+    """Why it is not as it should be; None where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDecisions:
+    """What is to be written to nodes and GpuNodes, and how the nodes are."""
+
+    writes: tuple[Write, ...]
+    verdicts: tuple[NodeVerdict, ...]
+    placements: dict[str, Placement]
+
+
+def decide(picture: Picture, policy: ClusterPolicy, *, beside: bool, stopped_because: str | None) -> NodeDecisions:
+    """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
+    writes, verdicts, placements = list[Write](), list[NodeVerdict](), dict[str, Placement]()
+    defaults, around = policies.defaults_of(policy), policies.around_of(policy)
+    if beside:
+        defaults = replace(defaults, sandboxed=True, workload=Workload.CONTAINER)
+    carving = policies.carving_of(policy, stopped_because=stopped_because)
+    pausers = pausers_by_node(picture.pods.values())
+    for key, node in sorted(picture.nodes.items()):
+        gpu_node = picture.gpu_nodes.get(key)
+        placement = placement_of(node.metadata.labels, gpu_node, defaults)
+        placements[key.name] = placement
+        pausing = pausers.get(key.name, frozenset())
+        here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
+        keys = (keys_beside if beside else keys_of)(node.metadata, placement, here)
+        if (patch := patch_of([keys], node.metadata)) is not None:
+            writes.append(PatchNode(Target(NODES, key.name), patch))
+        if not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER:
+            writes += _gpu_node(node, placement, carving, gpu_node)
+        if placement.present:
+            verdicts.append(NodeVerdict(key.name, placement.workload, _against(placement, gpu_node)))
+    return NodeDecisions(tuple(writes), tuple(verdicts), placements)
+
+
+def _gpu_node(
+    node: NodeObject, placement: Placement, carving: Carving, heard: OwnedGpuNode | None
+) -> Iterator[ApplyGpuNode]:
+    """Yield what is to be applied of a node's GpuNode; none is made for a node that has no GPUs."""
+    if placement.workload is None or (not placement.present and heard is None):
+        return
+    spec = resolve.spec_of(node.metadata.labels, placement, carving, heard)
+    if resolve.lacks(heard, spec):
+        yield ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
+
+
+def _against(placement: Placement, gpu_node: OwnedGpuNode | None) -> str | None:
+    """Return why a node is not as it should be; a node for containers is as it should be once its operands are."""
+    if placement.trouble is not None:
+        return placement.trouble.text
+    if placement.leaving:
+        return f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
+    return _agents_word(gpu_node) if placement.workload is not Workload.CONTAINER else None
+
+
+def _agents_word(gpu_node: OwnedGpuNode | None) -> str | None:
+    """Return what the node's agent has against it."""
+    if gpu_node is None or gpu_node.status is None:
+        return "its agent has not reported yet"
+    if gpu_node.status.observed_generation < gpu_node.metadata.generation:
+        return "its agent has not seen yet what is wanted"
+    ready = next((one for one in gpu_node.status.conditions if one.type == READY), None)
+    if ready is None:
+        return "its agent does not say whether all is well"
+    return None if ready.status == "True" else ready.message or ready.reason

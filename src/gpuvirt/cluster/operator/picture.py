@@ -1,0 +1,41 @@
+"""What all decisions are made from: every collection that matters, as it is known at one moment."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.cluster.operator.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.shapes import DaemonSetObject, NodeObject, OperandPod
+from gpuvirt.cluster.operator.store import Objects
+
+PAUSERS = {
+    "nvidia-vgpu-device-manager": PAUSED_FOR_VGPUS,
+    "nvidia-driver-daemonset": PAUSED_FOR_DRIVER,
+    "nvidia-vgpu-manager-daemonset": PAUSED_FOR_DRIVER,
+}
+"""Pods, by their label `app`, that pause others on their node; those of a driver do so until they are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All of it; nothing is decided before all of it was heard."""
+
+    policies: Objects[StoredPolicy]
+    nodes: Objects[NodeObject]
+    gpu_nodes: Objects[OwnedGpuNode]
+    daemon_sets: Objects[DaemonSetObject]
+    pods: Objects[OperandPod]
+    other_operator: str | None = None
+    """NVIDIA's operator, where it runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
+
+
+def pausers_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:
+    """Return what pauses others on which node now."""
+    found: dict[str, frozenset[str]] = {}
+    for pod in pods:
+        pauses = PAUSERS.get(pod.app)
+        at_work = pauses == PAUSED_FOR_VGPUS or not pod.status.ready
+        if pauses is not None and at_work and pod.spec.node_name:
+            found[pod.spec.node_name] = found.get(pod.spec.node_name, frozenset()) | {pauses}
+    return found

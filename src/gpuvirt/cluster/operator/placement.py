@@ -1,0 +1,101 @@
+"""What each node is for, and what keeps it from becoming that: labels, policy and the agent's word, concluded once."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
+from gpuvirt.cluster.operator.names import GPU_FEATURES, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.model.inventory import Mode
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.workload import Workload
+
+MOST_NAMED = 4
+"""Users that a message names."""
+TO_LEAVE = {
+    Workload.CONTAINER: frozenset({Mode.PASSTHROUGH, Mode.VGPU, Mode.UNKNOWN}),
+    Workload.PASSTHROUGH: frozenset({Mode.VGPU, Mode.UNKNOWN}),
+    Workload.VGPU: frozenset[Mode](),
+}
+"""Modes that a node's GPUs must be out of before the operands of a workload take the place of others.
+
+A driver for containers that starts on a node takes GPUs from VFIO drivers, and one that makes vGPUs ends the programs
+behind them when it stops: both would reach into running machines.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the ClusterPolicy says of nodes that say nothing themselves."""
+
+    sandboxed: bool
+    """Whether nodes may be for machines at all; else all are for containers, whatever their labels say."""
+    workload: Workload = Workload.CONTAINER
+    origin: str = "ClusterPolicy"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What was concluded of one node."""
+
+    present: bool
+    """Whether it has GPUs."""
+    workload: Workload | None
+    """What it is for; None where its label can't be understood: then all stays as it is."""
+    origin: str
+    """Who says so: `label nvidia.com/gpu.workload.config`."""
+    leaving: tuple[str, ...] = ()
+    """GPUs that are still what the node was for before, each with who has it; until they are not, labels stay."""
+    vgpus_used: bool = False
+    """Whether machines have vGPUs: the driver beneath them must stay, whatever else goes."""
+    trouble: Reason | None = None
+
+
+def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: Defaults) -> Placement:
+    """Return what a node is for, by its labels and what its agent says of its GPUs."""
+    gpus = gpu_node.status.gpus if gpu_node is not None and gpu_node.status is not None else ()
+    workload, origin = _workload(labels, defaults)
+    trouble = _unknown(labels[WORKLOAD_LABEL]) if workload is None else None
+    return Placement(
+        present=_present(labels, gpus),
+        workload=workload,
+        origin=origin,
+        leaving=tuple(_leaving(gpus, workload)) if workload is not None else (),
+        vgpus_used=any(vgpu.users for gpu in gpus for vgpu in gpu.vgpus),
+        trouble=trouble,
+    )
+
+
+def _present(labels: Mapping[str, str], gpus: Iterable[Gpu]) -> bool:
+    """Return whether a node has GPUs; a label that is gone (with NFD) is no proof where an agent sees some."""
+    if any(labels.get(label) == "true" for label in GPU_FEATURES):
+        return True
+    return labels.get(PRESENT_LABEL) == "true" and any(True for _ in gpus)
+
+
+def _workload(labels: Mapping[str, str], defaults: Defaults) -> tuple[Workload | None, str]:
+    if not defaults.sandboxed:
+        return Workload.CONTAINER, f"{defaults.origin} $.spec.sandboxWorkloads.enabled"
+    asked = labels.get(WORKLOAD_LABEL)
+    if not asked:
+        return defaults.workload, f"{defaults.origin} $.spec.sandboxWorkloads.defaultWorkload"
+    origin = f"label {WORKLOAD_LABEL}"
+    return (Workload(asked), origin) if asked in set(Workload) else (None, origin)
+
+
+def _leaving(gpus: Iterable[Gpu], workload: Workload) -> Iterable[str]:
+    for gpu in gpus:
+        if gpu.mode in TO_LEAVE[workload]:
+            users = [*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)]
+            named = ", ".join(users[:MOST_NAMED]) + (
+                f" and {len(users) - MOST_NAMED} more" if users[MOST_NAMED:] else ""
+            )
+            yield f"{gpu.address} ({gpu.mode}{', used by ' + named if named else ''})"
+
+
+def _unknown(value: str) -> Reason:
+    return Reason(
+        ReasonCode.CONFIG_INVALID,
+        f"label {WORKLOAD_LABEL}",
+        f"is {value!r}, so the node stays as it is",
+        fix=f"label the node with one of {', '.join(Workload)}, or take the label away for the default",
+    )

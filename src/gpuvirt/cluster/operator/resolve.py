@@ -1,0 +1,133 @@
+"""What a node's GpuNode is to want: from what the node is for, the ClusterPolicy and the node's labels.
+
+A field that an admin has set in the GpuNode itself is the admin's: whoever owns a field is written down by the API
+server (`managedFields`). It goes before all that is concluded here, and the spec says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gpuvirt.cluster.client import FIELD_MANAGER
+from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins
+from gpuvirt.cluster.operator.names import VGPU_CONFIG_LABEL
+from gpuvirt.cluster.operator.placement import Placement
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.vgpudefaults import DEFAULT
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.model.workload import MODES, Workload
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    spec: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict, name="f:spec")
+
+
+class FieldsOf(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of an object that one writer owns."""
+
+    manager: str = ""
+    subresource: str = ""
+    fields_v1: _Fields = msgspec.field(default_factory=_Fields, name="fieldsV1")
+
+
+class OwnedMetadata(Metadata, frozen=True, rename="camel"):
+    """An object's metadata, with who owns its fields."""
+
+    managed_fields: tuple[FieldsOf, ...] = ()
+
+
+class OwnedGpuNode(GpuNode, frozen=True, kw_only=True):
+    """A GpuNode, with who owns its fields."""
+
+    metadata: OwnedMetadata
+
+    def owner_of(self, field: str) -> str | None:
+        """Return who else owns a field of the spec, by its name at the API server; None: nobody but us."""
+        owners = (one.manager for one in self.metadata.managed_fields if f"f:{field}" in one.fields_v1.spec)
+        return next((owner or "somebody" for owner in owners if owner != FIELD_MANAGER), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Carving:
+    """What the ClusterPolicy says of modes and vGPU configs."""
+
+    binds: bool = True
+    """Whether GPUs are bound to VFIO drivers (`vfioManager.enabled`)."""
+    carves: bool = True
+    """Whether vGPUs are made (`vgpuDeviceManager.enabled`)."""
+    default: str = DEFAULT
+    origin: str = "ClusterPolicy"
+    stopped_because: str | None = None
+    """Why no vGPUs are to be made or changed anywhere."""
+
+
+class AppliedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The part of a GpuNode's spec that is ours."""
+
+    mode: WantedMode | None = None
+    vgpu_config: str | None = None
+    origins: Origins | None = None
+
+
+class _AppliedMetadata(msgspec.Struct, frozen=True):
+    name: str
+    labels: dict[str, str] = {}
+
+
+class AppliedGpuNode(msgspec.Struct, frozen=True, rename="camel"):
+    """What is applied of a GpuNode."""
+
+    metadata: _AppliedMetadata
+    spec: AppliedSpec
+    api_version: str = API_VERSION
+    kind: str = KIND
+
+
+def spec_of(
+    labels: Mapping[str, str], placement: Placement, carving: Carving, heard: OwnedGpuNode | None
+) -> AppliedSpec:
+    """Return the spec that follows for a node, without what an admin has set in its GpuNode."""
+    mode, mode_origin = _mode(placement, carving)
+    config = labels.get(VGPU_CONFIG_LABEL)
+    config_origin = (
+        f"label {VGPU_CONFIG_LABEL}" if config else f"{carving.origin} $.spec.vgpuDeviceManager.config.default"
+    )
+    mode_owner, config_owner = (heard.owner_of(one) if heard is not None else None for one in ("mode", "vgpuConfig"))
+    return AppliedSpec(
+        mode=mode if mode_owner is None else None,
+        vgpu_config=(config or carving.default) if config_owner is None else None,
+        origins=Origins(
+            mode=mode_origin if mode_owner is None else f"set in this GpuNode by {mode_owner}",
+            vgpu_config=config_origin if config_owner is None else f"set in this GpuNode by {config_owner}",
+        ),
+    )
+
+
+def lacks(heard: OwnedGpuNode | None, wanted: AppliedSpec) -> bool:
+    """Return whether a GpuNode is not what is wanted of it."""
+    if heard is None or heard.spec is None:
+        return True
+    spec = heard.spec
+    pairs: Sequence[tuple[object, object]] = (
+        (wanted.mode, spec.mode),
+        (wanted.vgpu_config, spec.vgpu_config),
+        (wanted.origins, spec.origins),
+    )
+    return any(one is not None and one != other for one, other in pairs)
+
+
+def applied(node: str, wanted: AppliedSpec) -> AppliedGpuNode:
+    """Return what is to be applied."""
+    return AppliedGpuNode(_AppliedMetadata(node), wanted)
+
+
+def _mode(placement: Placement, carving: Carving) -> tuple[WantedMode, str]:
+    workload = placement.workload or Workload.CONTAINER
+    if workload is Workload.PASSTHROUGH and not carving.binds:
+        return WantedMode.UNMANAGED, f"{carving.origin} $.spec.vfioManager.enabled"
+    if workload is Workload.VGPU and not carving.carves:
+        return WantedMode.UNMANAGED, f"{carving.origin} $.spec.vgpuDeviceManager.enabled"
+    if workload is Workload.VGPU and carving.stopped_because is not None:
+        return WantedMode.UNMANAGED, carving.stopped_because
+    return MODES[workload], placement.origin

@@ -1,0 +1,56 @@
+"""What is known of one collection: what its reflector says, and what was answered to writes since."""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from gpuvirt.clock import Signal
+from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.failures import ApiError, NotFoundError
+from gpuvirt.cluster.mirror import News, ObjectKey, key_of
+from gpuvirt.cluster.resources import KubernetesObject
+
+T = TypeVar("T", bound=KubernetesObject)
+
+Objects = Mapping[ObjectKey, T]
+
+
+class Store(Generic[T]):
+    """One collection's objects, for those who decide by them."""
+
+    def __init__(self, collection: Collection[T], changed: Signal) -> None:
+        self.collection = collection
+        self.objects: Objects[T] | None = None
+        """None until they were heard."""
+        self.installed = True
+        """Whether the cluster has this kind of objects at all."""
+        self.trouble: ApiError | None = None
+        """Why nothing is heard."""
+        self._changed = changed
+
+    def hear(self, news: News[T]) -> None:
+        """Take what the reflector says."""
+        self.objects = news.objects
+        self.installed = True
+        self._changed.set()
+
+    def tell(self, error: ApiError | None) -> None:
+        """Take what is wrong; a kind that is not installed has no objects, and that is known."""
+        self.trouble = None if isinstance(error, NotFoundError) else error
+        if isinstance(error, NotFoundError):
+            self.installed = False
+            self.objects = {}
+        self._changed.set()
+
+    def take(self, item: T) -> None:
+        """Take what a write has answered: the watch says it a moment later, and nothing is to be written twice."""
+        if self.objects is not None:
+            self.objects = {**self.objects, key_of(item): item}
+
+    def drop(self, key: ObjectKey) -> None:
+        """Take that an object was deleted."""
+        if self.objects is not None:
+            self.objects = {at: item for at, item in self.objects.items() if at != key}
+
+    def get(self, name: str, namespace: str = "") -> T | None:
+        """Return one object, None where it is not there or nothing was heard."""
+        return (self.objects or {}).get(ObjectKey(namespace, name))

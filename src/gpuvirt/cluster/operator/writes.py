@@ -1,0 +1,44 @@
+"""What the controller writes, as data: each names the one object that it is about."""
+
+from dataclasses import dataclass
+
+from gpuvirt.cluster.keys import Patch
+from gpuvirt.cluster.kinds.clusterpolicy import Status
+from gpuvirt.cluster.operator.resolve import AppliedGpuNode
+from gpuvirt.cluster.resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One object, or a part of it."""
+
+    resource: Resource
+    name: str
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchNode:
+    """Change labels and annotations of a node."""
+
+    target: Target
+    patch: Patch
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyGpuNode:
+    """Say what is wanted of a node's GPUs."""
+
+    target: Target
+    content: AppliedGpuNode
+
+
+@dataclass(frozen=True, slots=True)
+class PatchPolicyStatus:
+    """Say how far a ClusterPolicy has come."""
+
+    target: Target
+    status: Status
+
+
+Write = PatchNode | ApplyGpuNode | PatchPolicyStatus

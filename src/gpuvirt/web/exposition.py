@@ -1,0 +1,45 @@
+"""Prometheus' text format (exposition format 0.0.4): what every page of metrics is written in."""
+
+from collections.abc import Iterable, Iterator
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values by their labels' values."""
+
+
+def text_of(*metrics: Iterable[str]) -> str:
+    """Return a page of some metrics."""
+    return "".join(f"{line}\n" for metric in metrics for line in metric)
+
+
+def counter(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
+    """Yield a metric that only grows."""
+    yield from head(name, text, "counter")
+    yield from _samples(name, labels, values)
+
+
+def gauge(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
+    """Yield a metric that goes up and down."""
+    yield from head(name, text, "gauge")
+    yield from _samples(name, labels, values)
+
+
+def head(name: str, text: str, kind: str) -> Iterable[str]:
+    """Return what stands before a metric's values."""
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+
+
+def _samples(name: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
+    for key, value in sorted(values):
+        pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True))
+        yield f"{name}{{{pairs}}} {number(value)}" if pairs else f"{name} {number(value)}"
+
+
+def number(value: float) -> str:
+    """Return a number with all its digits: a counter that is rounded stands still, and its rate with it."""
+    return str(int(value)) if float(value).is_integer() else repr(value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,209 @@
+"""Which labels nodes get: the exact sets, what is left alone, what heals, and what waits for machines."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.keys import Keys, patch_of
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
+from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS
+from gpuvirt.cluster.operator.nodelabels import Around, keys_beside, keys_of, taken_back
+from gpuvirt.cluster.operator.placement import Defaults, placement_of
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.inventory import Mode
+from gpuvirt.model.workload import LABEL, Workload
+
+NFD = {"feature.node.kubernetes.io/pci-10de.present": "true"}
+ON = Defaults(sandboxed=True)
+NOTHING_AROUND = Around()
+GPU = "0000:65:00.0"
+
+
+def labelled(
+    labels: dict[str, str], *, defaults: Defaults = ON, gpu_node: GpuNode | None = None, around: Around = NOTHING_AROUND
+) -> dict[str, str]:
+    """Return a node's labels after one pass."""
+    return patched(labels, keys_of(Metadata(labels=labels), placement_of(labels, gpu_node, defaults), around))
+
+
+def patched(labels: dict[str, str], keys: Keys) -> dict[str, str]:
+    changed: dict[str, str | None] = {**labels, **keys.labels}
+    return {key: value for key, value in changed.items() if value is not None}
+
+
+def deployed(labels: dict[str, str]) -> set[str]:
+    return {label.removeprefix(DEPLOY) for label, value in labels.items() if label in ALL and value == "true"}
+
+
+def reporting(*gpus: Gpu) -> GpuNode:
+    return GpuNode(metadata=Metadata(name="n"), status=Status(gpus=gpus))
+
+
+def gpu(mode: Mode, *users: str, vgpu_users: tuple[str, ...] = ()) -> Gpu:
+    vgpus = (Vgpu(id="a97c1d93-75b0-5502-bafc-fef8d1839ded", type="nvidia-592", users=vgpu_users),)
+    return Gpu(address=GPU, mode=str(mode), users=users, vgpus=vgpus if vgpu_users else ())
+
+
+@pytest.mark.parametrize("workload", list(Workload))
+def test_each_workload_has_its_exact_set(workload: Workload) -> None:
+    labels = labelled(NFD | {LABEL: str(workload)})
+    assert deployed(labels) == set(SETS[workload])
+    assert labels["nvidia.com/gpu.present"] == "true"
+    assert (labels.get(NODE_LABEL) == "true") == (workload is not Workload.CONTAINER)
+
+
+def test_without_a_label_the_default_counts_and_without_machines_every_label_is_ignored() -> None:
+    passthrough = Defaults(sandboxed=True, workload=Workload.PASSTHROUGH)
+    assert deployed(labelled(NFD, defaults=passthrough)) == set(SETS[Workload.PASSTHROUGH])
+    off = labelled(NFD | {LABEL: "vm-vgpu"}, defaults=Defaults(sandboxed=False))
+    assert deployed(off) == set(SETS[Workload.CONTAINER])
+
+
+def test_a_value_that_is_not_known_leaves_the_node_as_it_is_and_is_said() -> None:
+    before = labelled(NFD | {LABEL: "vm-vgpu"})
+    odd = before | {LABEL: "kata"}
+    assert labelled(odd) == odd
+    trouble = placement_of(odd, None, ON).trouble
+    assert trouble is not None
+    assert "'kata'" in trouble.text
+    assert "vm-passthrough" in trouble.text
+
+
+def test_a_switch_takes_the_other_set_away() -> None:
+    before = labelled(NFD | {LABEL: "vm-passthrough"})
+    assert deployed(labelled(before | {LABEL: "container"})) == set(SETS[Workload.CONTAINER])
+
+
+@pytest.mark.parametrize(
+    ("to", "mode", "waits"),
+    [
+        ("container", Mode.PASSTHROUGH, True),
+        ("container", Mode.VGPU, True),
+        ("container", Mode.UNKNOWN, True),
+        ("container", Mode.CONTAINER, False),
+        ("container", Mode.UNBOUND, False),
+        ("vm-passthrough", Mode.VGPU, True),
+        ("vm-passthrough", Mode.PASSTHROUGH, False),
+        ("vm-vgpu", Mode.PASSTHROUGH, False),
+    ],
+)
+def test_operands_stay_until_gpus_have_left_what_they_were(to: str, mode: Mode, waits: bool) -> None:
+    origin = "vm-passthrough" if to == "vm-vgpu" else "vm-vgpu"
+    before = labelled(NFD | {LABEL: origin})
+    after = labelled(before | {LABEL: to}, gpu_node=reporting(gpu(mode, "pod default/vm-a")))
+    assert deployed(after) == (deployed(before) if waits else set(SETS[Workload(to)]))
+    assert after.get(NODE_LABEL) == ("true" if waits or to != "container" else None)
+
+
+def test_who_has_what_a_node_waits_for_is_named() -> None:
+    node = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/vm-a",)))
+    placement = placement_of(NFD | {LABEL: "container"}, node, ON)
+    assert placement.leaving == (f"{GPU} (vgpu, used by pod default/vm-a)",)
+
+
+def test_gpus_that_vanish_from_labels_alone_are_still_there() -> None:
+    before = labelled(NFD | {LABEL: "vm-passthrough"})
+    without = {key: value for key, value in before.items() if key not in NFD}
+    assert labelled(without, gpu_node=reporting(gpu(Mode.PASSTHROUGH))) == without
+    gone = labelled(without)
+    assert gone["nvidia.com/gpu.present"] == "false"
+    assert not deployed(gone)
+    assert NODE_LABEL not in gone
+    assert labelled(gone) == gone
+
+
+def test_the_switch_takes_all_away_but_the_driver_beneath_machines() -> None:
+    before = labelled(NFD | {LABEL: "vm-vgpu"}) | {"nvidia.com/gpu.deploy.operands": "false"}
+    assert not deployed(labelled(before))
+    used = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/vm-a",)))
+    assert deployed(labelled(before, gpu_node=used)) == {"vgpu-manager"}
+
+
+def test_what_an_admin_has_set_is_left_alone() -> None:
+    before = NFD | {LABEL: "vm-vgpu", f"{DEPLOY}vgpu-manager": "false", f"{DEPLOY}nsvm": "x"}
+    after = labelled(before)
+    assert after[f"{DEPLOY}vgpu-manager"] == "false"
+    assert after[f"{DEPLOY}nsvm"] == "x"
+    off = labelled(NFD | {LABEL: "vm-vgpu", f"{DEPLOY}sandbox-device-plugin": "false"})
+    assert NODE_LABEL not in off
+
+
+def test_a_pause_heals_once_nobody_is_at_work() -> None:
+    paused = NFD | {
+        LABEL: "vm-vgpu",
+        f"{DEPLOY}sandbox-validator": "paused-for-vgpu-change",
+        f"{DEPLOY}client": "mine_paused-for-driver-upgrade",
+        f"{DEPLOY}cc-manager": "paused-for-driver-upgrade",
+    }
+    at_work = labelled(paused, around=Around(vgpus_change=True, driver_changes=True))
+    assert {key: at_work[key] for key in paused} == paused
+    healed = labelled(paused)
+    assert healed[f"{DEPLOY}sandbox-validator"] == "true"
+    assert healed[f"{DEPLOY}client"] == "mine"
+    assert healed[f"{DEPLOY}cc-manager"] == "true"
+
+
+def test_mig_is_for_containers_alone() -> None:
+    capable = NFD | {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
+    around = Around(mig_default="all-disabled")
+    container = labelled(capable, around=around)
+    assert container["nvidia.com/mig.config"] == "all-disabled"
+    assert "mig-manager" in deployed(container)
+    assert "nvidia.com/mig.config" not in labelled(capable | {LABEL: "vm-vgpu"}, around=around)
+    assert labelled(container | {"nvidia.com/mig.config": "all-1g.5gb"}, around=around)["nvidia.com/mig.config"] != (
+        "all-disabled"
+    )
+
+
+def test_beside_nvidias_operator_nodes_for_machines_are_ours_and_go_back() -> None:
+    def beside(labels: dict[str, str], annotations: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        metadata = Metadata(labels=labels, annotations=annotations)
+        keys = keys_beside(metadata, placement_of(labels, None, ON), Around())
+        changed: dict[str, str | None] = {**annotations, **keys.annotations}
+        return patched(labels, keys), {key: value for key, value in changed.items() if value is not None}
+
+    container = NFD | {f"{DEPLOY}driver": "true"}
+    assert beside(container, {}) == (container, {})
+    ours, marks = beside(container | {LABEL: "vm-passthrough"}, {})
+    assert ours["nvidia.com/gpu.deploy.operands"] == "false"
+    assert ours[NODE_LABEL] == "true"
+    back, unmarked = beside(ours | {LABEL: "container"}, marks)
+    assert "nvidia.com/gpu.deploy.operands" not in back
+    assert NODE_LABEL not in back
+    assert unmarked == {}
+    by_admin, _ = beside(NFD | {LABEL: "container", "nvidia.com/gpu.deploy.operands": "false"}, {})
+    assert by_admin["nvidia.com/gpu.deploy.operands"] == "false"
+
+
+VALUES = st.sampled_from(["true", "false", "", "paused-for-vgpu-change", "paused-for-driver-upgrade", "pre-installed"])
+LABELS = st.dictionaries(
+    st.sampled_from(sorted(ALL | {NODE_LABEL, "nvidia.com/gpu.present", "nvidia.com/gpu.deploy.operands", "other"})),
+    VALUES,
+)
+NODES = st.builds(
+    lambda labels, nfd, workload: labels | (NFD if nfd else {}) | ({LABEL: workload} if workload else {}),
+    LABELS,
+    st.booleans(),
+    st.sampled_from(["", "container", "vm-passthrough", "vm-vgpu", "kata"]),
+)
+GPU_NODES = st.one_of(st.none(), st.builds(lambda mode: reporting(gpu(mode)), st.sampled_from(list(Mode))))
+AROUNDS = st.builds(Around, vgpus_change=st.booleans(), driver_changes=st.booleans(), runs_agent=st.booleans())
+
+
+@given(NODES, GPU_NODES, AROUNDS)
+def test_one_pass_is_enough_and_touches_nothing_else(
+    labels: dict[str, str], gpu_node: GpuNode | None, around: Around
+) -> None:
+    after = labelled(labels, gpu_node=gpu_node, around=around)
+    assert labelled(after, gpu_node=gpu_node, around=around) == after
+    assert {key: value for key, value in after.items() if key in {"other", LABEL, *NFD}} == {
+        key: value for key, value in labels.items() if key in {"other", LABEL, *NFD}
+    }
+
+
+@given(NODES, AROUNDS)
+def test_what_was_put_on_a_node_can_be_taken_back(labels: dict[str, str], around: Around) -> None:
+    metadata = Metadata(labels=labelled(labels, around=around))
+    left = patched(metadata.labels, taken_back(metadata))
+    assert not set(left) & (ALL | {NODE_LABEL, "nvidia.com/gpu.present"})
+    assert patch_of([taken_back(Metadata(labels=left))], Metadata(labels=left)) is None
