@@ -65,7 +65,13 @@ class Driver(OpenOperand, frozen=True, kw_only=True):
 
     use_nvidia_driver_crd: bool | None = msgspec.field(default=None, name="useNvidiaDriverCRD")
     use_precompiled: bool | None = None
-    kernel_module_type: Annotated[str, Meta(description="auto, open or proprietary; else auto.")] = ""
+    kernel_module_type: Annotated[
+        str,
+        Meta(
+            description="Which of the driver's modules; else auto.",
+            extra_json_schema={"enum": ["auto", "open", "proprietary"]},
+        ),
+    ] = ""
     startup_probe: Probe | None = None
     liveness_probe: Probe | None = None
     readiness_probe: Probe | None = None

@@ -10,7 +10,15 @@ from msgspec import Meta
 
 from gpuvirt.cluster.kinds.parts import Part
 
-Quantity = Annotated[str | int, Meta(description="An amount, as Kubernetes writes it: 200Mi, 500m, 1.")]
+Quantity = Annotated[
+    str | int,
+    Meta(
+        description="An amount, as Kubernetes writes it: 200Mi, 500m, 1.",
+        extra_json_schema={
+            "pattern": r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
+        },
+    ),
+]
 
 
 class EnvVar(Part, frozen=True, kw_only=True):
@@ -31,9 +39,13 @@ class ImageParts(Part, frozen=True, kw_only=True):
     """Where an image is: all three of its parts, or `image` alone with the whole reference in it."""
 
     repository: Annotated[str, Meta(description="The registry and path before the image's name.")] = ""
-    image: Annotated[str, Meta(description="The image's name; without repository and version its whole reference.")] = (
-        ""
-    )
+    image: Annotated[
+        str,
+        Meta(
+            description="The image's name; without repository and version its whole reference.",
+            extra_json_schema={"pattern": r"[a-zA-Z0-9\-]+"},
+        ),
+    ] = ""
     version: Annotated[str, Meta(description="The image's tag, or its digest: sha256:...")] = ""
     image_pull_policy: Annotated[str, Meta(description="Always, IfNotPresent or Never; else IfNotPresent.")] = ""
     image_pull_secrets: Annotated[tuple[str, ...], Meta(description="Secrets in the operands' namespace.")] = ()

@@ -1,0 +1,111 @@
+"""The CustomResourceDefinition of ClusterPolicy: the one of NVIDIA's operator, with rules that it does not have.
+
+An object that it takes is one that NVIDIA's takes, too, so that going back needs no edit: nine keys are required, which
+we do without, and `image` is checked as there. Fields of newer versions are kept in the container half; in the VM half
+all fields are known, and a misspelt one is refused when kubectl sends it, where it would else do nothing.
+"""
+
+from crd import Crd, whole
+from msgspec.structs import replace
+
+from gpuvirt.cluster.kinds import clusterpolicy
+from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structural, without_nulls
+
+HEAD = """\
+# ClusterPolicy: what is wanted of all nodes with GPUs (docs/reference.md), as NVIDIA's operator knows it.
+# Where that operator's own is installed, leave this one out; ours adds checks, and takes what theirs takes.
+# Generated from src/gpuvirt/cluster/kinds/clusterpolicy.py by `make generate`.
+"""
+REQUIRED = (
+    "daemonsets",
+    "dcgm",
+    "dcgmExporter",
+    "devicePlugin",
+    "driver",
+    "gfd",
+    "nodeStatusExporter",
+    "operator",
+    "toolkit",
+)
+COLUMNS = (("Status", "string", ".status.state"), ("Age", "date", ".metadata.creationTimestamp"))
+
+# Whether an operand's image is named at all, in part, and in whole.
+_PARTS = "(has(self.repository) && self.repository != '' || has(self.version) && self.version != '')"
+_ALL = (
+    "(has(self.repository) && self.repository != '' && has(self.image) && self.image != ''"
+    " && has(self.version) && self.version != '')"
+)
+_OFF = "has(self.enabled) && !self.enabled"
+_INCOMPLETE = (
+    "an image needs all of repository, image and version (a tag, or sha256:...); set all three, or image alone with the"
+    " whole reference, or none of them"
+)
+_IMAGE = Rule(f"{_OFF} || !{_PARTS} || {_ALL}", _INCOMPLETE)
+_IMAGE_OF_YOURS = Rule(f"!(has(self.enabled) && self.enabled) || !{_PARTS} || {_ALL}", _INCOMPLETE)
+_BARE = Rule(
+    f"!(has(self.enabled) && self.enabled) || {_PARTS} || !has(self.image) || self.image == ''"
+    " || self.image.contains('/') || self.image.contains('@')",
+    "the vGPU manager is an image of your own (docs/vgpu-manager-image.md): set repository and version, too, or"
+    " image to the whole reference",
+)
+_KATA = Rule(
+    "self != 'kata'",
+    "mode kata can't be served yet: virtual machines are KubeVirt's; set mode to kubevirt, or leave it out",
+)
+_NRI = Rule(
+    "!(has(self.cdi) && has(self.cdi.nriPluginEnabled) && self.cdi.nriPluginEnabled)"
+    " || !(has(self.cdi.enabled) && !self.cdi.enabled)"
+    " && !(has(self.toolkit) && has(self.toolkit.enabled) && !self.toolkit.enabled)",
+    "cdi.nriPluginEnabled needs cdi.enabled and toolkit.enabled; set both to true, or leave nriPluginEnabled out",
+)
+_UNAVAILABLE = Rule(
+    "self.matches('^([1-9][0-9]*|([1-9][0-9]?|100)%)?$')",
+    "expected a number of nodes, as 1, or a share of them, as 10%, and more than none",
+)
+_RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = (
+    ("", (_NRI,)),
+    ("driver", (_IMAGE,)),
+    ("toolkit", (_IMAGE,)),
+    ("devicePlugin", (_IMAGE,)),
+    ("dcgm", (_IMAGE,)),
+    ("dcgmExporter", (_IMAGE,)),
+    ("gfd", (_IMAGE,)),
+    ("migManager", (_IMAGE,)),
+    ("vgpuManager", (_IMAGE_OF_YOURS, _BARE)),
+    ("sandboxWorkloads.mode", (_KATA,)),
+    ("daemonsets.rollingUpdate.maxUnavailable", (_UNAVAILABLE,)),
+)
+_MOST_UNAVAILABLE = 16
+"""Characters; a server adds up what rules may cost, and a text without end is too much for a pattern."""
+
+
+def _schema() -> Schema:
+    spec = replace(without_nulls(structural(clusterpolicy.Spec)), required=REQUIRED)
+    for path, rules in _RULES:
+        spec = _changed(spec, path, rules)
+    status = without_nulls(structural(clusterpolicy.Status))
+    conditions = replace(status.properties["conditions"], list_type="map", list_map_keys=("type",))
+    status = replace(status, properties={**status.properties, "conditions": conditions}, required=("state",))
+    return whole(description_of(clusterpolicy.ClusterPolicy), spec, status)
+
+
+def _changed(schema: Schema, path: str, rules: tuple[Rule, ...]) -> Schema:
+    """Return a schema with rules for what is at a path."""
+    if not path:
+        longest = _MOST_UNAVAILABLE if _UNAVAILABLE in rules else None
+        return replace(schema, rules=rules, max_length=longest)
+    name, _, rest = path.partition(".")
+    inner = _changed(schema.properties[name], rest, rules)
+    return replace(schema, properties={**schema.properties, name: inner})
+
+
+CRD = Crd(
+    "clusterpolicies.yaml",
+    HEAD,
+    clusterpolicy.GROUP,
+    clusterpolicy.VERSION,
+    clusterpolicy.KIND,
+    clusterpolicy.PLURAL,
+    _schema(),
+    COLUMNS,
+)

@@ -1,0 +1,50 @@
+"""The CustomResourceDefinition of GpuNode."""
+
+from crd import Crd, whole
+from msgspec.structs import replace
+
+from gpuvirt.cluster.kinds import gpunode
+from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structural
+
+HEAD = """\
+# GpuNode: what is wanted of a node's GPUs, and what its agent knows of them (docs/reference.md). Agents do without it.
+# Generated from src/gpuvirt/cluster/kinds/gpunode.py by `make generate`.
+"""
+ODDS = (
+    "!((has(self.mode) && self.mode == 'container' || has(self.gpus) && self.gpus.exists(one, one.mode == 'container'))"
+    " && (has(self.mode) && self.mode == 'vgpu' || has(self.gpus) && self.gpus.exists(one, one.mode == 'vgpu')))"
+)
+COLUMNS = (
+    ("GPUs", "integer", ".status.totals.gpus"),
+    ("Modes", "string", ".status.totals.modes"),
+    ("vGPUs", "integer", ".status.totals.vgpus"),
+    ("Held", "integer", ".status.totals.held"),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+
+
+def _schema() -> Schema:
+    spec, status = structural(gpunode.Spec), structural(gpunode.Status)
+    message = "container and vgpu can't be on one node: both need nvidia.ko, each from another driver; use one of them"
+    gpus = replace(spec.properties["gpus"], list_type="map", list_map_keys=("address",), max_items=256)
+    conditions = replace(status.properties["conditions"], list_type="map", list_map_keys=("type",))
+    return whole(
+        description_of(gpunode.GpuNode),
+        replace(spec, properties={**spec.properties, "gpus": gpus}, rules=(Rule(ODDS, message),)),
+        replace(status, properties={**status.properties, "conditions": conditions}),
+    )
+
+
+CRD = Crd(
+    "gpunodes.yaml",
+    HEAD,
+    gpunode.GROUP,
+    gpunode.VERSION,
+    gpunode.KIND,
+    gpunode.PLURAL,
+    _schema(),
+    COLUMNS,
+    ("gpun",),
+)
