@@ -12,6 +12,7 @@ import pytest
 from clusterlab import LabNode, lab_node
 from guesthost import Guests
 from hosts import CdevHost, Host, MemoryHost, mounted
+from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
 from lab.cluster.ourimage import make_image
 from lab.kernel.kit import Flavour
@@ -158,13 +159,16 @@ def both(request: pytest.FixtureRequest) -> CdevHost:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Cluster]:
-    """A real Kubernetes node, for all tests of a run."""
+    """A real Kubernetes node, for all tests of a run; there is one a machine, so other runs wait for it."""
     lab = cluster()
-    lab.up()
-    try:
-        yield lab
-    finally:
-        lab.down()
+    alone = lab.folder.with_name("cluster-alone")
+    alone.mkdir(exist_ok=True)
+    with locked(alone):
+        lab.up()
+        try:
+            yield lab
+        finally:
+            lab.down()
 
 
 @pytest.fixture(scope="session")
