@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
-from gpuvirt.cluster.resources import Resource
+from gpuvirt.cluster.resources import Metadata, Resource
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +39,10 @@ class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
     lease_transitions: int | None = None
 
 
-class _LeaseMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    name: str
-    namespace: str
-    resource_version: str = ""
-
-
 class Lease(msgspec.Struct, frozen=True, rename="camel"):
     """A lease, as it is read and written."""
 
-    metadata: _LeaseMetadata
+    metadata: Metadata
     spec: LeaseSpec = LeaseSpec()
     api_version: str = "coordination.k8s.io/v1"
     kind: str = "Lease"
@@ -177,7 +171,7 @@ class Election:
         try:
             return await self._client.get(leases(candidacy.namespace), candidacy.name, Lease)
         except NotFoundError:
-            return Lease(_LeaseMetadata(candidacy.name, candidacy.namespace))
+            return Lease(Metadata(candidacy.name, candidacy.namespace))
 
     def _look_at(self, lease: Lease) -> None:
         if lease.metadata.resource_version != self._seen or not self._seen:

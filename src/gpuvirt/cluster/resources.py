@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 
-class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What every object has, and what all of our readers need of it."""
 
     name: str = ""

@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.election import Lease
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
+from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Site, decide
+from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import DaemonSetObject, NodeObject, OperandPod, daemon_sets
@@ -30,6 +33,8 @@ T = TypeVar("T", bound=KubernetesObject)
 
 PAUSE_S = 0.2
 """Between two decisions: news come in bursts."""
+MOST_PAUSE_S = 30.0
+"""Decisions are made so often without any news: some depend on what has not changed for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,8 @@ class Controller:
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
         self._daemon_sets = Store(Collection(daemon_sets(site.namespace), DaemonSetObject), self._changed)
         self._pods = Store(Collection(pods(site.namespace), OperandPod), self._changed)
+        self._leases = Store(its_leases(), self._changed)
+        self._other = OtherOperator()
 
     @property
     def settled(self) -> bool:
@@ -81,14 +88,24 @@ class Controller:
             self._follow(group, self._gpu_nodes)
             self._follow(group, self._daemon_sets)
             self._follow(group, self._pods)
+            self._follow(group, self._leases, self._hear_lease)
             for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
                 group.create_task(keep_going(f"controller: {name}", run, self._hands.clock))
 
-    def _follow(self, group: asyncio.TaskGroup, store: Store[T]) -> None:
+    def _follow(self, group: asyncio.TaskGroup, store: Store[T], also: Callable[[News[T]], None] | None = None) -> None:
         hands = self._hands
         reflector = Reflector(hands.client, store.collection, hands.clock, hands.random)
+
+        def hear(news: News[T]) -> None:
+            if also is not None:
+                also(news)
+            store.hear(news)
+
         name = f"controller: {store.collection.resource.plural}"
-        group.create_task(keep_going(name, lambda: reflector.run(store.hear, store.tell), hands.clock))
+        group.create_task(keep_going(name, lambda: reflector.run(hear, store.tell), hands.clock))
+
+    def _hear_lease(self, news: News[Lease]) -> None:
+        self._other.hear(news, self._hands.clock.monotonic_s())
 
     async def _pass_on(self) -> None:
         """Decide anew whenever a write was done, or fails."""
@@ -98,7 +115,7 @@ class Controller:
 
     async def _decide(self) -> None:
         while True:
-            await self._changed.wait()
+            await self._changed.wait_for(self._hands.clock, MOST_PAUSE_S)
             picture = self._picture()
             if picture is None:
                 continue
@@ -114,7 +131,10 @@ class Controller:
         sets, found = self._daemon_sets.objects, self._pods.objects
         if policies is None or nodes is None or gpu_nodes is None or sets is None or found is None:
             return None
-        return Picture(policies, nodes, gpu_nodes, sets, found)
+        if self._leases.objects is None:
+            return None
+        other = self._other.active(self._hands.clock.monotonic_s())
+        return Picture(policies, nodes, gpu_nodes, sets, found, other)
 
     async def _write(self, write: Write) -> None:
         """Do one write, and know what came of it before the watch says it. Raises ApiError."""
@@ -133,6 +153,6 @@ class Controller:
 
     def troubles(self) -> Iterator[ApiError]:
         """Yield why collections can't be heard."""
-        for store in (self._policies, self._nodes, self._gpu_nodes, self._daemon_sets, self._pods):
+        for store in (self._policies, self._nodes, self._gpu_nodes, self._daemon_sets, self._pods, self._leases):
             if store.trouble is not None:
                 yield store.trouble

@@ -59,11 +59,12 @@ def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
     if labels.get(OPERANDS_LABEL) == "false":
         return Keys(wanted | _without_all(labels, placement))
     if placement.workload is None:
-        return Keys(wanted | _healed(labels, around) | _agent(labels, {}, around))
+        healed = _healed(labels, around)
+        return Keys(wanted | healed | _agent(healed, around))
     if placement.leaving:
         return Keys(wanted | _healed(labels, around) | {NODE_LABEL: "true" if around.runs_agent else None})
     deploy = _deploy(labels, placement.workload, around)
-    wanted |= deploy | _agent(labels, deploy, around)
+    wanted |= deploy | _agent(deploy, around)
     if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
         wanted[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
     return Keys(wanted)
@@ -118,11 +119,9 @@ def _value(has: str, around: Around) -> str:
     return has or "true"
 
 
-def _agent(labels: Labels, deploy: Mapping[str, str | None], around: Around) -> dict[str, str | None]:
+def _agent(deploy: Mapping[str, str | None], around: Around) -> dict[str, str | None]:
     """Return where the agent runs: where the operand that it replaces would; a pause for vGPUs is nothing to it."""
-    key = f"{DEPLOY}{AGENT}"
-    value = deploy.get(key, None if key in deploy else labels.get(key))
-    runs = around.runs_agent and value in {"true", PAUSED_FOR_VGPUS}
+    runs = around.runs_agent and deploy.get(f"{DEPLOY}{AGENT}") in {"true", PAUSED_FOR_VGPUS}
     return {NODE_LABEL: "true" if runs else None}
 
 

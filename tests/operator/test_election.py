@@ -1,0 +1,37 @@
+"""Who may lead, by what a lease says and for how long it was not seen to change."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gpuvirt.cluster.election import DURATION_S, Lease, LeaseSpec, claimed
+from gpuvirt.cluster.resources import Metadata
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+AT = "2026-01-02T03:04:05.678901Z"
+
+
+def lease(holder: str | None, transitions: int | None = None) -> Lease:
+    held = LeaseSpec(holder, 20, "earlier", "earlier", transitions)
+    return Lease(Metadata("lease", "gpuvirt", resource_version="7"), held)
+
+
+@pytest.mark.parametrize("holder", [None, ""])
+def test_what_nobody_holds_is_taken_at_once(holder: str | None) -> None:
+    mine = claimed(lease(holder, 3), "me", NOW, quiet_s=0.0)
+    assert mine is not None
+    assert mine.spec == LeaseSpec("me", DURATION_S, AT, AT, 3 if holder is None else 4)
+    assert mine.metadata.resource_version == "7", "or a second would not be refused"
+
+
+def test_what_is_mine_is_renewed_and_stays_mine_since_when_it_was() -> None:
+    mine = claimed(lease("me", 3), "me", NOW, quiet_s=0.0)
+    assert mine is not None
+    assert mine.spec == LeaseSpec("me", DURATION_S, "earlier", AT, 3)
+
+
+def test_anothers_is_left_alone_for_as_long_as_it_says() -> None:
+    assert claimed(lease("other"), "me", NOW, quiet_s=20.0) is None
+    mine = claimed(lease("other", 1), "me", NOW, quiet_s=20.1)
+    assert mine is not None
+    assert (mine.spec.holder_identity, mine.spec.lease_transitions) == ("me", 2)
