@@ -1,0 +1,66 @@
+"""A cluster as the controller knows it, built object by object."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.cluster.mirror import key_of
+from gpuvirt.cluster.operator.decisions import Decisions, Site, decide
+from gpuvirt.cluster.operator.picture import Picture
+from gpuvirt.cluster.operator.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.workload import LABEL
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SITE = Site("gpu-operator")
+NFD = {"feature.node.kubernetes.io/pci-10de.present": "true"}
+ALL_ON = {
+    "sandboxWorkloads": {"enabled": True},
+    "vfioManager": {"enabled": True},
+    "vgpuDeviceManager": {"enabled": True},
+    "sandboxDevicePlugin": {"enabled": True},
+}
+NO_FIELDS: Mapping[str, object] = {}
+
+
+def policy(
+    fields: Mapping[str, object] = NO_FIELDS, name: str = "cluster-policy", created: str = "2026-01-01T00:00:00Z"
+) -> StoredPolicy:
+    """Return a ClusterPolicy with everything for machines switched on, but for `fields`."""
+    metadata = Metadata(name=name, uid=f"uid-{name}", generation=3, creation_timestamp=created)
+    return StoredPolicy(metadata, msgspec.Raw(msgspec.json.encode({**ALL_ON, **fields})))
+
+
+def node(workload: str | None = None, name: str = "node01", **labels: str) -> NodeObject:
+    """Return a node with a GPU; `labels` are of `nvidia.com`."""
+    own = {f"nvidia.com/{key.replace('_', '.')}": value for key, value in labels.items()}
+    return NodeObject(Metadata(name=name, labels=NFD | own | ({LABEL: workload} if workload else {})))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is there."""
+
+    nodes: Sequence[NodeObject] = ()
+    policies: Sequence[StoredPolicy] = (policy(),)
+    gpu_nodes: Sequence[OwnedGpuNode] = ()
+    pods: Sequence[OperandPod] = ()
+    other_operator: str | None = None
+
+    @property
+    def picture(self) -> Picture:
+        return Picture(
+            {key_of(one): one for one in self.policies},
+            {key_of(one): one for one in self.nodes},
+            {key_of(one): one for one in self.gpu_nodes},
+            {},
+            {key_of(one): one for one in self.pods},
+            self.other_operator,
+        )
+
+    def decided(self, site: Site = SITE, failures: Sequence[str] = ()) -> Decisions:
+        return decide(self.picture, site, failures, AT)

@@ -1,0 +1,213 @@
+"""What follows from a picture of the cluster: specs, statuses, news, and what is not done."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import pytest
+from msgspec.structs import replace as with_
+from scene import NFD, SITE, Scene, node, policy
+
+from gpuvirt.cluster.election import Lease, LeaseSpec
+from gpuvirt.cluster.kinds.clusterpolicy import State
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.names import NODE_LABEL
+from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
+from gpuvirt.cluster.operator.picture import pausers_by_node
+from gpuvirt.cluster.operator.resolve import AppliedSpec, OwnedGpuNode
+from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, PatchNode, PatchPolicyStatus
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.wanted import WantedMode
+
+NO_OWNERS: Mapping[str, str] = {}
+
+
+def spec(decisions: Decisions) -> AppliedSpec:
+    (found,) = (one.content.spec for one in decisions.writes if isinstance(one, ApplyGpuNode))
+    return found
+
+
+def ready(decisions: Decisions, policy_name: str = "cluster-policy") -> Condition:
+    (status,) = (
+        one.status for one in decisions.writes if isinstance(one, PatchPolicyStatus) and one.target.name == policy_name
+    )
+    (found,) = (one for one in status.conditions if one.type == "Ready")
+    return found
+
+
+def states(decisions: Decisions) -> dict[str, State | None]:
+    return {one.target.name: one.status.state for one in decisions.writes if isinstance(one, PatchPolicyStatus)}
+
+
+def gpu_node(
+    *, generation: int = 2, seen: int = 2, against: str = "", mode: str = "vgpu", owners: Mapping[str, str] = NO_OWNERS
+) -> OwnedGpuNode:
+    """Return a GpuNode as the API server has it; `owners` are those of the fields of its spec."""
+    owned = [{"manager": owner, "fieldsV1": {"f:spec": {".": {}, f"f:{field}": {}}}} for field, owner in owners.items()]
+    condition = Condition(
+        type="Ready",
+        status="False" if against else "True",
+        reason="VgpuInUse" if against else "AsWanted",
+        message=against,
+        last_transition_time="2026-01-01T00:00:00Z",
+    )
+    status = Status(
+        observed_generation=seen,
+        gpus=(Gpu(address="0000:65:00.0", mode=mode),),
+        conditions=(condition,),
+    )
+    content = {"metadata": {"name": "node01", "generation": generation, "managedFields": owned}}
+    made = msgspec.json.decode(msgspec.json.encode(content), type=OwnedGpuNode)
+    return with_(made, spec=Spec(mode=WantedMode.VGPU, vgpu_config="default"), status=status)
+
+
+def test_labels_and_policy_become_a_spec_that_says_where_each_wish_is_from() -> None:
+    found = spec(Scene([node("vm-vgpu", vgpu_config="A10-4Q")]).decided())
+    assert (found.mode, found.vgpu_config) == (WantedMode.VGPU, "A10-4Q")
+    assert found.origins is not None
+    assert found.origins.mode == "label nvidia.com/gpu.workload.config"
+    assert found.origins.vgpu_config == "label nvidia.com/vgpu.config"
+    sandbox = {"enabled": True, "defaultWorkload": "vm-passthrough"}
+    named = {"enabled": True, "config": {"default": "A10-8Q"}}
+    by_policy = policy({"vgpuDeviceManager": named, "sandboxWorkloads": sandbox})
+    found = spec(Scene([node()], [by_policy]).decided())
+    assert (found.mode, found.vgpu_config) == (WantedMode.PASSTHROUGH, "A10-8Q")
+    assert found.origins is not None
+    assert "$.spec.sandboxWorkloads.defaultWorkload" in found.origins.mode
+    assert "$.spec.vgpuDeviceManager.config.default" in found.origins.vgpu_config
+
+
+@pytest.mark.parametrize(("workload", "off"), [("vm-passthrough", "vfioManager"), ("vm-vgpu", "vgpuDeviceManager")])
+def test_what_is_switched_off_is_left_as_it_is(workload: str, off: str) -> None:
+    found = spec(Scene([node(workload)], [policy({off: {"enabled": False}})]).decided())
+    assert found.mode is WantedMode.UNMANAGED
+    assert found.origins is not None
+    assert f"$.spec.{off}.enabled" in found.origins.mode
+
+
+def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
+    heard = gpu_node(owners={"mode": "kubectl-patch", "vgpuConfig": "gpuvirt"})
+    found = spec(Scene([node("vm-passthrough")], gpu_nodes=[heard]).decided())
+    assert found.mode is None
+    assert found.vgpu_config == "default"
+    assert found.origins is not None
+    assert found.origins.mode == "set in this GpuNode by kubectl-patch"
+
+
+def test_nothing_is_written_twice() -> None:
+    first = Scene([node("vm-vgpu")]).decided()
+    labels = next(one.patch for one in first.writes if isinstance(one, PatchNode)).metadata.labels
+    labelled = NFD | {"nvidia.com/gpu.workload.config": "vm-vgpu"} | {k: v for k, v in labels.items() if v is not None}
+    applied = spec(first)
+    assert applied.mode is not None
+    heard = with_(gpu_node(), spec=Spec(mode=applied.mode, vgpu_config="default", origins=applied.origins))
+    scene = Scene([NodeObject(Metadata(name="node01", labels=labelled))], gpu_nodes=[heard])
+    second = scene.decided()
+    (status,) = (one for one in second.writes if isinstance(one, PatchPolicyStatus))
+    assert len(second.writes) == 1
+    told = [with_(scene.policies[0], status=status.status)]
+    assert replace(scene, policies=told).decided().writes == ()
+
+
+def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
+    late = ready(Scene([node("vm-vgpu")]).decided())
+    assert (late.status, late.reason, late.observed_generation) == ("False", "NodesNotReady", 3)
+    assert late.message == "node node01: its agent has not reported yet"
+    unseen = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(seen=1)]).decided())
+    assert unseen.message == "node node01: its agent has not seen yet what is wanted"
+    ill = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(against="VgpuInUse: pod vm-a")]).decided())
+    assert ill.message == "node node01: VgpuInUse: pod vm-a"
+    well = Scene([node("vm-vgpu")], gpu_nodes=[gpu_node()]).decided()
+    assert (ready(well).status, ready(well).reason) == ("True", "Reconciled")
+    assert states(well) == {"cluster-policy": State.READY}
+    leaving = ready(Scene([node("container")], gpu_nodes=[gpu_node()]).decided())
+    assert leaving.message == "node node01: it becomes container once these are free: 0000:65:00.0 (vgpu)"
+
+
+def test_no_gpus_anywhere_is_fine_and_is_said() -> None:
+    bare = NodeObject(Metadata(name="node01"))
+    found = Scene([bare]).decided()
+    assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
+    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
+
+
+def test_the_oldest_policy_counts_and_the_other_says_that_it_does_not() -> None:
+    younger = policy({"sandboxWorkloads": {"enabled": False}}, "a", "2026-02-01T00:00:00Z")
+    found = Scene([node("vm-vgpu")], [younger, policy()]).decided()
+    assert states(found) == {"cluster-policy": State.NOT_READY, "a": State.IGNORED}
+    assert spec(found).mode is WantedMode.VGPU
+    assert "ClusterPolicy cluster-policy is older" in ready(found, "a").message
+
+
+def test_without_a_policy_nothing_is_written() -> None:
+    assert Scene([node("vm-vgpu")], []).decided() == Decisions()
+
+
+@pytest.mark.parametrize(
+    ("spec_fields", "says"),
+    [
+        (
+            {"sandboxWorkloads": {"enabled": True, "mode": "kata"}},
+            "KataNotSupported: ClusterPolicy cluster-policy $.spec",
+        ),
+        ({"vfioManager": {"enabled": "yes"}}, "$.spec.vfioManager.enabled"),
+    ],
+)
+def test_a_policy_that_cannot_be_carried_out_changes_nothing(spec_fields: dict[str, object], says: str) -> None:
+    found = Scene([node("vm-vgpu")], [policy(spec_fields)]).decided()
+    assert says in ready(found).message
+    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
+
+
+def test_beside_nvidias_operator_nothing_is_done_unless_that_is_wanted() -> None:
+    scene = Scene([node("vm-vgpu"), node("container", "node02")], other_operator="lease gpu-operator/x, held by y")
+    refused = scene.decided()
+    assert ready(refused).reason == "OtherOperator"
+    assert "--coexist" in ready(refused).message
+    assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in refused.writes)
+    beside = scene.decided(replace(SITE, coexists=True))
+    assert [one.target.name for one in beside.writes] == ["node01", "node01"]
+    (patch,) = (one.patch for one in beside.writes if isinstance(one, PatchNode))
+    assert patch.metadata.labels == {NODE_LABEL: "true", "nvidia.com/gpu.deploy.operands": "false"}
+
+
+def test_nvidias_operator_is_active_for_as_long_as_its_lease_is_renewed() -> None:
+    other, key = OtherOperator(), ObjectKey("gpu-operator", LEASE)
+
+    def hear(holder: str, version: str, now_s: float) -> None:
+        lease = Lease(Metadata(LEASE, "gpu-operator", resource_version=version), LeaseSpec(holder))
+        other.hear(News({key: lease}, frozenset({key})), now_s)
+
+    assert other.active(0.0) is None
+    hear("pod-a", "1", 0.0)
+    assert other.active(QUIET_S - 1) == f"lease gpu-operator/{LEASE}, held by pod-a"
+    hear("pod-a", "2", QUIET_S - 1)
+    assert other.active(QUIET_S + 1) is not None
+    assert other.active(3 * QUIET_S) is None
+    hear("", "3", 3 * QUIET_S)
+    assert other.active(3 * QUIET_S) is None
+
+
+def test_who_pauses_others_is_seen_by_its_pod() -> None:
+    def pod(app: str, *, is_ready: bool) -> OperandPod:
+        conditions = (PodCondition("Ready", "True" if is_ready else "False"),)
+        metadata = Metadata(name=f"{app}-{is_ready}", labels={"app": app})
+        return OperandPod(metadata, PodSpec("node01"), PodStatus("Running", conditions))
+
+    manager, driver = "nvidia-vgpu-device-manager", "nvidia-vgpu-manager-daemonset"
+    assert pausers_by_node([pod(manager, is_ready=True)]) == {"node01": frozenset({PAUSED_FOR_VGPUS})}
+    assert pausers_by_node([pod(driver, is_ready=True)]) == {}
+    assert pausers_by_node([pod(driver, is_ready=False)]) == {"node01": frozenset({PAUSED_FOR_DRIVER})}
+
+
+def test_a_label_that_is_not_understood_is_news_once_and_leaves_the_spec_alone() -> None:
+    found = Scene([node("kata")], gpu_nodes=[gpu_node()]).decided()
+    assert not any(isinstance(one, ApplyGpuNode) for one in found.writes)
+    told = [one for one in found.news if one.about.kind == "Node"]
+    assert [one.happening.reason for one in told] == ["ConfigInvalid"]
+    assert found.nodes[0].against is not None
