@@ -8,7 +8,7 @@ from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS
 from gpuvirt.cluster.operator.nodelabels import Around, keys_beside, keys_of, taken_back
-from gpuvirt.cluster.operator.placement import Defaults, placement_of
+from gpuvirt.cluster.operator.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.workload import LABEL, Workload
@@ -22,8 +22,9 @@ GPU = "0000:65:00.0"
 def labelled(
     labels: dict[str, str], *, defaults: Defaults = ON, gpu_node: GpuNode | None = None, around: Around = NOTHING_AROUND
 ) -> dict[str, str]:
-    """Return a node's labels after one pass."""
-    return patched(labels, keys_of(Metadata(labels=labels), placement_of(labels, gpu_node, defaults), around))
+    """Return a node's labels after one pass, with an agent that has seen what is wanted."""
+    placement = leaving(placement_of(labels, gpu_node, defaults), gpu_node, spec_is_due=False)
+    return patched(labels, keys_of(Metadata(labels=labels), placement, around))
 
 
 def patched(labels: dict[str, str], keys: Keys) -> dict[str, str]:
@@ -41,7 +42,7 @@ def reporting(*gpus: Gpu) -> GpuNode:
 
 def gpu(mode: Mode, *users: str, vgpu_users: tuple[str, ...] = ()) -> Gpu:
     vgpus = (Vgpu(id="a97c1d93-75b0-5502-bafc-fef8d1839ded", type="nvidia-592", users=vgpu_users),)
-    return Gpu(address=GPU, mode=str(mode), users=users, vgpus=vgpus if vgpu_users else ())
+    return Gpu(address=GPU, mode=str(mode), users=users, vgpus=vgpus if mode is Mode.VGPU else ())
 
 
 @pytest.mark.parametrize("workload", list(Workload))
@@ -98,7 +99,17 @@ def test_operands_stay_until_gpus_have_left_what_they_were(to: str, mode: Mode, 
 def test_who_has_what_a_node_waits_for_is_named() -> None:
     node = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/vm-a",)))
     placement = placement_of(NFD | {LABEL: "container"}, node, ON)
-    assert placement.leaving == (f"{GPU} (vgpu, used by pod default/vm-a)",)
+    named = (f"{GPU} (vgpu, used by pod default/vm-a)",)
+    assert leaving(placement, node, spec_is_due=False).leaving == named
+
+
+def test_a_gpu_without_vgpus_has_left_once_its_agent_knows_that_it_is_to_make_none() -> None:
+    empty = GpuNode(metadata=Metadata(name="n"), status=Status(gpus=(Gpu(address=GPU, mode="vgpu"),)))
+    placement = placement_of(NFD | {LABEL: "container"}, empty, ON)
+    assert leaving(placement, empty, spec_is_due=True).leaving == (f"{GPU} (vgpu)",)
+    assert leaving(placement, empty, spec_is_due=False).leaving == ()
+    behind = GpuNode(metadata=Metadata(name="n", generation=2), status=Status(gpus=(Gpu(address=GPU, mode="vgpu"),)))
+    assert leaving(placement, behind, spec_is_due=False).leaving == (f"{GPU} (vgpu)",)
 
 
 def test_gpus_that_vanish_from_labels_alone_are_still_there() -> None:

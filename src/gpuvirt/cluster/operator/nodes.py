@@ -1,6 +1,5 @@
 """What follows for each node: what it is for, what it lacks, and whether it is as it should be."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.keys import patch_of
@@ -9,7 +8,7 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.cluster.operator import policies, resolve
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
 from gpuvirt.cluster.operator.picture import Picture, pausers_by_node
-from gpuvirt.cluster.operator.placement import Placement, placement_of
+from gpuvirt.cluster.operator.placement import Placement, leaving, placement_of
 from gpuvirt.cluster.operator.resolve import Carving, OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, PatchNode, Target, Write
@@ -47,28 +46,29 @@ def decide(picture: Picture, policy: ClusterPolicy, *, beside: bool, stopped_bec
     for key, node in sorted(picture.nodes.items()):
         gpu_node = picture.gpu_nodes.get(key)
         placement = placement_of(node.metadata.labels, gpu_node, defaults)
+        wish = _wish(node, placement, carving, gpu_node)
+        placement = leaving(placement, gpu_node, spec_is_due=wish is not None)
         placements[key.name] = placement
         pausing = pausers.get(key.name, frozenset())
         here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
         keys = (keys_beside if beside else keys_of)(node.metadata, placement, here)
         if (patch := patch_of([keys], node.metadata)) is not None:
             writes.append(PatchNode(Target(NODES, key.name), patch))
-        if not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER:
-            writes += _gpu_node(node, placement, carving, gpu_node)
+        if wish is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):
+            writes.append(wish)
         if placement.present:
             verdicts.append(NodeVerdict(key.name, placement.workload, _against(placement, gpu_node)))
     return NodeDecisions(tuple(writes), tuple(verdicts), placements)
 
 
-def _gpu_node(
-    node: NodeObject, placement: Placement, carving: Carving, heard: OwnedGpuNode | None
-) -> Iterator[ApplyGpuNode]:
-    """Yield what is to be applied of a node's GpuNode; none is made for a node that has no GPUs."""
+def _wish(node: NodeObject, placement: Placement, carving: Carving, heard: OwnedGpuNode | None) -> ApplyGpuNode | None:
+    """Return what is to be applied of a node's GpuNode; none is made for a node that has no GPUs."""
     if placement.workload is None or (not placement.present and heard is None):
-        return
+        return None
     spec = resolve.spec_of(node.metadata.labels, placement, carving, heard)
-    if resolve.lacks(heard, spec):
-        yield ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
+    if not resolve.lacks(heard, spec):
+        return None
+    return ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
 
 
 def _against(placement: Placement, gpu_node: OwnedGpuNode | None) -> str | None:

@@ -1,7 +1,7 @@
 """What each node is for, and what keeps it from becoming that: labels, policy and the agent's word, concluded once."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
 from gpuvirt.cluster.operator.names import GPU_FEATURES, PRESENT_LABEL, WORKLOAD_LABEL
@@ -19,7 +19,7 @@ TO_LEAVE = {
 """Modes that a node's GPUs must be out of before the operands of a workload take the place of others.
 
 A driver for containers that starts on a node takes GPUs from VFIO drivers, and one that makes vGPUs ends the programs
-behind them when it stops: both would reach into running machines.
+behind them when it stops: both would reach into running machines. A GPU that could carry vGPUs and has none has left.
 """
 
 
@@ -59,10 +59,25 @@ def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: 
         present=_present(labels, gpus),
         workload=workload,
         origin=origin,
-        leaving=tuple(_leaving(gpus, workload)) if workload is not None else (),
         vgpus_used=any(vgpu.users for gpu in gpus for vgpu in gpu.vgpus),
         trouble=trouble,
     )
+
+
+def leaving(placement: Placement, gpu_node: GpuNode | None, *, spec_is_due: bool) -> Placement:
+    """Return a placement with the GPUs that are still what the node was for before.
+
+    An agent that has not seen yet what is wanted (`spec_is_due`, or a spec newer than its status) may be making vGPUs.
+    """
+    if placement.workload is None or gpu_node is None or gpu_node.status is None:
+        return placement
+    unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation
+    gpus = (
+        gpu
+        for gpu in gpu_node.status.gpus
+        if gpu.mode in TO_LEAVE[placement.workload] and (gpu.mode != Mode.VGPU or gpu.vgpus or unseen)
+    )
+    return replace(placement, leaving=tuple(_with_users(gpu) for gpu in gpus))
 
 
 def _present(labels: Mapping[str, str], gpus: Iterable[Gpu]) -> bool:
@@ -82,14 +97,11 @@ def _workload(labels: Mapping[str, str], defaults: Defaults) -> tuple[Workload |
     return (Workload(asked), origin) if asked in set(Workload) else (None, origin)
 
 
-def _leaving(gpus: Iterable[Gpu], workload: Workload) -> Iterable[str]:
-    for gpu in gpus:
-        if gpu.mode in TO_LEAVE[workload]:
-            users = [*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)]
-            named = ", ".join(users[:MOST_NAMED]) + (
-                f" and {len(users) - MOST_NAMED} more" if users[MOST_NAMED:] else ""
-            )
-            yield f"{gpu.address} ({gpu.mode}{', used by ' + named if named else ''})"
+def _with_users(gpu: Gpu) -> str:
+    users = [*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)]
+    more = f" and {len(users) - MOST_NAMED} more" if users[MOST_NAMED:] else ""
+    used = f", used by {', '.join(users[:MOST_NAMED])}{more}" if users else ""
+    return f"{gpu.address} ({gpu.mode}{used})"
 
 
 def _unknown(value: str) -> Reason:

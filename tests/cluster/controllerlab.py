@@ -1,0 +1,121 @@
+"""Controllers on the lab's API server, as processes, and what they are told."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from clusterlab import GPUVIRT, PATIENCE_S, LabNode
+from lab.cluster.settings import NODE
+
+ROOT = Path(__file__).parent.parent.parent
+NAMESPACE = "gpu-operator"
+PRESENT = "feature.node.kubernetes.io/pci-10de.present"
+WORKLOAD = "nvidia.com/gpu.workload.config"
+ALL_ON: Mapping[str, object] = {
+    **{
+        name: {}
+        for name in (
+            "operator",
+            "daemonsets",
+            "dcgm",
+            "dcgmExporter",
+            "devicePlugin",
+            "driver",
+            "gfd",
+            "nodeStatusExporter",
+            "toolkit",
+        )
+    },
+    "sandboxWorkloads": {"enabled": True},
+    "vfioManager": {"enabled": True},
+    "vgpuDeviceManager": {"enabled": True},
+    "sandboxDevicePlugin": {"enabled": True},
+}
+"""What the kind demands, and everything for machines."""
+
+
+class ControlledNode:
+    """The lab's node, as its controller and an admin have it."""
+
+    def __init__(self, node: LabNode) -> None:
+        self.node = node
+
+    def apply_policy(self, fields: Mapping[str, object], name: str = "cluster-policy") -> None:
+        """Have a ClusterPolicy."""
+        kind = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": name}}
+        self.node.apply({**kind, "spec": {**ALL_ON, **fields}})
+
+    @contextmanager
+    def controller(self, *options: str) -> Iterator["subprocess.Popen[str]"]:
+        """Run a controller as a process of the real host."""
+        asks = ("--kubeconfig", str(self.node.cluster.kubeconfig), "--namespace", NAMESPACE, "--listen", "")
+        log = self.node.cluster.folder / "log/controller.log"
+        command = [*GPUVIRT, "controller", "--log-format", "json", *asks, *options]
+        with log.open("a") as output, subprocess.Popen(command, stderr=output, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(PATIENCE_S)
+
+    def label(self, *labels: str) -> None:
+        """Change labels of the node: `key=value`, or `key-`."""
+        self.node.kubectl("label", "node", NODE, "--overwrite", *labels)
+
+    def labels(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = json.loads(
+            self.node.kubectl("get", "node", NODE, "-o", "jsonpath={.metadata.labels}")
+        )
+        return found
+
+    def deployed(self) -> set[str]:
+        """Return which operands the node is labelled for."""
+        prefix = "nvidia.com/gpu.deploy."
+        return {
+            key.removeprefix(prefix)
+            for key, value in self.labels().items()
+            if (key.startswith(prefix), value) == (True, "true")
+        }
+
+    def until_deployed(self, operands: set[str]) -> None:
+        """Wait until the node is labelled for exactly these."""
+        self.node.until(lambda: self.deployed() == operands, lambda: f"{self.deployed()}; {self.said()}")
+
+    def said(self, policy: str = "cluster-policy") -> str:
+        """Return what `Ready` says of the policy: its status, reason and message."""
+        ready = '{range .status.conditions[?(@.type=="Ready")]}{.status} {.reason} {.message}{end}'
+        done = self.node.cluster.kubectl("get", "clusterpolicy", policy, "-o", f"jsonpath={ready}")
+        return done.stdout
+
+    def until_said(self, text: str, policy: str = "cluster-policy") -> None:
+        """Wait until the policy says something."""
+        self.node.until(lambda: text in self.said(policy), lambda: self.said(policy))
+
+
+@contextmanager
+def controlled(node: LabNode) -> Iterator[ControlledNode]:
+    """Have the API server know our kinds, with the controller's namespace; all is gone afterwards."""
+    kinds = ("deploy/gpunodes.yaml", "deploy/clusterpolicies.yaml")
+    for file in kinds:
+        node.kubectl("apply", "-f", str(ROOT / file))
+    node.cluster.kubectl("create", "namespace", NAMESPACE)
+    served = ("gpunodes", "clusterpolicies")
+    node.until(
+        lambda: all(node.cluster.kubectl("get", kind).returncode == 0 for kind in served),
+        lambda: "the kinds are not served yet",
+    )
+    found = ControlledNode(node)
+    try:
+        yield found
+    finally:
+        for file in kinds:
+            node.kubectl("delete", "-f", str(ROOT / file))
+        gone = [f"{key}-" for key in found.labels() if key.startswith(("nvidia.com/", "gpuvirt.io/", "feature."))]
+        if gone:
+            found.label(*gone)
+        annotations = ("gpuvirt.io/vgpu.config.reason-", "gpuvirt.io/gpu.workload.reason-", "gpuvirt.io/operands-off-")
+        node.kubectl("annotate", "node", NODE, *annotations)
+        node.cluster.kubectl("delete", "lease", "--all", "--namespace", NAMESPACE)

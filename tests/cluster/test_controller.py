@@ -1,0 +1,93 @@
+"""The controller on a real API server: labels become what a real node's GPUs are, and nothing is lost on the way."""
+
+import signal
+
+import pytest
+from clusterlab import LabNode, Wish
+from controllerlab import PRESENT, WORKLOAD, controlled
+from lab.cluster.settings import NODE
+
+from gpuvirt.cluster.operator.names import SETS
+from gpuvirt.model.workload import Workload
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
+CONTAINER, PASSTHROUGH, VGPU = (set(SETS[one]) for one in Workload)
+
+
+def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode) -> None:
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+    with controlled(node) as cluster, cluster.controller(), node.machine("4xT4"), node.nodes_kept():
+        cluster.apply_policy({})
+        cluster.until_said("True NoGPUNodes")
+        cluster.label(f"{PRESENT}=true")
+        cluster.until_deployed(CONTAINER)
+        cluster.label(f"{WORKLOAD}=vm-passthrough")
+        cluster.until_deployed(PASSTHROUGH)
+        cluster.until_said(f"node {NODE}: its agent has not reported yet")
+        with node.agent("", asks):
+            node.until_allocatable(WHOLE, 4)
+            cluster.until_said("True Reconciled")
+            node.start("keeps", Wish({WHOLE: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
+            mine = node.devices("keeps")
+            cluster.label(f"{WORKLOAD}=vm-vgpu")
+            cluster.until_deployed(VGPU)
+            node.until_allocatable(HALF, 6)
+            cluster.label("nvidia.com/vgpu.config=T4-4Q")
+            node.until_allocatable("nvidia.com/GRID_T4-4Q", 12)
+            cluster.until_said(f"pod {node.namespace}/keeps")
+            cluster.label(f"{WORKLOAD}=container")
+            cluster.until_said("it becomes container once these are free: 0000:3b:00.0 (passthrough, used by pod")
+            node.until_allocatable("nvidia.com/GRID_T4-4Q", 0)
+            assert cluster.deployed() == VGPU, "a driver for containers would reach into the machine"
+            assert node.devices("keeps") == mine
+            assert "Draining" in node.kubectl("describe", "node", NODE)
+            node.delete("keeps")
+            cluster.until_deployed(CONTAINER)
+            cluster.until_said("True Reconciled")
+            assert "gpuvirt.io/node" not in cluster.labels()
+
+
+def test_seed_002s_numbers(node: LabNode) -> None:
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+    with controlled(node) as cluster, cluster.controller(), node.machine("2xA10-sriov"), node.nodes_kept():
+        cluster.apply_policy({})
+        cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
+        with node.agent("", asks):
+            node.until_allocatable("nvidia.com/NVIDIA_A10-12Q", 4)
+            cluster.label("nvidia.com/vgpu.config=A10-4Q")
+            node.until_allocatable("nvidia.com/NVIDIA_A10-4Q", 12)
+            cluster.until_said("True Reconciled")
+
+
+def test_another_controller_goes_on_where_one_was_killed_and_after_an_outage(node: LabNode) -> None:
+    with controlled(node) as cluster, cluster.controller() as first:
+        cluster.apply_policy({})
+        cluster.label(f"{PRESENT}=true")
+        cluster.until_deployed(CONTAINER)
+        with cluster.controller() as second:
+            first.send_signal(signal.SIGKILL)
+            cluster.label(f"{WORKLOAD}=vm-vgpu")
+            cluster.until_deployed(VGPU)
+            with cluster.controller():
+                second.send_signal(signal.SIGTERM)
+                cluster.label(f"{WORKLOAD}=vm-passthrough")
+                cluster.until_deployed(PASSTHROUGH)
+                node.cluster.stop("apiserver")
+                node.cluster.restart_after_outage()
+                cluster.label(f"{WORKLOAD}=container")
+                cluster.until_deployed(CONTAINER)
+
+
+def test_the_younger_of_two_policies_says_that_it_does_not_count(node: LabNode) -> None:
+    with controlled(node) as cluster, cluster.controller():
+        cluster.apply_policy({})
+        cluster.until_said("NoGPUNodes")
+        cluster.apply_policy({"sandboxWorkloads": {"enabled": False}}, "second")
+        cluster.until_said("ClusterPolicy cluster-policy is older", "second")
+        column = node.kubectl("get", "clusterpolicies", "--no-headers")
+        assert [line.split()[:2] for line in column.splitlines()] == [
+            ["cluster-policy", "ready"],
+            ["second", "ignored"],
+        ]
