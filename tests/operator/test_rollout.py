@@ -1,0 +1,86 @@
+"""Upgrades of the agent: one node first, and never more nodes at once than are allowed."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL, rollout
+from gpuvirt.cluster.operator.shapes import OperandPod, PodCondition, PodSpec, PodStatus
+from gpuvirt.cluster.resources import Metadata
+
+OLD, NEW = "old", "new"
+
+
+def pod(node: int, template: str, *, ready: bool = True, going: bool = False) -> OperandPod:
+    metadata = Metadata(
+        name=f"agent-{node}-{template}",
+        labels={TEMPLATE_LABEL: template},
+        deletion_timestamp="2026-01-01T00:00:00Z" if going else "",
+    )
+    status = PodStatus("Running", (PodCondition("Ready", "True" if ready else "False"),))
+    return OperandPod(metadata, PodSpec(f"node{node:02}"), status)
+
+
+def nodes(*pods: OperandPod, desired: int = 4, most: str | int = 1) -> list[str]:
+    return [one.spec.node_name for one in rollout(pods, NEW, desired=desired, most_unavailable=most).delete]
+
+
+def test_one_node_goes_first_whatever_is_allowed() -> None:
+    assert nodes(*(pod(n, OLD) for n in range(4)), most=3) == ["node00"]
+    waiting = rollout([pod(0, NEW, ready=False), pod(1, OLD)], NEW, desired=2, most_unavailable=2)
+    assert waiting.delete == ()
+    assert waiting.waits_for == "waits for the first node to be upgraded: agent-0-new on node00 not ready"
+    gone = rollout([pod(0, OLD, going=True), pod(1, OLD)], NEW, desired=2, most_unavailable=2)
+    assert gone.delete == ()
+    assert "a new pod is being made" in (gone.waits_for or "")
+
+
+def test_then_so_many_as_are_allowed() -> None:
+    assert nodes(pod(0, NEW), *(pod(n, OLD) for n in range(1, 4))) == ["node01"]
+    assert nodes(pod(0, NEW), *(pod(n, OLD) for n in range(1, 4)), most="50%") == ["node01", "node02"]
+    assert nodes(pod(0, NEW), pod(1, NEW, ready=False), pod(2, OLD), pod(3, OLD)) == []
+
+
+def test_pods_that_serve_nobody_are_replaced_without_waiting() -> None:
+    assert nodes(pod(0, NEW), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"]
+    assert nodes(pod(0, OLD), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"], "the first, too"
+
+
+def test_nothing_is_done_where_all_are_new() -> None:
+    assert nodes(*(pod(n, NEW) for n in range(4))) == []
+
+
+@dataclass
+class Fleet:
+    """Nodes with a pod each, as a DaemonSet of strategy OnDelete keeps them."""
+
+    pods: dict[int, OperandPod] = field(default_factory=dict)
+    most_away: int = 0
+    random: Random = field(default_factory=lambda: Random(0))  # noqa: S311
+
+    def step(self, size: int, most: int) -> bool:
+        """Let the controller act once, then something happen; return whether all is done."""
+        plan = rollout(self.pods.values(), NEW, desired=size, most_unavailable=most)
+        for one in plan.delete:
+            self.pods.pop(int(one.spec.node_name.removeprefix("node")))
+        ready = sum(one.status.ready for one in self.pods.values())
+        self.most_away = max(self.most_away, size - ready)
+        missing = [n for n in range(size) if n not in self.pods]
+        late = [n for n, one in self.pods.items() if not one.status.ready]
+        if missing and (not late or self.random.random() < 0.5):
+            self.pods[missing[0]] = pod(missing[0], NEW, ready=False)
+        elif late:
+            self.pods[late[0]] = pod(late[0], NEW)
+        return all(one.metadata.labels[TEMPLATE_LABEL] == NEW and one.status.ready for one in self.pods.values())
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers())
+def test_every_fleet_is_upgraded_with_never_too_many_away(size: int, most: int, seed: int) -> None:
+    fleet = Fleet({n: pod(n, OLD) for n in range(size)}, random=Random(seed))  # noqa: S311
+    for _ in range(20 * size):
+        if fleet.step(size, most):
+            break
+    assert {one.metadata.labels[TEMPLATE_LABEL] for one in fleet.pods.values()} == {NEW}
+    assert fleet.most_away <= most
