@@ -9,6 +9,7 @@ import yaml
 
 from gpuvirt import __version__, documents
 from gpuvirt.facts.vgpu import SchedulerPolicy
+from gpuvirt.model import discovery
 from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.health import DEBOUNCE
 from gpuvirt.model.reasons import ReasonCode
@@ -27,11 +28,19 @@ ROOT = Path(__file__).parent.parent.parent
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 
 
+class Mount(msgspec.Struct):
+    """What the tests look at of a mount."""
+
+    mountPath: str  # noqa: N815  Kubernetes' spelling
+    readOnly: bool = False  # noqa: N815
+
+
 class Container(msgspec.Struct):
     """What the tests look at of a container."""
 
     image: str
     securityContext: dict[str, object]  # noqa: N815  Kubernetes' spelling
+    volumeMounts: tuple[Mount, ...]  # noqa: N815
 
 
 class PodSpec(msgspec.Struct):
@@ -41,6 +50,7 @@ class PodSpec(msgspec.Struct):
     volumes: tuple[dict[str, dict[str, str] | str], ...]
     hostPID: bool = False  # noqa: N815  Kubernetes' spelling
     hostNetwork: bool = False  # noqa: N815
+    securityContext: dict[str, object] = {}  # noqa: N815
 
 
 @pytest.mark.parametrize("code", ReasonCode)
@@ -109,7 +119,7 @@ def pod_of(name: str) -> PodSpec:
     return msgspec.convert(daemon_set["spec"]["template"]["spec"], PodSpec)
 
 
-@pytest.mark.parametrize("name", ["node.yaml", "plugin-only.yaml"])
+@pytest.mark.parametrize("name", ["node.yaml", "plugin-only.yaml", "discover.yaml"])
 def test_the_image_is_this_version(name: str) -> None:
     assert pod_of(name).containers[0].image == f"gpuvirt:{__version__}"
 
@@ -125,6 +135,41 @@ def test_without_privileges_there_are_two_mounts_and_no_privileges() -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
     assert not pod.hostPID
     assert not pod.hostNetwork
+
+
+def test_the_discoverer_has_no_rights_on_the_host() -> None:
+    pod = pod_of("discover.yaml")
+    assert pod.securityContext == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    (container,) = pod.containers
+    assert container.securityContext == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert [(mount.mountPath, mount.readOnly) for mount in container.volumeMounts] == [
+        ("/host/sys", True),
+        ("/host/etc/os-release", True),
+    ]
+    assert [volume["hostPath"] for volume in pod.volumes] == [
+        {"path": "/sys", "type": "Directory"},
+        {"path": "/etc/os-release", "type": "File"},
+    ]
+    assert not pod.hostPID
+    assert not pod.hostNetwork
+
+
+def test_the_discoverers_labels_are_those_that_it_may_change_and_are_explained() -> None:
+    labels = {discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL}
+    manifests = list(yaml.safe_load_all((ROOT / "deploy/discover.yaml").read_text()))
+    policy = next(one for one in manifests if one["kind"] == "ValidatingAdmissionPolicy")
+    own = next(one["expression"] for one in policy["spec"]["variables"] if one["name"] == "own")
+    assert set(msgspec.json.decode(own, type=tuple[str, ...])) == labels
+    assert all(f"`{label}`" in REFERENCE for label in labels)
 
 
 def test_the_settings_in_the_manifest_are_settings() -> None:

@@ -1,6 +1,32 @@
 """Addresses to serve at, as options name them."""
 
+import os
+from typing import Annotated
+
+import typer
+
 from gpuvirt.errors import ConfigError
+
+LISTEN = ":9410"
+LISTEN_VARIABLE = "GPUVIRT_LISTEN"
+
+
+def _listen() -> str:
+    """Return where to serve when nothing says where; an empty variable, which Click takes for none, says nowhere."""
+    return "" if os.environ.get(LISTEN_VARIABLE) == "" else LISTEN  # noqa: TID251  Click does not hand it on
+
+
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        envvar=LISTEN_VARIABLE,
+        metavar="ADDRESS:PORT",
+        default_factory=_listen,
+        show_default=LISTEN,
+        help="Where to serve metrics and probes; '' for nowhere.",
+    ),
+]
+"""For what runs on each node."""
 
 
 def address_of(text: str) -> tuple[str, int] | None:

@@ -15,6 +15,7 @@ from gpuvirt.cli import (
     controller,
     demo,
     devices,
+    discover,
     doctor,
     k8svgpudm,
     node,
@@ -43,6 +44,7 @@ app.command("doctor")(doctor.doctor)
 app.command("why")(why.why)
 app.command("node")(node.node)
 app.command("controller")(controller.controller)
+app.command("discover")(discover.discover)
 app.command("demo")(demo.demo)
 app.add_typer(vfio.app, name="vfio")
 app.add_typer(vgpu.app, name="vgpu")

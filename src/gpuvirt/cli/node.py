@@ -1,7 +1,6 @@
 """`gpuvirt node`: the agent."""
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,17 +8,9 @@ import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli import apiserver, options
-from gpuvirt.cli.addresses import address_of
+from gpuvirt.cli.addresses import ListenOption, address_of
 from gpuvirt.errors import ConfigError
 from gpuvirt.paths import HostRoots, KubeletPaths
-
-LISTEN = ":9410"
-LISTEN_VARIABLE = "GPUVIRT_LISTEN"
-
-
-def _listen() -> str:
-    """Return where to serve when nothing says where; an empty variable, which Click takes for none, says nowhere."""
-    return "" if os.environ.get(LISTEN_VARIABLE) == "" else LISTEN  # noqa: TID251  Click does not hand it on
 
 
 def node(  # noqa: PLR0913  one parameter an option
@@ -47,16 +38,7 @@ def node(  # noqa: PLR0913  one parameter an option
             help="Where to keep the files by which NVIDIA's operands wait for one another (/run/nvidia/validations).",
         ),
     ] = None,
-    listen: Annotated[
-        str,
-        typer.Option(
-            envvar=LISTEN_VARIABLE,
-            metavar="ADDRESS:PORT",
-            default_factory=_listen,
-            show_default=LISTEN,
-            help="Where to serve metrics and probes; '' for nowhere.",
-        ),
-    ],
+    listen: ListenOption,
     log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:

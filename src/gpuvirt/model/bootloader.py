@@ -1,9 +1,9 @@
 """How this host's kernel gets an argument: the lines for the boot loader that lies on it."""
 
-import re
 from enum import StrEnum
 
 from gpuvirt.facts.setup import Setup
+from gpuvirt.model import osrelease
 
 
 class BootLoader(StrEnum):
@@ -99,6 +99,5 @@ def _systemd_boot(there: set[str], together: str) -> tuple[str, ...]:
     return (f"sed -i '/^options/s|$| {together}|' {entries}/*.conf",)
 
 
-def _os(setup: Setup) -> str | None:
-    match = re.search(r'^ID="?([a-z0-9._-]+)"?\s*$', setup.os_release.text or "", re.MULTILINE)
-    return match[1] if match else None
+def _os(setup: Setup) -> str:
+    return osrelease.parse(setup.os_release.text or "").id

@@ -1,0 +1,84 @@
+"""`gpuvirt discover`: labels a node by what its host shows, in clusters where nothing else does."""
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.cli import apiserver, options
+from gpuvirt.cli.addresses import ListenOption, address_of
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.paths import HostRoots
+
+if TYPE_CHECKING:
+    from gpuvirt.cluster.credentials import Credentials
+    from gpuvirt.hardware.kernel import Kernel
+
+
+def discover(
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    node_name: apiserver.NodeNameOption = None,
+    kubeconfig: apiserver.KubeConfigOption = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="Look once, print the labels, and write them where --node-name says on which node."
+        ),
+    ] = False,
+    listen: ListenOption,
+    log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
+) -> None:
+    """Keep labels of this node that say whether it has NVIDIA GPUs, and which system it runs.
+
+    It needs no rights on the host, and does not touch devices. It runs until SIGTERM or SIGINT.
+    """
+    from gpuvirt.hardware.kernel import RealKernel
+
+    kernel = RealKernel(HostRoots.under(host_root))
+    node = apiserver.node_name_of(node_name)
+    if once:
+        _once(kernel, node, apiserver.credentials_of(kubeconfig) if node is not None else None)
+        return
+    if node is None:
+        raise ConfigError("is missing: which node is to be labelled? --once looks without one", where="--node-name")
+    from gpuvirt.apps.discover import DiscoverOptions, Discovery
+    from gpuvirt.apps.ending import until_told_to_stop
+
+    set_up(log_format)
+    found = _needed(apiserver.credentials_of(kubeconfig))
+    discovery = Discovery(DiscoverOptions(kernel, found, node, address_of(listen)))
+    asyncio.run(until_told_to_stop(discovery.run()))
+
+
+def _needed(found: "Credentials | None") -> "Credentials":
+    if found is None:
+        raise ConfigError(
+            "no API server to ask: there is no service account's token here; expected one, or a kubeconfig",
+            where="--kubeconfig",
+        )
+    return found
+
+
+def _once(kernel: "Kernel", node: NodeName | None, credentials: "Credentials | None") -> None:
+    """Print labels as `kubectl label node` takes them; end with 1 where something could not be told."""
+    from gpuvirt.hardware import sighting
+    from gpuvirt.model.discovery import labels_of
+    from gpuvirt.node.discoverer import unread_line
+
+    seen = sighting.look(kernel)
+    labels = labels_of(seen, before=seen)  # who looks once has waited for what they wanted to wait for
+    for label, value in labels.items():
+        print(f"{label}={value}" if value is not None else f"{label}-")
+    if node is not None:
+        from gpuvirt.apps.discover import label_once
+        from gpuvirt.cluster.client import Client
+
+        asyncio.run(label_once(Client(_needed(credentials)), node, labels))
+    for one in seen.unread:
+        print(f"gpuvirt: {unread_line(one)}", file=sys.stderr)
+    if seen.unread:
+        raise typer.Exit(1)

@@ -1,0 +1,51 @@
+"""A look at a host by whoever needs no rights for it: ids and classes of PCI functions, and `/etc/os-release`.
+
+The kernel keeps a function's id and class from when it found it, so neither is asked of the device.
+"""
+
+import errno
+from collections.abc import Iterator
+
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import parse_pci_address
+from gpuvirt.facts.pci import NVIDIA, Unread
+from gpuvirt.facts.sighting import Sighting
+from gpuvirt.hardware import attributes, pci
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.paths import HostPath
+
+OS_RELEASE = HostPath("/etc/os-release")
+
+GPU_CLASSES = frozenset({0x0300, 0x0302})
+"""VGA and 3D controllers: what NVIDIA's operator looks for. NVSwitches (0x0680) make no node one for GPUs."""
+
+
+def look(kernel: Kernel) -> Sighting:
+    """Return what a host shows now."""
+    verdicts = list(_verdicts(kernel))
+    unread = [one for one in verdicts if isinstance(one, Unread)]
+    gpu = True if True in verdicts else None if unread else False
+    os_release = attributes.read_attribute(kernel, OS_RELEASE)
+    if not isinstance(os_release.value, str):
+        unread.append(os_release.value or Unread(OS_RELEASE, errno=errno.ENOENT))
+    return Sighting(gpu, os_release, tuple(unread))
+
+
+def _verdicts(kernel: Kernel) -> Iterator[bool | Unread]:
+    """Yield for each PCI function whether it is a GPU of NVIDIA's; one that goes away while it is read is none."""
+    names = attributes.names(kernel, pci.DEVICES)
+    if not isinstance(names, list):
+        # A kernel without PCI looks the same as a folder that was not mounted.
+        yield names or Unread(pci.DEVICES, errno=errno.ENOENT)
+        return
+    for name in names:
+        try:
+            address = parse_pci_address(name)
+        except InvalidIdError:
+            continue
+        vendor = attributes.parsed(kernel, pci.attribute(address, "vendor"), attributes.pci_id)
+        if vendor != NVIDIA:
+            yield vendor if isinstance(vendor, Unread) else False
+            continue
+        code = attributes.parsed(kernel, pci.attribute(address, "class"), attributes.pci_class)
+        yield code if isinstance(code, Unread) else code is not None and code >> 8 in GPU_CLASSES

@@ -1,0 +1,157 @@
+"""What a node says of its host: what is seen, what is never made up, and what labels can hold."""
+
+import re
+from collections.abc import Callable
+from errno import EACCES, EIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.platform import Attribute
+from gpuvirt.facts.sighting import Sighting
+from gpuvirt.hardware.sighting import OS_RELEASE, look
+from gpuvirt.model import osrelease
+from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL, Labels, label_value, labels_of
+from gpuvirt.model.osrelease import OsRelease
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import machine_names
+
+Machine = Callable[[str], SimKernel]
+
+A10S = (PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0"))
+DEVICES = HostPath("/sys/bus/pci/devices")
+NOT_NVIDIAS = {"2xFlex170", "8xMI300X"}
+READ = ("vendor", "class")
+NVSWITCH_CLASS = b"0x068000\n"
+
+VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+"""A label's value that is not empty, as Kubernetes checks it."""
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_machines_with_nvidias_gpus_are_known(machine: Machine, name: str) -> None:
+    assert look(machine(name)).gpu is (name not in NOT_NVIDIAS)
+
+
+def test_a_look_opens_nothing_that_can_hang_and_nothing_of_other_kinds(machine: Machine) -> None:
+    kernel = machine("8xA100")
+    look(kernel)
+    ids = {HostPath(f"{DEVICES}/{name}/{what}") for name in kernel.listdir(DEVICES) for what in READ}
+    assert kernel.reads <= ids | {OS_RELEASE}
+    assert kernel.writes == []
+
+
+def test_nvswitches_and_audio_make_no_node_one_for_gpus(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    for address in A10S:
+        kernel.faults.answer(HostPath(f"{DEVICES}/{address}/class"), NVSWITCH_CLASS)
+    assert look(kernel).gpu is False
+
+
+@pytest.mark.parametrize("path", [DEVICES, *(HostPath(f"{DEVICES}/{A10S[0]}/{name}") for name in READ)])
+def test_what_can_not_be_read_is_no_missing_gpu(machine: Machine, path: HostPath) -> None:
+    kernel = machine("2xA10")
+    kernel.unplug(A10S[1])
+    kernel.faults.fail(path, EACCES)
+    seen = look(kernel)
+    assert (seen.gpu, seen.unread) == (None, (Unread(path, errno=EACCES),))
+    assert PRESENT_LABEL not in labels_of(seen, before=seen)
+
+
+def test_one_gpu_that_can_be_read_is_enough(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    kernel.faults.fail(HostPath(f"{DEVICES}/{A10S[0]}/vendor"), EIO)
+    assert look(kernel).gpu is True
+
+
+def test_a_folder_that_is_not_there_says_nothing_of_gpus(machine: Machine) -> None:
+    """A container into which nobody has mounted /sys."""
+    kernel = machine("2xA10")
+    kernel.tree.remove(DEVICES)
+    assert look(kernel).gpu is None
+
+
+def sighting(gpu: bool | None, text: str | None = None) -> Sighting:
+    return Sighting(gpu, Attribute(OS_RELEASE, text))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (None, True, {PRESENT_LABEL: "true"}),
+        (False, True, {PRESENT_LABEL: "true"}),
+        (None, False, {}),
+        (True, False, {}),
+        (False, False, {PRESENT_LABEL: None}),
+        (False, None, {}),
+        (True, None, {}),
+    ],
+)
+def test_a_gpu_is_said_at_once_and_its_absence_when_it_was_seen_twice(
+    before: bool | None, now: bool | None, said: Labels
+) -> None:
+    assert labels_of(sighting(now), sighting(before)) == said
+    assert labels_of(sighting(False), None) == {}, "the first look after a start may be in the middle of a reset"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('NAME="Ubuntu"\nVERSION_ID="22.04"\nID=ubuntu\n', ("ubuntu", "22.04")),
+        ("ID='rhcos'\nVERSION_ID='4.16'\n", ("rhcos", "4.16")),
+        ("ID=arch\n", ("arch", None)),
+        ("", ("linux", None)),
+        ("ID=\nVERSION_ID=\n", ("linux", None)),
+        ("# ID=other\nID=debian\nID=ubuntu\n", ("ubuntu", None)),
+        ('VERSION_ID="15.5 \\"SP\\""\nID="opensuse-leap"', ("opensuse-leap", "15.5__SP")),
+        ("ID=alpine\nVERSION_ID=3.23.0_alpha20250612", ("alpine", "3.23.0_alpha20250612")),
+    ],
+)
+def test_the_system_is_said_as_its_file_says_it(text: str, said: tuple[str, str | None]) -> None:
+    labels = labels_of(sighting(None, text), None)
+    assert (labels[OS_ID_LABEL], labels[OS_VERSION_LABEL]) == said
+
+
+@pytest.mark.parametrize("number", [None, EACCES])
+def test_a_system_that_can_not_be_read_stays_what_it_was(machine: Machine, number: int | None) -> None:
+    kernel = machine("2xA10")
+    if number is None:
+        kernel.tree.remove(OS_RELEASE)
+    else:
+        kernel.faults.fail(OS_RELEASE, number)
+    seen = look(kernel)
+    assert labels_of(seen, None) == {PRESENT_LABEL: "true"}
+    assert [one.path for one in seen.unread] == [OS_RELEASE]
+
+
+@given(st.text(max_size=100))
+def test_any_text_is_a_labels_value_or_none(text: str) -> None:
+    value = label_value(text)
+    assert value is None or VALUE.fullmatch(value)
+    assert (value is None) == (not re.search("[A-Za-z0-9]", re.sub(r"[^A-Za-z0-9_.-]", "_", text)))
+
+
+@given(st.from_regex(VALUE, fullmatch=True))
+def test_what_is_a_labels_value_stays_as_it_is(text: str) -> None:
+    assert label_value(text) == text
+
+
+@given(st.text(max_size=200))
+def test_any_os_release_gives_labels_that_can_be_set(text: str) -> None:
+    labels = labels_of(sighting(True, text), None)
+    assert all(value is None or VALUE.fullmatch(value) for value in labels.values())
+
+
+plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), min_size=1, max_size=20)
+
+
+@given(plain, plain)
+def test_quoted_values_are_read_as_the_shell_reads_them(system: str, version: str) -> None:
+    def quoted(text: str) -> str:
+        return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
+
+    assert osrelease.parse(f"ID={quoted(system)}\nVERSION_ID={quoted(version)}\n") == OsRelease(system, version)
