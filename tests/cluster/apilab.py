@@ -58,9 +58,9 @@ class ApiLab:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def apply_roles(self) -> None:
-        """Apply what deploy/node.yaml lets an agent do, and its namespace; no DaemonSet."""
-        manifests = list(yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text()))
+    def apply_roles(self, file: str = "node.yaml") -> None:
+        """Apply what a manifest of deploy/ lets its pods do, and their namespace; no DaemonSet."""
+        manifests = list(yaml.safe_load_all((ROOT / "deploy" / file).read_text()))
         chosen = [one for one in manifests if one["kind"] not in {"DaemonSet", "ConfigMap"}]
         self.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(chosen))
 
