@@ -64,7 +64,7 @@ class State(StrEnum):
     NOT_READY = "notReady"
 
 
-class Toleration(Part, frozen=True, kw_only=True):
+class Toleration(Part, frozen=True, kw_only=True, omit_defaults=True):
     """A taint that pods don't mind."""
 
     key: str = ""

@@ -1,0 +1,204 @@
+"""Pods as the controller writes them: the fields of core/v1 that operands need."""
+
+import msgspec
+
+from gpuvirt.cluster.kinds.clusterpolicy import Toleration
+from gpuvirt.cluster.kinds.manifests import LocalReference, Written
+from gpuvirt.cluster.kinds.operandparts import Quantity
+
+
+class FieldReference(Written, frozen=True, kw_only=True):
+    """A field of the pod itself: `spec.nodeName`."""
+
+    field_path: str
+
+
+class EnvSource(Written, frozen=True, kw_only=True):
+    """Where a variable's value comes from."""
+
+    field_ref: FieldReference
+
+
+class EnvVar(Written, frozen=True, kw_only=True):
+    """A variable in the environment of a container."""
+
+    name: str
+    value: str | None = None
+    value_from: EnvSource | None = None
+
+
+class EnvFromSource(Written, frozen=True, kw_only=True):
+    """Variables from all entries of a Secret."""
+
+    secret_ref: LocalReference
+
+
+class ResourceNeeds(Written, frozen=True, kw_only=True):
+    """What a container asks for, and what it may use at most."""
+
+    limits: dict[str, Quantity] = msgspec.field(default_factory=dict)
+    requests: dict[str, Quantity] = msgspec.field(default_factory=dict)
+
+
+class SeLinuxOptions(Written, frozen=True, kw_only=True):
+    """What SELinux takes a container for."""
+
+    level: str
+
+
+class SecurityContext(Written, frozen=True, kw_only=True):
+    """What a container may do."""
+
+    privileged: bool | None = None
+    read_only_root_filesystem: bool | None = None
+    run_as_user: int | None = None
+    se_linux_options: SeLinuxOptions | None = None
+
+
+class VolumeMount(Written, frozen=True, kw_only=True):
+    """Where a container sees a volume."""
+
+    name: str
+    mount_path: str
+    read_only: bool = False
+    mount_propagation: str = ""
+    sub_path: str = ""
+
+
+class HostPathSource(Written, frozen=True, kw_only=True):
+    """A file or folder of the host."""
+
+    path: str
+    type: str = ""
+
+
+class KeyToPath(Written, frozen=True, kw_only=True):
+    """An entry of a ConfigMap, and the file that it becomes."""
+
+    key: str
+    path: str
+
+
+class ConfigMapSource(Written, frozen=True, kw_only=True):
+    """The entries of a ConfigMap as files."""
+
+    name: str
+    default_mode: int | None = None
+    items: tuple[KeyToPath, ...] = ()
+
+
+class EmptyDirSource(Written, frozen=True, kw_only=True):
+    """A folder that lasts as long as the pod."""
+
+
+class Volume(Written, frozen=True, kw_only=True):
+    """A volume of a pod."""
+
+    name: str
+    host_path: HostPathSource | None = None
+    config_map: ConfigMapSource | None = None
+    empty_dir: EmptyDirSource | None = None
+
+
+class HttpGet(Written, frozen=True, kw_only=True):
+    """A page that answers."""
+
+    path: str
+    port: int | str
+
+
+class TcpSocket(Written, frozen=True, kw_only=True):
+    """A port that answers."""
+
+    port: int | str
+
+
+class Exec(Written, frozen=True, kw_only=True):
+    """A command inside the container."""
+
+    command: tuple[str, ...]
+
+
+class ProbeSpec(Written, frozen=True, kw_only=True):
+    """How a container is asked how it is; seconds, and numbers of answers."""
+
+    http_get: HttpGet | None = None
+    tcp_socket: TcpSocket | None = None
+    exec: Exec | None = None
+    initial_delay_seconds: int = 0
+    timeout_seconds: int = 0
+    period_seconds: int = 0
+    success_threshold: int = 0
+    failure_threshold: int = 0
+
+
+class LifecycleHandler(Written, frozen=True, kw_only=True):
+    """What is done."""
+
+    exec: Exec
+
+
+class Lifecycle(Written, frozen=True, kw_only=True):
+    """What is done before a container ends."""
+
+    pre_stop: LifecycleHandler
+
+
+class ContainerPort(Written, frozen=True, kw_only=True):
+    """A port that a container serves."""
+
+    name: str
+    container_port: int
+
+
+class Container(Written, frozen=True, kw_only=True):
+    """A container."""
+
+    name: str
+    image: str
+    image_pull_policy: str
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: tuple[EnvVar, ...] = ()
+    env_from: tuple[EnvFromSource, ...] = ()
+    ports: tuple[ContainerPort, ...] = ()
+    resources: ResourceNeeds = ResourceNeeds()
+    security_context: SecurityContext | None = None
+    startup_probe: ProbeSpec | None = None
+    liveness_probe: ProbeSpec | None = None
+    readiness_probe: ProbeSpec | None = None
+    lifecycle: Lifecycle | None = None
+    volume_mounts: tuple[VolumeMount, ...] = ()
+
+
+class PodSpec(Written, frozen=True, kw_only=True):
+    """A pod."""
+
+    service_account_name: str
+    containers: tuple[Container, ...]
+    init_containers: tuple[Container, ...] = ()
+    node_selector: dict[str, str] = msgspec.field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    priority_class_name: str = ""
+    runtime_class_name: str = ""
+    host_network: bool = False
+    dns_policy: str = ""
+    host_pid: bool = msgspec.field(default=False, name="hostPID")
+    host_ipc: bool = msgspec.field(default=False, name="hostIPC")
+    termination_grace_period_seconds: int | None = None
+    image_pull_secrets: tuple[LocalReference, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+
+
+class TemplateMeta(Written, frozen=True, kw_only=True):
+    """What is said of each pod of a DaemonSet."""
+
+    labels: dict[str, str]
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class PodTemplate(Written, frozen=True, kw_only=True):
+    """What the pods of a DaemonSet are."""
+
+    metadata: TemplateMeta
+    spec: PodSpec

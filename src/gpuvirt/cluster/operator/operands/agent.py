@@ -1,0 +1,184 @@
+"""The node agent's DaemonSet, in the place of four of NVIDIA's on nodes for virtual machines, and its settings.
+
+It runs where the controller has labelled a node so, not by `nvidia.com/gpu.deploy.*`: others pause those, and an agent
+that went away would offer nothing meanwhile. Its pods are replaced only by being deleted, so that the controller can
+see one node well before it goes on to the next; `gpuvirt.io/template` tells which are old.
+
+Its pods carry no `app` of the operands that it replaces. Whoever selects those (NVIDIA's vgpu-device-manager and
+driver-manager, and gpuvirt's own `nvidia-k8s-vgpu-dm`) waits for them to be gone, and the agent does not go. Nobody is
+known that waits for one of them to be there.
+"""
+
+from collections.abc import Iterator
+
+from gpuvirt import plain
+from gpuvirt.cluster.agent.names import CONFIG_MAP
+from gpuvirt.cluster.kinds import workloads
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, Toleration
+from gpuvirt.cluster.kinds.manifests import ObjectMeta
+from gpuvirt.cluster.kinds.podparts import (
+    Container,
+    ContainerPort,
+    EnvVar,
+    HttpGet,
+    PodSpec,
+    ProbeSpec,
+    ResourceNeeds,
+    SecurityContext,
+    Volume,
+    VolumeMount,
+)
+from gpuvirt.cluster.kinds.vmoperands import SandboxMode
+from gpuvirt.cluster.kinds.workloads import (
+    ConfigMap,
+    DaemonSet,
+    Manifest,
+    PolicyRule,
+    Role,
+    RoleBinding,
+    RoleReference,
+    Subject,
+)
+from gpuvirt.cluster.operator.operands import assembly, hostpaths
+from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
+from gpuvirt.cluster.operator.operands.site import AGENT_NODE_LABEL, OperandName, Site
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import parse_config_map_name
+
+NAME = OperandName.AGENT.value
+CONFIGS = f"{NAME}-configs"
+CONFIG_FILE = "node.yaml"
+SETTINGS_DIGEST = "gpuvirt.io/settings"
+"""On its pods: what its settings are, which it reads when it starts."""
+TOLERATIONS = (Toleration(key="CriticalAddonsOnly", operator="Exists"), assembly.GPU_TOLERATION)
+OWN_NEEDS = ResourceNeeds(requests={"cpu": "10m", "memory": "48Mi"}, limits={"memory": "256Mi"})
+METRICS = 9410
+
+
+def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+    """Yield what the agent needs on nodes for virtual machines."""
+    if not is_wanted(policy):
+        return
+    try:
+        name = parse_config_map_name(_configs_of(policy))
+    except InvalidIdError as error:
+        yield SpecFault("$.spec.vgpuDeviceManager.config.name", f"{error}; name a ConfigMap, or leave it out")
+        return
+    settings = settings_of(policy)
+    yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, site, NAME), data={CONFIG_FILE: settings})
+    rule = PolicyRule(api_groups=("",), resources=("configmaps",), resource_names=(name,), verbs=("list", "watch"))
+    yield Role(api_version=workloads.RBAC, metadata=_named(policy, site, CONFIGS), rules=(rule,))
+    yield RoleBinding(
+        api_version=workloads.RBAC,
+        metadata=_named(policy, site, CONFIGS),
+        role_ref=RoleReference(api_group=workloads.RBAC.partition("/")[0], kind="Role", name=CONFIGS),
+        subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.namespace),),
+    )
+    yield _daemon_set(policy, site, settings)
+
+
+def is_wanted(policy: ClusterPolicy) -> bool:
+    """Return whether the agent is to run: for KubeVirt, and unless offering is switched off; null is not off."""
+    sandbox, offering = policy.spec.sandbox_workloads, policy.spec.sandbox_device_plugin
+    return sandbox.enabled is True and sandbox.mode is not SandboxMode.KATA and offering.enabled is not False
+
+
+def settings_of(policy: ClusterPolicy) -> str:
+    """Return the agent's settings, as its file says them."""
+    config = policy.spec.vgpu_device_manager.config
+    settings: dict[str, plain.Plain] = {"offer": ["gpu"], "vgpu_config_map": _configs_of(policy)}
+    if config is not None and config.default:
+        settings["vgpu_config"] = config.default
+    return plain.write(settings)
+
+
+def _configs_of(policy: ClusterPolicy) -> str:
+    config = policy.spec.vgpu_device_manager.config
+    return (config.name if config is not None else "") or CONFIG_MAP
+
+
+def _named(policy: ClusterPolicy, site: Site, name: str) -> ObjectMeta:
+    return assembly.metadata(policy, site, OperandName.AGENT, name)
+
+
+def _daemon_set(policy: ClusterPolicy, site: Site, settings: str) -> DaemonSet:
+    plugin = policy.spec.sandbox_device_plugin
+    pod = PodSpec(
+        service_account_name=NAME,
+        node_selector={AGENT_NODE_LABEL: "true", "kubernetes.io/os": "linux"},
+        # Processes that have a device open are found in /proc: one in use by somebody who is no pod is not given away.
+        host_pid=True,
+        host_network=assembly.on_host_network(plugin),
+        termination_grace_period_seconds=15,
+        image_pull_secrets=assembly.secrets(site.pull_secrets, plugin),
+        containers=(_container(policy, site),),
+        volumes=_volumes(policy),
+    )
+    draft = assembly.Draft(
+        OperandName.AGENT,
+        pod,
+        tolerations=TOLERATIONS,
+        labels={"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "node"},
+        annotations={SETTINGS_DIGEST: assembly.digest(settings.encode())},
+        on_delete=True,
+    )
+    return assembly.daemon_set(policy, site, draft)
+
+
+def _container(policy: ClusterPolicy, site: Site) -> Container:
+    plugin, kubelet = policy.spec.sandbox_device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
+    own = (
+        EnvVar(name="GPUVIRT_SYSTEM_ROOT", value="/system"),
+        EnvVar(name="GPUVIRT_KUBELET_DIR", value=kubelet),
+        EnvVar(name="GPUVIRT_VALIDATIONS_DIR", value=hostpaths.VALIDATIONS),
+        hostpaths.field_of("GPUVIRT_NODE_NAME", "spec.nodeName"),
+    )
+    return Container(
+        name="agent",
+        image=site.image,
+        image_pull_policy=site.pull_policy,
+        args=("node", f"--config=/etc/gpuvirt/{CONFIG_FILE}", "--log-format=json"),
+        env=assembly.environment(own, plugin.env),
+        # Opening /dev/vfio/<group>, the one sure test that nobody uses it, is for privileged containers only.
+        security_context=SecurityContext(privileged=True, read_only_root_filesystem=True),
+        ports=(ContainerPort(name="metrics", container_port=METRICS),),
+        liveness_probe=ProbeSpec(
+            http_get=HttpGet(path="/healthz", port="metrics"), period_seconds=30, timeout_seconds=5
+        ),
+        readiness_probe=ProbeSpec(http_get=HttpGet(path="/readyz", port="metrics"), period_seconds=5),
+        resources=assembly.needs(plugin.resources, OWN_NEEDS),
+        volume_mounts=_mounts(kubelet),
+    )
+
+
+def _mounts(kubelet: str) -> tuple[VolumeMount, ...]:
+    return (
+        mount("config", "/etc/gpuvirt", read_only=True),
+        mount("dev", "/dev"),
+        mount("device-plugins", f"{kubelet}/device-plugins"),
+        mount("pod-resources", f"{kubelet}/pod-resources", read_only=True),
+        mount("ledger", "/var/lib/gpuvirt"),
+        mount("run", "/run/gpuvirt"),
+        mount("cdi", "/run/cdi"),
+        mount("validations", hostpaths.VALIDATIONS),
+        # The driver's container mounts its root there, before or after the agent starts.
+        mount("driver-install-dir", hostpaths.DRIVER_DIR, INTO),
+        mount("host-root", "/system", INTO, read_only=True),
+    )
+
+
+def _volumes(policy: ClusterPolicy) -> tuple[Volume, ...]:
+    paths = policy.spec.host_paths
+    kubelet = hostpaths.kubelet_of(paths)
+    return (
+        hostpaths.files("config", NAME),
+        host("dev", "/dev", hostpaths.FOLDER),
+        host("device-plugins", f"{kubelet}/device-plugins", hostpaths.ANY_FOLDER),
+        host("pod-resources", f"{kubelet}/pod-resources", hostpaths.ANY_FOLDER),
+        host("ledger", "/var/lib/gpuvirt", hostpaths.ANY_FOLDER),
+        host("run", "/run/gpuvirt", hostpaths.ANY_FOLDER),
+        host("cdi", "/run/cdi", hostpaths.ANY_FOLDER),
+        host("validations", hostpaths.VALIDATIONS, hostpaths.ANY_FOLDER),
+        host("driver-install-dir", hostpaths.driver_of(paths), hostpaths.ANY_FOLDER),
+        host("host-root", hostpaths.root_of(paths), hostpaths.FOLDER),
+    )

@@ -1,0 +1,161 @@
+"""A DaemonSet put together: what an operand says of itself, and what the policy says of all.
+
+Contract: NVIDIA's operator. Tolerations and the priority class of the policy replace an operand's own; labels and
+annotations of the policy go on DaemonSet and pods, and change none of the labels by which either is found.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuvirt.cluster.kinds import workloads
+from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, Toleration, UpdateStrategy
+from gpuvirt.cluster.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
+from gpuvirt.cluster.kinds.operandparts import EnvVar as WantedVar
+from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
+from gpuvirt.cluster.kinds.podparts import EnvVar, PodSpec, PodTemplate, ResourceNeeds, TemplateMeta
+from gpuvirt.cluster.kinds.workloads import DaemonSet, DaemonSetSpec, LabelSelector, RollingUpdate
+from gpuvirt.cluster.operator.operands.site import (
+    MANAGED_BY,
+    OPERAND_LABEL,
+    PART_OF,
+    TEMPLATE_LABEL,
+    OperandName,
+    Site,
+)
+
+GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+PRIORITY = "system-node-critical"
+OURS = {"app", PART_OF[0], MANAGED_BY[0]}
+"""Labels by which objects and pods are found."""
+OUR_PREFIX = "gpuvirt.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What an operand says of its DaemonSet."""
+
+    operand: OperandName
+    pod: PodSpec
+    name: str = ""
+    """The operand's own where it is empty."""
+    tolerations: tuple[Toleration, ...] = (GPU_TOLERATION,)
+    selected_by: Mapping[str, str] = field(default_factory=dict)
+    """More labels by which its pods are its own, beside `app`."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """More labels of its pods."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """More annotations of its pods."""
+    on_delete: bool = False
+    """Whether its pods are replaced only when somebody deletes them, whatever the policy says of all."""
+    owned: bool = True
+    """Whether it goes away with the policy."""
+
+
+def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
+    """Return a DaemonSet."""
+    wanted = policy.spec.daemonsets
+    name = draft.name or draft.operand.value
+    pod = replace(
+        draft.pod,
+        tolerations=wanted.tolerations or draft.tolerations,
+        priority_class_name=wanted.priority_class_name or PRIORITY,
+        dns_policy="ClusterFirstWithHostNet" if draft.pod.host_network else "",
+    )
+    chosen = {"app": draft.operand.value, **draft.selected_by}
+    labels = {**_free(wanted.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
+    annotations = {**draft.annotations, **wanted.annotations}
+    template = _stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod))
+    return DaemonSet(
+        api_version=workloads.APPS,
+        metadata=replace(
+            metadata(policy, site, draft.operand, name),
+            labels={**_free(wanted.labels), **_found_by(draft.operand), **draft.selected_by},
+            annotations=wanted.annotations,
+            owner_references=_owners(policy) if draft.owned else (),
+        ),
+        spec=DaemonSetSpec(
+            selector=LabelSelector(match_labels=chosen),
+            template=template,
+            update_strategy=_strategy(wanted, on_delete=draft.on_delete),
+        ),
+    )
+
+
+def metadata(
+    policy: ClusterPolicy, site: Site, operand: OperandName, name: str, *, clusterwide: bool = False
+) -> ObjectMeta:
+    """Return the metadata of an object of an operand; it goes away with the policy."""
+    return ObjectMeta(
+        name=name,
+        namespace="" if clusterwide else site.namespace,
+        labels=_found_by(operand),
+        owner_references=_owners(policy),
+    )
+
+
+def _found_by(operand: OperandName) -> dict[str, str]:
+    return {"app": operand.value, **dict((PART_OF, MANAGED_BY)), OPERAND_LABEL: operand.value}
+
+
+def _owners(policy: ClusterPolicy) -> tuple[OwnerReference, ...]:
+    about = policy.metadata
+    return (OwnerReference(api_version=API_VERSION, kind=KIND, name=about.name, uid=about.uid, controller=True),)
+
+
+def template_of(found: DaemonSet) -> str:
+    """Return the digest that pods of a DaemonSet carry which are as it wants them now."""
+    return found.spec.template.metadata.labels[TEMPLATE_LABEL]
+
+
+def digest(content: bytes) -> str:
+    """Return what tells contents apart, short enough for a label."""
+    return sha256(content).hexdigest()[:16]
+
+
+def environment(own: Iterable[EnvVar], wanted: Iterable[WantedVar]) -> tuple[EnvVar, ...]:
+    """Return variables of an operand's own, those of the policy beside them and instead of them, each name once."""
+    by_name = {one.name: one for one in own}
+    for one in wanted:
+        by_name[one.name] = EnvVar(name=one.name, value=one.value)
+    return tuple(by_name.values())
+
+
+def needs(wanted: Resources | None, own: ResourceNeeds | None = None) -> ResourceNeeds:
+    """Return what a container asks for: what the policy says, else what the operand itself does."""
+    if wanted is None:
+        return own or ResourceNeeds()
+    return ResourceNeeds(limits=wanted.limits, requests=wanted.requests)
+
+
+def secrets(*wanted: ImageParts | Iterable[str]) -> tuple[LocalReference, ...]:
+    """Return the Secrets for pulling images, each once."""
+    names: dict[str, None] = {}
+    for one in wanted:
+        names |= dict.fromkeys(one.image_pull_secrets if isinstance(one, ImageParts) else one)
+    return tuple(LocalReference(name=name) for name in names if name)
+
+
+def on_host_network(operand: Operand) -> bool:
+    """Return whether an operand's pods have the host's network."""
+    return operand.host_network is True
+
+
+def _stamped(template: PodTemplate) -> PodTemplate:
+    labels = {**template.metadata.labels, TEMPLATE_LABEL: digest(msgspec.json.encode(template, order="deterministic"))}
+    return replace(template, metadata=replace(template.metadata, labels=labels))
+
+
+def _free(labels: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in labels.items() if key not in OURS and not key.startswith(OUR_PREFIX)}
+
+
+def _strategy(wanted: Daemonsets, *, on_delete: bool) -> workloads.UpdateStrategy:
+    if on_delete or wanted.update_strategy is UpdateStrategy.ON_DELETE:
+        return workloads.UpdateStrategy(type="OnDelete")
+    text = wanted.rolling_update.max_unavailable if wanted.rolling_update is not None else ""
+    most: int | str = int(text) if text.isdecimal() else text or 1
+    return workloads.UpdateStrategy(type="RollingUpdate", rolling_update=RollingUpdate(max_unavailable=most))

@@ -1,0 +1,61 @@
+"""Which image an operand runs: what the policy names, else what the controller was started with.
+
+Contract: NVIDIA's operator. An image is named by repository, name and version, all three; or by the name alone, which
+is the whole reference then; a version that is a digest joins with `@`. What the policy names in part is a fault, and
+not made whole from elsewhere. Images of drivers are built for one operating system each, and end with its tag.
+"""
+
+from collections.abc import Mapping
+
+from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
+from gpuvirt.cluster.kinds.operandparts import ImageParts
+
+MAJOR_ALONE = {"ol", "rocky", "rhel"}
+"""Systems whose images are built for all minor versions."""
+PULL_POLICIES = {"Always", "IfNotPresent", "Never"}
+_DIGEST = "sha256:"
+
+
+def image_of(parts: ImageParts, path: str, images: Mapping[str, str], variable: str) -> str | SpecFault:
+    """Return an operand's image; `path` is where the policy speaks of the operand: `$.spec.vgpuManager`."""
+    named = {"repository": parts.repository, "image": parts.image, "version": parts.version}
+    missing = [name for name, value in named.items() if not value]
+    if missing == ["repository", "version"]:
+        return parts.image
+    if len(missing) == len(named):
+        return images.get(variable) or _none(path, variable)
+    if missing:
+        return SpecFault(f"{path}.{missing[0]}", _incomplete(named))
+    joint = "@" if parts.version.startswith(_DIGEST) else ":"
+    return f"{parts.repository}/{parts.image}{joint}{parts.version}"
+
+
+def with_os(image: str, os_tag: str) -> str:
+    """Return the image that is built for an operating system; one with a digest is that already."""
+    return image if _DIGEST in image else f"{image}-{os_tag}"
+
+
+def os_tag(identity: str, version: str) -> str:
+    """Return the tag of an operating system, from ID and VERSION_ID of its os-release: `ubuntu22.04`, `rhel9`."""
+    name = identity.lower()
+    return f"{name}{version.partition('.')[0] if name in MAJOR_ALONE else version}"
+
+
+def pull_policy(text: str) -> str:
+    """Return when an image is pulled; what is not known is as if it was not set."""
+    return text if text in PULL_POLICIES else "IfNotPresent"
+
+
+def _none(path: str, variable: str) -> SpecFault:
+    return SpecFault(
+        path,
+        f"no image is named: set repository, image and version, or {variable} in the controller's environment",
+    )
+
+
+def _incomplete(named: Mapping[str, str]) -> str:
+    given = " and ".join(f"{name} {value}" for name, value in named.items() if value)
+    return (
+        f"is not set beside {given}: an image needs all of repository, image and version; set all three, or image alone"
+        " with the whole reference, or none of them"
+    )

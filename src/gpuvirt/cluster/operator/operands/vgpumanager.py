@@ -1,0 +1,140 @@
+"""NVIDIA's vGPU manager, the host driver for vGPUs, in an image of the admin's own: a DaemonSet an operating system.
+
+Names, mounts and arguments are those by which NVIDIA's operator runs the same image. Four things are otherwise:
+
+- There is no driver-manager before it. That unbinds all GPUs from their drivers and unloads the driver whenever the pod
+  starts, and takes no machine of KubeVirt's for a user of a GPU. An upgrade is a deleted pod on a node that no machine
+  uses any more.
+- Pods are replaced only by being deleted, whatever the policy says of all DaemonSets: for the same reason.
+- It does not go away with the policy: its pods end the programs that serve running vGPUs.
+- Each operating system has its own, always named after it and bound to its nodes, so that neither a second one nor the
+  last node of a first one changes the pods of others.
+"""
+
+import re
+from collections.abc import Iterator
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Container, EnvVar, KeyToPath, PodSpec, Volume, VolumeMount
+from gpuvirt.cluster.kinds.vmoperands import SandboxMode
+from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
+from gpuvirt.cluster.operator.operands import assembly, hostpaths, images
+from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, BOTH, FOLDER, host, mount
+from gpuvirt.cluster.operator.operands.site import OS_LABEL, OperandName, Site
+
+PATH = "$.spec.vgpuManager"
+IMAGE_VARIABLE = "VGPU_MANAGER_IMAGE"
+SERVICE_ACCOUNT = "nvidia-vgpu-manager"
+CONTAINER = "nvidia-vgpu-manager-ctr"
+DEPLOY_LABEL = "nvidia.com/gpu.deploy.vgpu-manager"
+PARAMETERS = "/drivers"
+"""Where the image looks for files of module parameters, beside the driver that it has there itself."""
+FIRMWARE = "/sys/module/firmware_class/parameters/path"
+
+
+def vgpu_manager(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+    """Yield the DaemonSets, or why there can be none."""
+    spec = policy.spec
+    manager, sandbox = spec.vgpu_manager, spec.sandbox_workloads
+    if sandbox.enabled is not True or sandbox.mode is SandboxMode.KATA or manager.enabled is not True:
+        return
+    if spec.driver.use_nvidia_driver_crd is True:
+        return
+    image = images.image_of(manager, PATH, site.images, IMAGE_VARIABLE)
+    if isinstance(image, SpecFault):
+        yield image
+        return
+    parameters = parameter_files(
+        manager.kernel_module_config.name if manager.kernel_module_config else "", f"{PATH}.kernelModuleConfig", site
+    )
+    if isinstance(parameters, SpecFault):
+        yield parameters
+        return
+    for os_tag in sorted(site.vgpu_os):
+        yield _daemon_set(policy, site, os_tag, images.with_os(image, os_tag), parameters)
+
+
+def named_for(operand: OperandName, os_tag: str) -> str:
+    """Return the name of the DaemonSet for an operating system."""
+    return f"{operand}-{re.sub('[^a-z0-9.-]', '-', os_tag.lower())}".rstrip(".-")
+
+
+Parameters = tuple[tuple[Volume, ...], tuple[VolumeMount, ...]]
+
+
+def parameter_files(config_map: str, path: str, site: Site) -> Parameters | SpecFault:
+    """Return a ConfigMap's entries as files, one by one: as a folder they would hide the driver that is there."""
+    if not config_map:
+        return (), ()
+    entries = site.config_maps.get(config_map)
+    if entries is None:
+        return SpecFault(
+            f"{path}.name",
+            f"there is no ConfigMap {config_map} in the namespace {site.namespace}; make it: kubectl create configmap"
+            f" {config_map} -n {site.namespace} --from-file=nvidia.conf, or leave the name out",
+        )
+    items = tuple(KeyToPath(key=key, path=key) for key in sorted(entries))
+    volume = Volume(name="kernel-module-config", config_map=ConfigMapSource(name=config_map, items=items))
+    mounts = (mount(volume.name, f"{PARAMETERS}/{one.path}", read_only=True, part=one.path) for one in items)
+    return (volume,), tuple(mounts)
+
+
+def _daemon_set(policy: ClusterPolicy, site: Site, os_tag: str, image: str, parameters: Parameters) -> DaemonSet:
+    manager, paths = policy.spec.vgpu_manager, policy.spec.host_paths
+    volumes, mounts = parameters
+    container = Container(
+        name=CONTAINER,
+        image=image,
+        image_pull_policy=images.pull_policy(manager.image_pull_policy),
+        command=("nvidia-driver",),
+        args=manager.args or ("init",),
+        env=assembly.environment((EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="void"),), manager.env),
+        resources=assembly.needs(manager.resources),
+        security_context=hostpaths.PRIVILEGED_S0,
+        volume_mounts=(*_MOUNTS, *mounts),
+    )
+    pod = PodSpec(
+        service_account_name=SERVICE_ACCOUNT,
+        node_selector={DEPLOY_LABEL: "true", OS_LABEL: os_tag},
+        host_pid=True,
+        host_ipc=True,
+        host_network=assembly.on_host_network(manager),
+        termination_grace_period_seconds=120,
+        image_pull_secrets=assembly.secrets(manager),
+        containers=(container,),
+        volumes=(*_volumes(hostpaths.driver_of(paths)), *volumes),
+    )
+    draft = assembly.Draft(
+        OperandName.VGPU_MANAGER,
+        pod,
+        name=named_for(OperandName.VGPU_MANAGER, os_tag),
+        selected_by={OS_LABEL: os_tag},
+        on_delete=True,
+        owned=False,
+    )
+    return assembly.daemon_set(policy, site, draft)
+
+
+_MOUNTS = (
+    mount("run-nvidia", "/run/nvidia", BOTH),
+    mount("host-os-release", "/host-etc/os-release", read_only=True),
+    mount("dev-vfio", "/dev/vfio"),
+    mount("cgroup", "/sys/fs/cgroup"),
+    mount("var-log", "/var/log"),
+    mount("dev-log", "/dev/log"),
+    mount("firmware-search-path", FIRMWARE),
+    mount("nv-firmware", "/lib/firmware"),
+)
+
+
+def _volumes(driver: str) -> tuple[Volume, ...]:
+    return (
+        host("run-nvidia", "/run/nvidia", ANY_FOLDER),
+        host("host-os-release", "/etc/os-release"),
+        host("dev-vfio", "/dev/vfio", FOLDER),
+        host("cgroup", "/sys/fs/cgroup"),
+        host("var-log", "/var/log"),
+        host("dev-log", "/dev/log"),
+        host("firmware-search-path", FIRMWARE),
+        host("nv-firmware", f"{driver}/lib/firmware", ANY_FOLDER),
+    )

@@ -1,0 +1,63 @@
+"""Policies for tests: the full one, and whatever the API server would take."""
+
+from pathlib import Path
+
+import msgspec
+import yaml
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, Spec, StoredPolicy, read_policy
+from gpuvirt.cluster.kinds.schema import Schema, structural
+from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.plain import Plain
+
+GIVEN = Path(__file__).parent.parent / "apiserver"
+SITE = Site(
+    "gpu-operator",
+    "registry.example/gpuvirt:1",
+    vgpu_os=frozenset({"ubuntu22.04"}),
+    container_os=frozenset({"ubuntu22.04", "rhel9"}),
+    config_maps={"kernel-module-params": ("nvidia.conf", "b.conf"), "params": ("nvidia.conf",)},
+)
+NAMES = st.text("abcxyz0123456789-./", max_size=12)
+QUANTITIES = st.sampled_from([1, 0, "200Mi", "500m", "1.5"])
+
+
+def given(name: str) -> dict[str, dict[str, Plain]]:
+    """Return a policy that lies beside the API server's tests."""
+    found: dict[str, dict[str, Plain]] = yaml.safe_load((GIVEN / name).read_text())
+    return found
+
+
+def policy_of(spec: object) -> ClusterPolicy:
+    """Return a policy with a spec, as the API server has stored it."""
+    written = {"metadata": {"name": "cluster-policy", "uid": "0000-1111"}, "spec": spec}
+    found = read_policy(msgspec.json.decode(msgspec.json.encode(written), type=StoredPolicy))
+    assert isinstance(found, ClusterPolicy), found
+    return found
+
+
+def sandbox(**parts: object) -> ClusterPolicy:
+    """Return a policy for virtual machines."""
+    return policy_of({"sandboxWorkloads": {"enabled": True}, **parts})
+
+
+def specs() -> st.SearchStrategy[object]:
+    """Return specs of all shapes that the schema has."""
+    return _values(structural(Spec))
+
+
+def _values(schema: Schema) -> st.SearchStrategy[object]:
+    if schema.int_or_string:
+        return QUANTITIES
+    if schema.enum:
+        return st.sampled_from(schema.enum)
+    if schema.items is not None:
+        return st.lists(_values(schema.items), max_size=3)
+    if schema.additional_properties is not None:
+        return st.dictionaries(NAMES, _values(schema.additional_properties), max_size=2)
+    if schema.properties:
+        values = {name: _values(one) for name, one in schema.properties.items()}
+        needed = {name: values.pop(name) for name in schema.required}
+        return st.fixed_dictionaries(needed, optional=values)
+    return {"string": NAMES, "integer": st.integers(0, 9), "boolean": st.booleans()}[schema.type]

@@ -1,0 +1,268 @@
+"""What a policy comes to: the agent, the vGPU manager, and what all DaemonSets have in common."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from policies import SITE, policy_of, sandbox, specs
+from policies import given as given_policy
+
+from gpuvirt import documents
+from gpuvirt.cluster.kinds.podparts import Container
+from gpuvirt.cluster.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role, encoded, resource_of
+from gpuvirt.cluster.operator.operands.assembly import template_of
+from gpuvirt.cluster.operator.operands.images import os_tag
+from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
+from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
+from gpuvirt.model.settings import Settings
+from gpuvirt.plain import Plain
+
+
+def daemon_sets(found: Rendered) -> dict[str, DaemonSet]:
+    return {one.metadata.name: one for one in found.manifests if isinstance(one, DaemonSet)}
+
+
+def agent_of(found: Rendered) -> DaemonSet:
+    return daemon_sets(found)["gpuvirt-node"]
+
+
+def main_of(found: DaemonSet) -> Container:
+    return found.spec.template.spec.containers[0]
+
+
+def value_of(container: Container, name: str) -> str | None:
+    (found,) = (one.value for one in container.env if one.name == name)
+    return found
+
+
+VGPU = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "570.1"}
+
+
+# --- the agent
+
+
+def test_the_agent_runs_where_the_controller_says_and_waits_to_be_replaced() -> None:
+    agent = agent_of(render(sandbox(), SITE))
+    pod = agent.spec.template.spec
+    assert pod.node_selector["gpuvirt.io/node"] == "true"
+    assert agent.spec.update_strategy.type == "OnDelete"
+    assert main_of(agent).image == "registry.example/gpuvirt:1"
+    labels = agent.spec.template.metadata.labels
+    assert labels["app"] == "gpuvirt-node"
+    assert labels["app.kubernetes.io/part-of"] == "gpu-operator"
+    assert agent.metadata.owner_references[0].uid == "0000-1111"
+    assert value_of(main_of(agent), "GPUVIRT_VALIDATIONS_DIR") == "/run/nvidia/validations"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"sandboxWorkloads": {"enabled": False}},
+        {"sandboxWorkloads": {"enabled": True, "mode": "kata"}},
+        {"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"enabled": False}},
+    ],
+)
+def test_without_virtual_machines_there_is_no_agent(spec: Plain) -> None:
+    assert OperandName.AGENT not in render(policy_of(spec), SITE).operands
+
+
+def test_the_agents_settings_are_what_the_policy_says_of_vgpus_and_fit_the_agent() -> None:
+    config = {"config": {"name": "custom-vgpu-config", "default": "A10-4Q"}}
+    found = render(sandbox(vgpuDeviceManager=config), SITE)
+    (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
+    read = documents.parse(written.data["node.yaml"], Settings, where="node.yaml")
+    assert (read.vgpu_config_map, read.vgpu_config) == ("custom-vgpu-config", "A10-4Q")
+    (role,) = (one for one in found.manifests if isinstance(one, Role))
+    assert role.rules[0].resource_names == ("custom-vgpu-config",)
+    plain = render(sandbox(), SITE)
+    assert template_of(agent_of(found)) != template_of(agent_of(plain)), "it reads its settings when it starts"
+
+
+def test_a_config_map_that_can_not_be_leaves_the_agent_as_it_is() -> None:
+    found = render(sandbox(vgpuDeviceManager={"config": {"name": "No Such"}}), SITE)
+    (fault,) = found.faults
+    assert fault.because.path == "$.spec.vgpuDeviceManager.config.name"
+    assert OperandName.AGENT in found.operands
+    assert "gpuvirt-node" not in daemon_sets(found)
+
+
+def test_paths_of_the_host_are_honoured() -> None:
+    paths = {"rootFS": "/host-root", "driverInstallDir": "/opt/driver", "kubeletRootDir": "/data/kubelet/"}
+    agent = agent_of(render(sandbox(hostPaths=paths), SITE))
+    volumes = {one.name: one.host_path.path for one in agent.spec.template.spec.volumes if one.host_path is not None}
+    assert volumes["host-root"] == "/host-root"
+    assert volumes["driver-install-dir"] == "/opt/driver"
+    assert volumes["device-plugins"] == "/data/kubelet/device-plugins"
+    mounts = {one.name: one.mount_path for one in main_of(agent).volume_mounts}
+    assert mounts["device-plugins"] == "/data/kubelet/device-plugins"
+    assert mounts["driver-install-dir"] == "/run/nvidia/driver"
+    assert value_of(main_of(agent), "GPUVIRT_KUBELET_DIR") == "/data/kubelet"
+
+
+# --- the vGPU manager
+
+
+def test_each_operating_system_has_its_own_vgpu_manager() -> None:
+    site = replace(SITE, vgpu_os=frozenset({"ubuntu22.04", "rhel9"}))
+    found = daemon_sets(render(sandbox(vgpuManager=VGPU), site))
+    ours = {name: one for name, one in found.items() if name.startswith("nvidia-vgpu-manager-daemonset-")}
+    assert {main_of(one).image for one in ours.values()} == {
+        "registry.example/vgpu-manager:570.1-ubuntu22.04",
+        "registry.example/vgpu-manager:570.1-rhel9",
+    }
+    one = ours["nvidia-vgpu-manager-daemonset-rhel9"]
+    selector = one.spec.template.spec.node_selector
+    assert selector == {"nvidia.com/gpu.deploy.vgpu-manager": "true", "gpuvirt.io/os": "rhel9"}
+    assert one.spec.selector.match_labels == {"app": "nvidia-vgpu-manager-daemonset", "gpuvirt.io/os": "rhel9"}
+    alone = daemon_sets(render(sandbox(vgpuManager=VGPU), replace(SITE, vgpu_os=frozenset({"rhel9"}))))
+    assert alone["nvidia-vgpu-manager-daemonset-rhel9"] == one, "another operating system changes nothing"
+
+
+def test_nothing_that_unbinds_gpus_runs_beside_virtual_machines() -> None:
+    everything = {**VGPU, "driverManager": {"repository": "r", "image": "k8s-driver-manager", "version": "v1"}}
+    strategy = {"updateStrategy": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}}
+    found = daemon_sets(render(sandbox(vgpuManager=everything, daemonsets=strategy), SITE))
+    for name in ("gpuvirt-node", "nvidia-vgpu-manager-daemonset-ubuntu22.04"):
+        assert found[name].spec.update_strategy.type == "OnDelete"
+        assert found[name].spec.template.spec.init_containers == ()
+    manager = found["nvidia-vgpu-manager-daemonset-ubuntu22.04"]
+    assert manager.metadata.owner_references == (), "its pods would go with the policy"
+
+
+@pytest.mark.parametrize(
+    ("image", "found"),
+    [
+        ({"repository": "r/x", "image": "m", "version": "1"}, "r/x/m:1-ubuntu22.04"),
+        ({"repository": "r", "image": "m", "version": "sha256:00"}, "r/m@sha256:00"),
+        ({"image": "r/m@sha256:00"}, "r/m@sha256:00"),
+        ({"image": "r/m:1"}, "r/m:1-ubuntu22.04"),
+        ({}, "env/m:2-ubuntu22.04"),
+    ],
+)
+def test_an_image_is_what_the_policy_names_else_what_the_controller_has(image: Plain, found: str) -> None:
+    assert isinstance(image, dict)
+    site = replace(SITE, images={"VGPU_MANAGER_IMAGE": "env/m:2"})
+    rendered = daemon_sets(render(sandbox(vgpuManager={"enabled": True, **image}), site))
+    assert main_of(rendered["nvidia-vgpu-manager-daemonset-ubuntu22.04"]).image == found
+
+
+@pytest.mark.parametrize(
+    ("image", "path", "said"),
+    [
+        ({}, "$.spec.vgpuManager", "VGPU_MANAGER_IMAGE"),
+        ({"version": "1"}, "$.spec.vgpuManager.repository", "beside version 1"),
+        ({"repository": "r", "image": "m"}, "$.spec.vgpuManager.version", "beside repository r and image m"),
+    ],
+)
+def test_an_image_in_part_is_a_fault_and_the_rest_is_rendered(image: Plain, path: str, said: str) -> None:
+    assert isinstance(image, dict)
+    found = render(sandbox(vgpuManager={"enabled": True, **image}), SITE)
+    (fault,) = (one for one in found.faults if one.operand is OperandName.VGPU_MANAGER)
+    assert (fault.because.path, said in fault.because.message) == (path, True)
+    assert "gpuvirt-node" in daemon_sets(found)
+    assert OperandName.VGPU_MANAGER in found.operands
+
+
+def test_module_parameters_are_mounted_one_by_one_and_must_be_there() -> None:
+    policy = sandbox(vgpuManager={**VGPU, "kernelModuleConfig": {"name": "kernel-module-params"}})
+    assert config_maps_of(policy) == {"kernel-module-params"}
+    manager = daemon_sets(render(policy, SITE))["nvidia-vgpu-manager-daemonset-ubuntu22.04"]
+    mounts = [one for one in main_of(manager).volume_mounts if one.mount_path.startswith("/drivers")]
+    assert [(one.mount_path, one.sub_path) for one in mounts] == [
+        ("/drivers/b.conf", "b.conf"),
+        ("/drivers/nvidia.conf", "nvidia.conf"),
+    ]
+    (fault,) = render(policy, replace(SITE, config_maps={})).faults
+    assert fault.because.path == "$.spec.vgpuManager.kernelModuleConfig.name"
+    assert "kubectl create configmap kernel-module-params" in fault.because.message
+
+
+@pytest.mark.parametrize(
+    ("identity", "version", "tag"),
+    [
+        ("ubuntu", "22.04", "ubuntu22.04"),
+        ("rhel", "9.4", "rhel9"),
+        ("rocky", "8", "rocky8"),
+        ("rhcos", "4.14", "rhcos4.14"),
+    ],
+)
+def test_tags_of_operating_systems(identity: str, version: str, tag: str) -> None:
+    assert os_tag(identity, version) == tag
+
+
+# --- what all have in common
+
+
+def test_what_the_policy_says_of_all_daemon_sets_is_on_all() -> None:
+    common = {
+        "labels": {"team": "gpu", "app": "mine", "app.kubernetes.io/managed-by": "me", "gpuvirt.io/template": "x"},
+        "annotations": {"note": "n"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "priorityClassName": "low",
+    }
+    for one in daemon_sets(render(sandbox(vgpuManager=VGPU, daemonsets=common), SITE)).values():
+        for labels in (one.metadata.labels, one.spec.template.metadata.labels):
+            assert labels["team"] == "gpu"
+            assert labels["app"] != "mine"
+            assert labels["app.kubernetes.io/managed-by"] == "gpuvirt"
+        assert one.spec.template.metadata.annotations["note"] == "n"
+        assert [taint.key for taint in one.spec.template.spec.tolerations] == ["a"]
+        assert one.spec.template.spec.priority_class_name == "low"
+
+
+def test_variables_stand_once_and_the_policys_go_before() -> None:
+    env = [{"name": "GPUVIRT_SYSTEM_ROOT", "value": "/x"}, {"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
+    container = main_of(agent_of(render(sandbox(sandboxDevicePlugin={"env": env}), SITE)))
+    assert value_of(container, "A") == "2"
+    assert value_of(container, "GPUVIRT_SYSTEM_ROOT") == "/x"
+
+
+def test_pods_that_are_as_wanted_are_told_from_old_ones() -> None:
+    before = agent_of(render(sandbox(), SITE))
+    assert template_of(agent_of(render(sandbox(), SITE))) == template_of(before)
+    newer = agent_of(render(sandbox(), replace(SITE, image="registry.example/gpuvirt:2")))
+    assert template_of(newer) != template_of(before)
+    assert template_of(newer) == newer.spec.template.metadata.labels["gpuvirt.io/template"]
+
+
+# --- any policy
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(specs())
+def test_any_policy_renders(spec: object) -> None:
+    found = render(policy_of(spec), SITE)
+    again = render(policy_of(spec), SITE)
+    assert [encoded(one) for one in found.manifests] == [encoded(one) for one in again.manifests]
+    places = [(resource_of(one).path, one.metadata.name) for one in found.manifests]
+    assert len(places) == len(set(places)), "no object twice"
+    for one in found.manifests:
+        assert msgspec.json.decode(encoded(one), type=Manifest) == one
+        assert one.metadata.labels["app.kubernetes.io/managed-by"] == "gpuvirt"
+        if isinstance(one, DaemonSet):
+            check(one)
+    for fault in found.faults:
+        assert fault.because.path.startswith("$.spec.")
+        assert not daemon_sets(found).get(fault.operand.value)
+
+
+def check(found: DaemonSet) -> None:
+    """What the API server asks of each."""
+    template = found.spec.template
+    assert found.spec.selector.match_labels.items() <= template.metadata.labels.items()
+    volumes = [one.name for one in template.spec.volumes]
+    assert len(volumes) == len(set(volumes))
+    for container in (*template.spec.init_containers, *template.spec.containers):
+        for keys in (
+            [one.name for one in container.env],
+            [one.mount_path for one in container.volume_mounts],
+        ):
+            assert len(keys) == len(set(keys)), keys
+        assert {one.name for one in container.volume_mounts} <= set(volumes)
+
+
+def test_the_full_policy_renders_without_a_fault() -> None:
+    full = given_policy("fullpolicy.yaml")["spec"]
+    assert render(policy_of(full), SITE).faults == ()
