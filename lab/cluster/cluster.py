@@ -44,6 +44,7 @@ class Cluster:
         self.down()
         settings.write_all(self.folder)
         leftovers.make_bridge()
+        _share_mounts()
         self._start("etcd", "etcd", *_etcd(self.folder))
         self._until(lambda: self._answers("http://127.0.0.1:12379/health"), "etcd")
         self.start_api_server()
@@ -161,6 +162,11 @@ class Cluster:
 def cluster() -> Cluster:
     """Return the lab's cluster, running or not; builds the commands where there are none."""
     return Cluster(cache_root() / "cluster", binaries())
+
+
+def _share_mounts() -> None:
+    """Have mounts of the host be seen in pods that ask for that, as on every machine that systemd has started."""
+    subprocess.run(["mount", "--make-rshared", "/"], check=True)
 
 
 def _alive(pid: int) -> bool:

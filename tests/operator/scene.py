@@ -8,7 +8,8 @@ import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.mirror import key_of
-from gpuvirt.cluster.operator.decisions import Decisions, Site, decide
+from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
+from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
@@ -16,7 +17,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SITE = Site("gpu-operator")
+HOME = Home("gpu-operator")
 NFD = {"feature.node.kubernetes.io/pci-10de.present": "true"}
 ALL_ON = {
     "sandboxWorkloads": {"enabled": True},
@@ -57,10 +58,9 @@ class Scene:
             {key_of(one): one for one in self.policies},
             {key_of(one): one for one in self.nodes},
             {key_of(one): one for one in self.gpu_nodes},
-            {},
-            {key_of(one): one for one in self.pods},
+            There(pods={key_of(one): one for one in self.pods}),
             self.other_operator,
         )
 
-    def decided(self, site: Site = SITE, failures: Sequence[str] = ()) -> Decisions:
-        return decide(self.picture, site, failures, AT)
+    def decided(self, home: Home = HOME, failures: Sequence[str] = ()) -> Decisions:
+        return decide(self.picture, home, failures, AT)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from msgspec.structs import replace as with_
-from scene import NFD, SITE, Scene, node, policy
+from scene import HOME, NFD, Scene, node, policy
 
 from gpuvirt.cluster.election import Lease, LeaseSpec
 from gpuvirt.cluster.kinds.clusterpolicy import State
@@ -170,7 +170,7 @@ def test_beside_nvidias_operator_nothing_is_done_unless_that_is_wanted() -> None
     assert ready(refused).reason == "OtherOperator"
     assert "--coexist" in ready(refused).message
     assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in refused.writes)
-    beside = scene.decided(replace(SITE, coexists=True))
+    beside = scene.decided(replace(HOME, coexists=True))
     assert [one.target.name for one in beside.writes] == ["node01", "node01"]
     (patch,) = (one.patch for one in beside.writes if isinstance(one, PatchNode))
     assert patch.metadata.labels == {NODE_LABEL: "true", "nvidia.com/gpu.deploy.operands": "false"}
@@ -197,7 +197,7 @@ def test_who_pauses_others_is_seen_by_its_pod() -> None:
     def pod(app: str, *, is_ready: bool) -> OperandPod:
         conditions = (PodCondition("Ready", "True" if is_ready else "False"),)
         metadata = Metadata(name=f"{app}-{is_ready}", labels={"app": app})
-        return OperandPod(metadata, PodSpec("node01"), PodStatus("Running", conditions))
+        return OperandPod(metadata, PodSpec("node01"), PodStatus("Running", conditions=conditions))
 
     manager, driver = "nvidia-vgpu-device-manager", "nvidia-vgpu-manager-daemonset"
     assert pausers_by_node([pod(manager, is_ready=True)]) == {"node01": frozenset({PAUSED_FOR_VGPUS})}

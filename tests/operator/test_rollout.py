@@ -19,7 +19,7 @@ def pod(node: int, template: str, *, ready: bool = True, going: bool = False) ->
         labels={TEMPLATE_LABEL: template},
         deletion_timestamp="2026-01-01T00:00:00Z" if going else "",
     )
-    status = PodStatus("Running", (PodCondition("Ready", "True" if ready else "False"),))
+    status = PodStatus("Running", conditions=(PodCondition("Ready", "True" if ready else "False"),))
     return OperandPod(metadata, PodSpec(f"node{node:02}"), status)
 
 

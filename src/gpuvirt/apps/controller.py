@@ -13,7 +13,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.operator.controller import Controller, Hands
-from gpuvirt.cluster.operator.decisions import Site
+from gpuvirt.cluster.operator.decisions import Home
 from gpuvirt.tasks import keep_going
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
@@ -26,7 +26,7 @@ class ControllerOptions:
     """Everything that the process is told."""
 
     credentials: Credentials
-    site: Site
+    home: Home
     elects: bool = True
     """Whether one leads among several; else this one does at once."""
     listen: tuple[str, int] | None = None
@@ -43,7 +43,7 @@ class Process:
         self._options = options
         self._hands = Hands(Client(options.credentials), options.clock, random)
         me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
-        candidacy = Candidacy(options.site.namespace, LEASE, me)
+        candidacy = Candidacy(options.home.namespace, LEASE, me)
         self._election = Election(self._hands.client, candidacy, options.clock, random)
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Process:
             group.create_task(self._election.run(self._lead) if options.elects else self._lead())
 
     async def _lead(self) -> None:
-        self.term = Controller(self._hands, self._options.site)
+        self.term = Controller(self._hands, self._options.home)
         try:
             await self.term.run()
         finally:

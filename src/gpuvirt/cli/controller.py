@@ -1,6 +1,7 @@
 """`gpuvirt controller`: what all nodes are for, and what is to run where for that."""
 
 import asyncio
+import os
 from typing import Annotated
 
 import typer
@@ -34,6 +35,21 @@ def controller(  # noqa: PLR0913  one parameter an option
             help="Run beside NVIDIA's GPU operator: nodes labelled for virtual machines are ours, the others its.",
         ),
     ] = False,
+    image: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_IMAGE",
+            metavar="IMAGE",
+            help="gpuvirt's own image, which node agents run; without it nothing is deployed.",
+        ),
+    ] = "",
+    image_pull_policy: Annotated[
+        str, typer.Option(envvar="GPUVIRT_IMAGE_PULL_POLICY", metavar="POLICY", help="When that image is pulled.")
+    ] = "IfNotPresent",
+    image_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(envvar="GPUVIRT_IMAGE_PULL_SECRETS", metavar="NAME", help="A Secret for pulling it."),
+    ] = None,
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Where to serve metrics and probes.")
     ] = ":8080",
@@ -46,7 +62,7 @@ def controller(  # noqa: PLR0913  one parameter an option
     doing what they were last told.
     """
     from gpuvirt.apps.controller import ControllerOptions, run_until_told_to_stop
-    from gpuvirt.cluster.operator.decisions import Site
+    from gpuvirt.cluster.operator.decisions import Home
 
     set_up(log_format, verbose=verbose)
     credentials = apiserver.credentials_of(kubeconfig)
@@ -61,7 +77,14 @@ def controller(  # noqa: PLR0913  one parameter an option
         raise ConfigError(str(error), where="--namespace") from error
     options = ControllerOptions(
         credentials=credentials,
-        site=Site(namespace=home, coexists=coexist),
+        home=Home(
+            namespace=home,
+            coexists=coexist,
+            image=image or None,
+            pull_policy=image_pull_policy,
+            pull_secrets=tuple(image_pull_secret or ()),
+            images={name: value for name, value in os.environ.items() if name.endswith("_IMAGE")},  # noqa: TID251
+        ),
         elects=leader_elect,
         listen=address_of(listen),
     )

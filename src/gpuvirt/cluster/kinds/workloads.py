@@ -164,6 +164,18 @@ def resource_of(manifest: Manifest) -> Resource:
     return Resource(_PLURALS[type(manifest)], group, version, manifest.metadata.namespace or None)
 
 
+def made_in(namespace: str) -> tuple[Resource, ...]:
+    """Return the collections in which operands have objects, in the order in which these may be taken away."""
+    return (
+        Resource("daemonsets", "apps", "v1", namespace),
+        Resource("services", namespace=namespace),
+        Resource("rolebindings", "rbac.authorization.k8s.io", "v1", namespace),
+        Resource("roles", "rbac.authorization.k8s.io", "v1", namespace),
+        Resource("configmaps", namespace=namespace),
+        Resource("runtimeclasses", "node.k8s.io", "v1"),
+    )
+
+
 def encoded(manifest: Manifest) -> bytes:
     """Return an object as it is sent, always the same for the same object."""
     return msgspec.json.encode(manifest, order="deterministic")

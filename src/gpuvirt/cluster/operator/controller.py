@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -10,19 +11,31 @@ from typing import TypeVar
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
-from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
-from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.kinds.workloads import made_in
+from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
-from gpuvirt.cluster.operator.decisions import Decisions, Site, decide
+from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
+from gpuvirt.cluster.operator.deployment import There
+from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject
+from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import DaemonSetObject, NodeObject, OperandPod, daemon_sets
+from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.operator.writer import Writer
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, PatchNode, PatchPolicyStatus, Write
+from gpuvirt.cluster.operator.writes import (
+    ApplyGpuNode,
+    ApplyObject,
+    DeleteObject,
+    PatchNode,
+    PatchPolicyStatus,
+    Target,
+    Write,
+)
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, pods
 from gpuvirt.tasks import keep_going
@@ -49,21 +62,28 @@ class Hands:
 class Controller:
     """One term of leading: it begins with nothing known, and nothing is decided before all was heard."""
 
-    def __init__(self, hands: Hands, site: Site) -> None:
+    def __init__(self, hands: Hands, home: Home) -> None:
         self.decisions: Decisions | None = None
         """What was last decided."""
         self._hands = hands
-        self._site = site
+        self._home = home
         self._changed = Signal()
         self._writer = Writer(self._write, hands.clock, hands.random)
         self._announcer = Announcer(hands.client, hands.clock)
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
         self._nodes = Store(Collection(NODES, NodeObject), self._changed)
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
-        self._daemon_sets = Store(Collection(daemon_sets(site.namespace), DaemonSetObject), self._changed)
-        self._pods = Store(Collection(pods(site.namespace), OperandPod), self._changed)
+        self._made = {one.collection.resource: one for one in self._stores_of_made()}
+        self._marks: dict[Target, Mark] = {}
+        self._pods = Store(Collection(pods(home.namespace), OperandPod), self._changed)
         self._leases = Store(its_leases(), self._changed)
         self._other = OtherOperator()
+
+    def _stores_of_made(self) -> Iterator[Store[StoredObject]]:
+        """Yield what operands' objects are kept in; ConfigMaps of others, too, since a policy may name them."""
+        for resource in made_in(self._home.namespace):
+            labelled = "" if resource.plural == "configmaps" else OPERAND_LABEL
+            yield Store(Collection(resource, StoredObject, labelled=labelled), self._changed)
 
     @property
     def settled(self) -> bool:
@@ -86,7 +106,8 @@ class Controller:
             self._follow(group, self._policies)
             self._follow(group, self._nodes)
             self._follow(group, self._gpu_nodes)
-            self._follow(group, self._daemon_sets)
+            for store in self._made.values():
+                self._follow(group, store)
             self._follow(group, self._pods)
             self._follow(group, self._leases, self._hear_lease)
             for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
@@ -120,7 +141,7 @@ class Controller:
             if picture is None:
                 continue
             now, failures = self._hands.clock.now(), self._writer.failures
-            self.decisions = decide(picture, self._site, failures, now)
+            self.decisions = decide(picture, self._home, failures, now)
             self._writer.offer(self.decisions.writes)
             await self._announcer.tell(self.decisions.news)
             await self._hands.clock.sleep(PAUSE_S)
@@ -128,13 +149,14 @@ class Controller:
     def _picture(self) -> Picture | None:
         """Return what is known; None before all of it was heard."""
         policies, nodes, gpu_nodes = self._policies.objects, self._nodes.objects, self._gpu_nodes.objects
-        sets, found = self._daemon_sets.objects, self._pods.objects
-        if policies is None or nodes is None or gpu_nodes is None or sets is None or found is None:
+        found = self._pods.objects
+        if policies is None or nodes is None or gpu_nodes is None or found is None:
             return None
-        if self._leases.objects is None:
+        stored = {resource: store.objects for resource, store in self._made.items() if store.objects is not None}
+        if self._leases.objects is None or len(stored) < len(self._made):
             return None
         other = self._other.active(self._hands.clock.monotonic_s())
-        return Picture(policies, nodes, gpu_nodes, sets, found, other)
+        return Picture(policies, nodes, gpu_nodes, There(stored, found, self._marks), other)
 
     async def _write(self, write: Write) -> None:
         """Do one write, and know what came of it before the watch says it. Raises ApiError."""
@@ -144,6 +166,12 @@ class Controller:
                 self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, NodeObject))
             case ApplyGpuNode(content=content):
                 self._gpu_nodes.take(await client.apply(target.resource, target.name, content, OwnedGpuNode))
+            case ApplyObject(content=content):
+                applied = await client.apply(target.resource, target.name, content, StoredObject)
+                self._made[target.resource].take(applied)
+                self._marks[target] = Mark(applied.metadata.annotations.get(DIGEST_ANNOTATION, ""), applied.version)
+            case DeleteObject(uid=uid):
+                await self._delete(target, uid)
             case PatchPolicyStatus(status=status):
                 self._policies.take(
                     await client.patch(
@@ -151,8 +179,17 @@ class Controller:
                     )
                 )
 
+    async def _delete(self, target: Target, uid: str) -> None:
+        """Delete an object, which may have gone meanwhile; what else has its name by now stays. Raises ApiError."""
+        with suppress(NotFoundError, ConflictError):
+            await self._hands.client.delete(target.resource, target.name, uid)
+        store = self._pods if target.resource.plural == "pods" else self._made[target.resource]
+        store.drop(ObjectKey(target.resource.namespace or "", target.name))
+
     def troubles(self) -> Iterator[ApiError]:
         """Yield why collections can't be heard."""
-        for store in (self._policies, self._nodes, self._gpu_nodes, self._daemon_sets, self._pods, self._leases):
-            if store.trouble is not None:
-                yield store.trouble
+        made = (store.trouble for store in self._made.values())
+        followed = (self._policies, self._nodes, self._gpu_nodes, self._pods, self._leases)
+        for error in (*(store.trouble for store in followed), *made):
+            if error is not None:
+                yield error

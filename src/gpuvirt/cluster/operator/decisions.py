@@ -1,30 +1,44 @@
 """All that follows from one picture: what is to be written, and what somebody should hear."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, SpecFault, Status, StoredPolicy
-from gpuvirt.cluster.operator import nodes, policies, status
+from gpuvirt.cluster.operator import deployment, nodes, policies, status
 from gpuvirt.cluster.operator.announcer import News, node_news, policy_news
+from gpuvirt.cluster.operator.deployment import Deployment, OperandState
+from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER
 from gpuvirt.cluster.operator.nodes import NodeDecisions, NodeVerdict
+from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
+from gpuvirt.cluster.operator.operands.site import Site
 from gpuvirt.cluster.operator.picture import Picture
+from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.operator.policies import Choice
+from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.status import Progress
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target, Write
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.workload import Workload
 
 COEXIST_OPTION = "--coexist"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Home:
     """What the controller was told about itself."""
 
     namespace: str
     """Where it and what it deploys run."""
     coexists: bool = False
     """Whether NVIDIA's operator has all nodes that are not for machines, and the ClusterPolicy."""
+    image: str | None = None
+    """gpuvirt's own, which agents run; without it nothing is deployed, and what is stays as it is."""
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Images for operands of which the policy names none, by variable: `VGPU_MANAGER_IMAGE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +51,78 @@ class Decisions:
     progress: Progress = field(default_factory=Progress)
     policy: str | None = None
     """The ClusterPolicy that counts."""
+    operands: tuple[OperandState, ...] = ()
 
 
-def decide(picture: Picture, site: Site, failures: Sequence[str], at: datetime) -> Decisions:
+def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) -> Decisions:
     """Return what follows; `failures` are writes that could not be done."""
     choice = policies.choose(picture.policies.values())
     if choice is None:
         return Decisions()  # without a policy nothing is wanted, and what was deployed before stays as it is
-    troubles = tuple(_troubles(choice, picture, site))
-    found = NodeDecisions((), (), {})
+    troubles = tuple(_troubles(choice, picture, home))
+    found, deployed = NodeDecisions((), (), {}), Deployment()
     if not troubles and isinstance(choice.policy, ClusterPolicy):
-        found = nodes.decide(picture, choice.policy, beside=site.coexists, stopped_because=None)
-    progress = Progress(nodes=found.verdicts, troubles=troubles, failures=failures)
-    writes = (*found.writes, *_statuses(choice, progress, site, at))
+        found = nodes.decide(picture, choice.policy, beside=home.coexists, stopped_because=None)
+        deployed = _deployment(picture, choice.policy, home, found.placements)
+    operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
+    progress = Progress(nodes=found.verdicts, operands=operands, troubles=troubles, failures=failures)
+    writes = (*found.writes, *deployed.writes, *_statuses(choice, progress, home, at))
     news = (*node_news(picture.nodes.values(), found.placements), *policy_news(choice, status.verdict_of(progress)))
-    return Decisions(writes, news, found.verdicts, progress, choice.stored.metadata.name)
+    return Decisions(writes, news, found.verdicts, progress, choice.stored.metadata.name, deployed.states)
 
 
-def _troubles(choice: Choice, picture: Picture, site: Site) -> Iterator[Reason]:
+def _deployment(picture: Picture, policy: ClusterPolicy, home: Home, placements: Mapping[str, Placement]) -> Deployment:
+    if home.image is None:
+        return Deployment()
+    rendered = render(policy, site_of(picture, policy, home, home.image, placements))
+    return deployment.decide(policy, rendered, picture.there, placements)
+
+
+def site_of(
+    picture: Picture, policy: ClusterPolicy, home: Home, image: str, placements: Mapping[str, Placement]
+) -> Site:
+    """Return the cluster, as far as operands depend on it."""
+    named = {key.name: one for key, one in picture.nodes.items()}
+    return Site(
+        namespace=home.namespace,
+        image=image,
+        pull_policy=home.pull_policy,
+        pull_secrets=home.pull_secrets,
+        images=home.images,
+        vgpu_os=frozenset(_systems(named, placements, Workload.VGPU, f"{DEPLOY}{VGPU_DRIVER}")),
+        container_os=frozenset(_systems(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
+        runtime=_runtime(named, placements),
+        config_maps={
+            name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
+        },
+        coexists=home.coexists,
+    )
+
+
+def _systems(
+    named: Mapping[str, NodeObject], placements: Mapping[str, Placement], workload: Workload, label: str
+) -> Iterator[str]:
+    """Yield the systems of nodes that are for a workload, and of those on which its driver runs still."""
+    for name, placement in placements.items():
+        labels = named[name].metadata.labels
+        if OS_LABEL in labels and (label in labels or (placement.present and placement.workload is workload)):
+            yield labels[OS_LABEL]
+
+
+def _runtime(named: Mapping[str, NodeObject], placements: Mapping[str, Placement]) -> str:
+    """Return the container runtime of most nodes for containers."""
+    found = Counter(
+        named[name].status.node_info.container_runtime_version.partition("://")[0]
+        for name, placement in sorted(placements.items())
+        if placement.present and placement.workload is Workload.CONTAINER
+    )
+    return found.most_common(1)[0][0] if found else "containerd"
+
+
+def _troubles(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
     """Yield what keeps a policy from being carried out at all: then nothing is changed anywhere."""
     name = policies.called(choice.stored.metadata.name)
-    if picture.other_operator is not None and not site.coexists:
+    if picture.other_operator is not None and not home.coexists:
         yield Reason(
             ReasonCode.OTHER_OPERATOR,
             "NVIDIA's GPU operator",
@@ -77,14 +142,14 @@ def _troubles(choice: Choice, picture: Picture, site: Site) -> Iterator[Reason]:
         )
 
 
-def _statuses(choice: Choice, progress: Progress, site: Site, at: datetime) -> Iterator[PatchPolicyStatus]:
+def _statuses(choice: Choice, progress: Progress, home: Home, at: datetime) -> Iterator[PatchPolicyStatus]:
     """Yield statuses that are not what they should be; beside NVIDIA's operator they are its own."""
-    if site.coexists:
+    if home.coexists:
         return
     stored = choice.stored
-    yield from _status(stored, status.status_of(progress, stored.metadata, stored.status, site.namespace, at))
+    yield from _status(stored, status.status_of(progress, stored.metadata, stored.status, home.namespace, at))
     for other in choice.ignored:
-        wanted = status.ignored(stored.metadata.name, other.metadata, other.status, site.namespace, at)
+        wanted = status.ignored(stored.metadata.name, other.metadata, other.status, home.namespace, at)
         yield from _status(other, wanted)
 
 

@@ -25,6 +25,14 @@ GPU_FEATURES = (
 )
 """Any of these with value `true`: NFD's, and that of `gpuvirt discover`."""
 
+OS_LABEL = "gpuvirt.io/os"
+"""The tag by which images of drivers are chosen: `ubuntu22.04`."""
+OS_SOURCES = (
+    (f"{FEATURES}system-os_release.ID", f"{FEATURES}system-os_release.VERSION_ID"),
+    ("gpuvirt.io/os-release.id", "gpuvirt.io/os-release.version-id"),
+)
+"""Where a node says its system and version: NFD's labels, and those of `gpuvirt discover`."""
+
 DEPLOY = "nvidia.com/gpu.deploy."
 SETS = {
     Workload.CONTAINER: (

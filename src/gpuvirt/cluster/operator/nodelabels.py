@@ -18,10 +18,13 @@ from gpuvirt.cluster.operator.names import (
     NODE_LABEL,
     OPERANDS_LABEL,
     OPERANDS_OFF_ANNOTATION,
+    OS_LABEL,
+    OS_SOURCES,
     PRESENT_LABEL,
     SETS,
     VGPU_DRIVER,
 )
+from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import Workload
@@ -55,7 +58,7 @@ def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
         if labels.get(PRESENT_LABEL) == "true":
             wanted[PRESENT_LABEL] = "false"
         return Keys(wanted | _without_all(labels, placement))
-    wanted[PRESENT_LABEL] = "true"
+    wanted |= {PRESENT_LABEL: "true", **_os(labels)}
     if labels.get(OPERANDS_LABEL) == "false":
         return Keys(wanted | _without_all(labels, placement))
     if placement.workload is None:
@@ -89,8 +92,16 @@ def taken_back(metadata: Metadata) -> Keys:
     """Return what a node is to say when nothing of ours runs any more."""
     ours = metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     labels: dict[str, str | None] = dict.fromkeys(label for label in metadata.labels if label in ALL)
-    labels |= dict.fromkeys((PRESENT_LABEL, NODE_LABEL, *((OPERANDS_LABEL,) if ours else ())))
+    labels |= dict.fromkeys((PRESENT_LABEL, NODE_LABEL, OS_LABEL, *((OPERANDS_LABEL,) if ours else ())))
     return Keys(labels, {OPERANDS_OFF_ANNOTATION: None})
+
+
+def _os(labels: Labels) -> dict[str, str | None]:
+    """Return the tag of the node's system; where nobody says it, what it was said to be."""
+    for identity, version in OS_SOURCES:
+        if identity in labels and version in labels:
+            return {OS_LABEL: os_tag(labels[identity], labels[version])}
+    return {}
 
 
 def _without_all(labels: Labels, placement: Placement) -> dict[str, str | None]:

@@ -42,7 +42,7 @@ def decide(picture: Picture, policy: ClusterPolicy, *, beside: bool, stopped_bec
     if beside:
         defaults = replace(defaults, sandboxed=True, workload=Workload.CONTAINER)
     carving = policies.carving_of(policy, stopped_because=stopped_because)
-    pausers = pausers_by_node(picture.pods.values())
+    pausers = pausers_by_node(picture.there.pods.values())
     for key, node in sorted(picture.nodes.items()):
         gpu_node = picture.gpu_nodes.get(key)
         placement = placement_of(node.metadata.labels, gpu_node, defaults)

@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import DaemonSetObject, NodeObject, OperandPod
+from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.store import Objects
 
 PAUSERS = {
@@ -24,10 +27,19 @@ class Picture:
     policies: Objects[StoredPolicy]
     nodes: Objects[NodeObject]
     gpu_nodes: Objects[OwnedGpuNode]
-    daemon_sets: Objects[DaemonSetObject]
-    pods: Objects[OperandPod]
+    there: There
+    """What is there of operands, and the ConfigMaps beside them."""
     other_operator: str | None = None
     """NVIDIA's operator, where it runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
+
+    def entries_of(self, config_map: str) -> tuple[str, ...] | None:
+        """Return the keys of a ConfigMap's entries, None where there is none of that name."""
+        for resource, objects in self.there.stored.items():
+            if resource.plural == "configmaps":
+                found = next((one for key, one in objects.items() if key.name == config_map), None)
+                data = msgspec.json.decode(found.data, type=dict[str, str] | None) if found is not None else None
+                return tuple(data or {}) if found is not None else None
+        return None
 
 
 def pausers_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:

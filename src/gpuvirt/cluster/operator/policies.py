@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.operator.nodelabels import Around
+from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.placement import Defaults
 from gpuvirt.cluster.operator.resolve import Carving
 from gpuvirt.model.vgpudefaults import DEFAULT
@@ -63,13 +64,8 @@ def around_of(policy: ClusterPolicy) -> Around:
     default = mig.config.default if mig.config is not None else ""
     return Around(
         mig_default=default if default == "all-disabled" and mig.enabled is not False else None,
-        runs_agent=runs_agent(policy),
+        runs_agent=agent.is_wanted(policy),
     )
-
-
-def runs_agent(policy: ClusterPolicy) -> bool:
-    """Return whether nodes for machines have an agent."""
-    return bool(policy.spec.sandbox_device_plugin.enabled)
 
 
 def wants_kata(policy: ClusterPolicy) -> bool:

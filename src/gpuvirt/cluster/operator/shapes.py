@@ -2,13 +2,27 @@
 
 import msgspec
 
-from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.cluster.resources import Metadata
+
+
+class NodeInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """What a node's kubelet says of its host."""
+
+    container_runtime_version: str = ""
+    """`containerd://2.1.3`."""
+
+
+class NodeState(msgspec.Struct, frozen=True, rename="camel"):
+    """How a node is."""
+
+    node_info: NodeInfo = NodeInfo()
 
 
 class NodeObject(msgspec.Struct, frozen=True):
     """A node, as far as the controller reads it."""
 
     metadata: Metadata
+    status: NodeState = NodeState()
 
 
 class PodCondition(msgspec.Struct, frozen=True):
@@ -18,11 +32,41 @@ class PodCondition(msgspec.Struct, frozen=True):
     status: str
 
 
-class PodStatus(msgspec.Struct, frozen=True):
+class Waiting(msgspec.Struct, frozen=True):
+    """Why a container does not run yet."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(msgspec.Struct, frozen=True):
+    """What a container does."""
+
+    waiting: Waiting | None = None
+
+
+class ContainerStatus(msgspec.Struct, frozen=True):
+    """How a container is."""
+
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     """How a pod is."""
 
     phase: str = ""
+    message: str = ""
     conditions: tuple[PodCondition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+
+    @property
+    def held_up_by(self) -> str:
+        """What keeps it from running, as the kubelet says it; empty where it says nothing."""
+        for one in (*self.init_container_statuses, *self.container_statuses):
+            if one.state.waiting is not None and one.state.waiting.message:
+                return f"{one.state.waiting.reason}: {one.state.waiting.message}"
+        return self.message
 
     @property
     def ready(self) -> bool:
@@ -57,16 +101,3 @@ class DaemonSetStatus(msgspec.Struct, frozen=True, rename="camel"):
     updated_number_scheduled: int = 0
     number_available: int = 0
     number_unavailable: int = 0
-
-
-class DaemonSetObject(msgspec.Struct, frozen=True):
-    """A DaemonSet, with its spec as the API server writes it."""
-
-    metadata: Metadata
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-    status: DaemonSetStatus = DaemonSetStatus()
-
-
-def daemon_sets(namespace: str) -> Resource:
-    """Return the DaemonSets of a namespace."""
-    return Resource("daemonsets", "apps", "v1", namespace)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.keys import Patch
 from gpuvirt.cluster.kinds.clusterpolicy import Status
+from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.operator.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
 
@@ -41,4 +42,20 @@ class PatchPolicyStatus:
     status: Status
 
 
-Write = PatchNode | ApplyGpuNode | PatchPolicyStatus
+@dataclass(frozen=True, slots=True)
+class ApplyObject:
+    """Have an object of an operand."""
+
+    target: Target
+    content: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteObject:
+    """Delete an object, and none that has its name by then."""
+
+    target: Target
+    uid: str
+
+
+Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus

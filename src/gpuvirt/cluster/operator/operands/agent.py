@@ -12,7 +12,6 @@ known that waits for one of them to be there.
 from collections.abc import Iterator
 
 from gpuvirt import plain
-from gpuvirt.cluster.agent.names import CONFIG_MAP
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault, Toleration
 from gpuvirt.cluster.kinds.manifests import ObjectMeta
@@ -44,8 +43,10 @@ from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
 from gpuvirt.cluster.operator.operands.site import AGENT_NODE_LABEL, OperandName, Site
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.model.settings import Settings
 
 NAME = OperandName.AGENT.value
+CONFIG_MAP = Settings().vgpu_config_map
 CONFIGS = f"{NAME}-configs"
 CONFIG_FILE = "node.yaml"
 SETTINGS_DIGEST = "gpuvirt.io/settings"
