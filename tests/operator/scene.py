@@ -1,7 +1,7 @@
 """A cluster as the controller knows it, built object by object."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -51,6 +51,7 @@ class Scene:
     gpu_nodes: Sequence[OwnedGpuNode] = ()
     pods: Sequence[OperandPod] = ()
     other_operator: str | None = None
+    there: There = field(default_factory=There)
 
     @property
     def picture(self) -> Picture:
@@ -58,7 +59,7 @@ class Scene:
             {key_of(one): one for one in self.policies},
             {key_of(one): one for one in self.nodes},
             {key_of(one): one for one in self.gpu_nodes},
-            There(pods={key_of(one): one for one in self.pods}),
+            replace(self.there, pods={**self.there.pods, **{key_of(one): one for one in self.pods}}),
             self.other_operator,
         )
 

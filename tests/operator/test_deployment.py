@@ -1,0 +1,182 @@
+"""Operands that are to be there and are not, are otherwise, or are there and are not to be."""
+
+from dataclasses import replace
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace as with_
+from scene import HOME, Scene, node, policy
+
+from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
+from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
+from gpuvirt.cluster.mirror import ObjectKey, key_of
+from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.deployment import There
+from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
+from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL
+from gpuvirt.cluster.operator.shapes import DaemonSetStatus, NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject
+from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.plain import Plain
+
+DEPLOYS = replace(HOME, image="gpuvirt:1")
+MACHINES = [node("vm-passthrough")]
+
+
+def applied(decisions: Decisions) -> dict[str, ApplyObject]:
+    return {
+        f"{one.target.resource.plural}/{one.target.name}": one
+        for one in decisions.writes
+        if isinstance(one, ApplyObject)
+    }
+
+
+def deleted(decisions: Decisions) -> list[str]:
+    return [one.target.name for one in decisions.writes if isinstance(one, DeleteObject)]
+
+
+def stored(write: ApplyObject, *, edited: str = "", status: DaemonSetStatus | None = None) -> StoredObject:
+    """Return an applied object as the API server has it, perhaps with a text in it changed by hand."""
+    text = msgspec.json.encode(write.content).decode()
+    if edited:
+        old, _, new = edited.partition("->")
+        assert old in text
+        text = text.replace(old, new)
+    found = msgspec.json.decode(text, type=StoredObject)
+    return with_(
+        found, status=status or DaemonSetStatus(observed_generation=1), metadata=with_(found.metadata, generation=1)
+    )
+
+
+def there(decisions: Decisions, *pods: OperandPod, status: DaemonSetStatus | None = None, edited: str = "") -> There:
+    """Return what is there once all was applied; `edited` changes the DaemonSet by hand: `old->new`."""
+    found: dict[Resource, dict[ObjectKey, StoredObject]] = {}
+    for write in applied(decisions).values():
+        is_set = isinstance(write.content, DaemonSet)
+        one = stored(write, edited=edited if is_set else "", status=status if is_set else None)
+        found.setdefault(write.target.resource, {})[key_of(one)] = one
+    return There(found, {key_of(pod): pod for pod in pods})
+
+
+def again(before: There) -> Decisions:
+    return Scene(MACHINES, there=before).decided(DEPLOYS)
+
+
+def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None = None) -> OperandPod:
+    """Return a pod of the agent's DaemonSet, of now or with another template."""
+    content = applied(decisions)["daemonsets/gpuvirt-node"].content
+    assert isinstance(content, DaemonSet)
+    labels = dict(content.spec.template.metadata.labels)
+    if template is not None:
+        labels[TEMPLATE_LABEL] = template
+    conditions = (PodCondition("Ready", "True" if ready else "False"),)
+    metadata = Metadata(name="gpuvirt-node-x", namespace="gpu-operator", uid="u", labels=labels)
+    return OperandPod(metadata, PodSpec("node01"), PodStatus("Running", conditions=conditions))
+
+
+WELL = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=1)
+
+
+def test_what_is_missing_is_applied_and_then_left_alone() -> None:
+    first = Scene(MACHINES).decided(DEPLOYS)
+    assert {"daemonsets/gpuvirt-node", "configmaps/gpuvirt-node"} <= applied(first).keys()
+    second = again(there(first, agent_pod(first), status=WELL))
+    assert not applied(second)
+    assert not deleted(second)
+    assert [(one.name, one.against) for one in second.operands] == [("gpuvirt-node", None)]
+
+
+def test_without_our_image_nothing_is_deployed_or_deleted() -> None:
+    first = Scene(MACHINES).decided(DEPLOYS)
+    found = Scene(MACHINES, there=there(first)).decided(HOME)
+    assert not applied(found)
+    assert not deleted(found)
+
+
+def test_what_was_edited_by_hand_is_put_back() -> None:
+    first = Scene(MACHINES).decided(DEPLOYS)
+    edited = there(first, agent_pod(first), status=WELL, edited='"image":"gpuvirt:1"->"image":"bad:1"')
+    assert applied(again(edited)).keys() == {"daemonsets/gpuvirt-node"}
+
+
+def test_what_the_server_writes_otherwise_is_not_applied_for_ever() -> None:
+    first = Scene(MACHINES).decided(DEPLOYS)
+    differs = there(first, agent_pod(first), status=WELL, edited='"memory":"48Mi"->"memory":"50331648"')
+    (write,) = applied(again(differs)).values()
+    marked = replace(differs, marks={write.target: Mark(digest_of(unsigned(write)), "1")})
+    assert not applied(again(marked))
+    newer = replace(differs, marks={write.target: Mark(digest_of(unsigned(write)), "0")})
+    assert applied(again(newer))
+
+
+def unsigned(write: ApplyObject) -> Manifest:
+    metadata = write.content.metadata
+    kept = {key: value for key, value in metadata.annotations.items() if key != DIGEST_ANNOTATION}
+    return with_(write.content, metadata=with_(metadata, annotations=kept))
+
+
+def test_an_operand_that_is_not_wanted_any_more_goes() -> None:
+    first = Scene(MACHINES).decided(DEPLOYS)
+    before = there(first, agent_pod(first), status=WELL)
+    off = policy({"sandboxDevicePlugin": {"enabled": False}})
+    found = Scene(MACHINES, [off], there=before).decided(DEPLOYS)
+    assert "gpuvirt-node" in deleted(found)
+
+
+def test_the_driver_beneath_machines_stays_and_that_is_said() -> None:
+    manager = {"enabled": True, "repository": "registry.example.com", "image": "vgpu-manager", "version": "1"}
+    system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
+    labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}
+    nodes = [NodeObject(Metadata(name="node01", labels=labels))]
+    first = Scene(nodes, [policy({"vgpuManager": manager})]).decided(DEPLOYS)
+    driver = "nvidia-vgpu-manager-daemonset-ubuntu22.04"
+    assert f"daemonsets/{driver}" in applied(first)
+    before = there(first, status=WELL)
+    used = vgpu_node(users=("pod default/vm-a",))
+    kept = Scene(nodes, gpu_nodes=[used], there=before).decided(DEPLOYS)
+    assert driver not in deleted(kept)
+    (against,) = (one.against for one in kept.operands if one.name == driver)
+    assert against is not None
+    assert "machines have vGPUs on node01" in against
+    assert driver in deleted(Scene(nodes, gpu_nodes=[vgpu_node(users=())], there=before).decided(DEPLOYS))
+
+
+def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
+    vgpus = (Vgpu(id="a97c1d93-75b0-5502-bafc-fef8d1839ded", type="NVIDIA A10-4Q", users=users),)
+    status = Status(gpus=(Gpu(address="0000:65:00.0", mode="vgpu", vgpus=vgpus),))
+    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
+
+
+def test_an_image_that_is_not_named_stops_that_operand_alone() -> None:
+    odd = policy({"vgpuManager": {"enabled": True, "version": "1"}})
+    found = Scene(MACHINES, [odd]).decided(DEPLOYS)
+    assert "daemonsets/gpuvirt-node" in applied(found)
+    assert any("$.spec.vgpuManager" in one for one in found.progress.operands)
+
+
+def test_old_pods_of_the_agent_are_replaced_and_late_ones_are_named() -> None:
+    first = Scene(MACHINES).decided(DEPLOYS)
+    old = again(there(first, agent_pod(first, template="old"), status=WELL))
+    assert deleted(old) == ["gpuvirt-node-x"]
+    late = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=0)
+    named = again(there(first, agent_pod(first, ready=False), status=late))
+    assert named.operands[0].against == "0 of 1 pods are ready; not ready: gpuvirt-node-x on node01"
+
+
+PLAINS = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3)),
+    max_leaves=10,
+)
+
+
+@given(PLAINS, st.dictionaries(st.text(min_size=3, max_size=4), PLAINS, max_size=2))
+def test_what_is_added_beside_what_is_wanted_is_no_drift(wanted: Plain, more: dict[str, Plain]) -> None:
+    assert covers(wanted, wanted)
+    if isinstance(wanted, dict):
+        assert covers(wanted, {**more, **wanted})
+        assert not any(
+            covers(wanted, {k: v for k, v in wanted.items() if k != key}) for key in wanted if wanted[key] is not None
+        )
