@@ -1,5 +1,6 @@
 """Policies for tests: the full one, and whatever the API server would take."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,9 +17,10 @@ SITE = Site(
     "gpu-operator",
     "registry.example/gpuvirt:1",
     vgpu_os=frozenset({"ubuntu22.04"}),
-    container_os=frozenset({"ubuntu22.04", "rhel9"}),
     config_maps={"kernel-module-params": ("nvidia.conf", "b.conf"), "params": ("nvidia.conf",)},
 )
+ALL_KINDS = replace(SITE, container_os=frozenset({"ubuntu22.04", "rhel9"}))
+"""A cluster that has nodes for containers, too."""
 NAMES = st.text("abcxyz0123456789-./", max_size=12)
 QUANTITIES = st.sampled_from([1, 0, "200Mi", "500m", "1.5"])
 
@@ -40,6 +42,11 @@ def policy_of(spec: object) -> ClusterPolicy:
 def sandbox(**parts: object) -> ClusterPolicy:
     """Return a policy for virtual machines."""
     return policy_of({"sandboxWorkloads": {"enabled": True}, **parts})
+
+
+def full() -> ClusterPolicy:
+    """Return the policy that has every field."""
+    return policy_of(given("fullpolicy.yaml")["spec"])
 
 
 def specs() -> st.SearchStrategy[object]:

@@ -5,8 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
-from policies import SITE, policy_of, sandbox, specs
-from policies import given as given_policy
+from policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
 
 from gpuvirt import documents
 from gpuvirt.cluster.kinds.podparts import Container
@@ -233,8 +232,8 @@ def test_pods_that_are_as_wanted_are_told_from_old_ones() -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(specs())
 def test_any_policy_renders(spec: object) -> None:
-    found = render(policy_of(spec), SITE)
-    again = render(policy_of(spec), SITE)
+    found = render(policy_of(spec), ALL_KINDS)
+    again = render(policy_of(spec), ALL_KINDS)
     assert [encoded(one) for one in found.manifests] == [encoded(one) for one in again.manifests]
     places = [(resource_of(one).path, one.metadata.name) for one in found.manifests]
     assert len(places) == len(set(places)), "no object twice"
@@ -264,5 +263,7 @@ def check(found: DaemonSet) -> None:
 
 
 def test_the_full_policy_renders_without_a_fault() -> None:
-    full = given_policy("fullpolicy.yaml")["spec"]
-    assert render(policy_of(full), SITE).faults == ()
+    found = render(full(), ALL_KINDS)
+    assert found.faults == ()
+    # Its NRI plugin shows GPUs to pods, in the place of RuntimeClasses.
+    assert found.operands == set(OperandName) - {OperandName.RUNTIME_CLASSES}

@@ -171,6 +171,38 @@ class Container(Written, frozen=True, kw_only=True):
     volume_mounts: tuple[VolumeMount, ...] = ()
 
 
+class Requirement(Written, frozen=True, kw_only=True):
+    """What a node's label must be."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+
+class SelectorTerm(Written, frozen=True, kw_only=True):
+    """What a node's labels must be, all of it."""
+
+    match_expressions: tuple[Requirement, ...]
+
+
+class NodeSelector(Written, frozen=True, kw_only=True):
+    """What a node's labels must be, one of several."""
+
+    node_selector_terms: tuple[SelectorTerm, ...]
+
+
+class NodeAffinity(Written, frozen=True, kw_only=True):
+    """On which nodes a pod may be."""
+
+    required: NodeSelector = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class Affinity(Written, frozen=True, kw_only=True):
+    """Where a pod may be."""
+
+    node_affinity: NodeAffinity
+
+
 class PodSpec(Written, frozen=True, kw_only=True):
     """A pod."""
 
@@ -178,6 +210,7 @@ class PodSpec(Written, frozen=True, kw_only=True):
     containers: tuple[Container, ...]
     init_containers: tuple[Container, ...] = ()
     node_selector: dict[str, str] = msgspec.field(default_factory=dict)
+    affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] = ()
     priority_class_name: str = ""
     runtime_class_name: str = ""

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, Toleration, UpdateStrategy
+from gpuvirt.cluster.kinds.containeroperands import Probe
 from gpuvirt.cluster.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
 from gpuvirt.cluster.kinds.operandparts import EnvVar as WantedVar
 from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
-from gpuvirt.cluster.kinds.podparts import EnvVar, PodSpec, PodTemplate, ResourceNeeds, TemplateMeta
+from gpuvirt.cluster.kinds.podparts import EnvVar, PodSpec, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
 from gpuvirt.cluster.kinds.workloads import DaemonSet, DaemonSetSpec, LabelSelector, RollingUpdate
 from gpuvirt.cluster.operator.operands.site import (
     MANAGED_BY,
@@ -66,14 +67,14 @@ def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
         dns_policy="ClusterFirstWithHostNet" if draft.pod.host_network else "",
     )
     chosen = {"app": draft.operand.value, **draft.selected_by}
-    labels = {**_free(wanted.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
+    labels = {**free(wanted.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
     annotations = {**draft.annotations, **wanted.annotations}
     template = _stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod))
     return DaemonSet(
         api_version=workloads.APPS,
         metadata=replace(
             metadata(policy, site, draft.operand, name),
-            labels={**_free(wanted.labels), **_found_by(draft.operand), **draft.selected_by},
+            labels={**free(wanted.labels), **_found_by(draft.operand), **draft.selected_by},
             annotations=wanted.annotations,
             owner_references=_owners(policy) if draft.owned else (),
         ),
@@ -131,6 +132,14 @@ def needs(wanted: Resources | None, own: ResourceNeeds | None = None) -> Resourc
     return ResourceNeeds(limits=wanted.limits, requests=wanted.requests)
 
 
+def probe(own: ProbeSpec, wanted: Probe | None) -> ProbeSpec:
+    """Return when a container is asked: the numbers of the policy instead of an operand's own, where they are set."""
+    set_numbers = (
+        {} if wanted is None else {name: number for name, number in msgspec.structs.asdict(wanted).items() if number}
+    )
+    return replace(own, **set_numbers)
+
+
 def secrets(*wanted: ImageParts | Iterable[str]) -> tuple[LocalReference, ...]:
     """Return the Secrets for pulling images, each once."""
     names: dict[str, None] = {}
@@ -149,7 +158,8 @@ def _stamped(template: PodTemplate) -> PodTemplate:
     return replace(template, metadata=replace(template.metadata, labels=labels))
 
 
-def _free(labels: Mapping[str, str]) -> dict[str, str]:
+def free(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return labels of the policy without those by which objects and pods are found."""
     return {key: value for key, value in labels.items() if key not in OURS and not key.startswith(OUR_PREFIX)}
 
 

@@ -1,0 +1,83 @@
+"""Whom operands are at the API server, and what they may do there: no more than each needs.
+
+They depend on no policy, so that an installation can bring them, and the controller need not be able to give rights.
+"""
+
+from gpuvirt.cluster.kinds import workloads
+from gpuvirt.cluster.kinds.manifests import ObjectMeta
+from gpuvirt.cluster.kinds.workloads import (
+    ClusterRole,
+    ClusterRoleBinding,
+    Manifest,
+    PolicyRule,
+    Role,
+    RoleBinding,
+    RoleReference,
+    ServiceAccount,
+    Subject,
+)
+from gpuvirt.cluster.operator.operands import dcgm, deviceplugin, driver, toolkit, validator, vgpumanager
+from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, OperandName
+
+NAMES = (
+    vgpumanager.SERVICE_ACCOUNT,
+    driver.SERVICE_ACCOUNT,
+    toolkit.SERVICE_ACCOUNT,
+    validator.SERVICE_ACCOUNT,
+    deviceplugin.PLUGIN_ACCOUNT,
+    deviceplugin.GFD_ACCOUNT,
+    OperandName.DCGM.value,
+    dcgm.EXPORTER,
+)
+EVERYWHERE = {
+    # The driver-manager has pods that use the driver leave, by their labels and by evicting them.
+    driver.SERVICE_ACCOUNT: (
+        PolicyRule(api_groups=("",), resources=("nodes",), verbs=("get", "list", "watch", "patch", "update")),
+        PolicyRule(api_groups=("",), resources=("pods",), verbs=("get", "list", "watch", "delete")),
+        PolicyRule(api_groups=("",), resources=("pods/eviction",), verbs=("create",)),
+        PolicyRule(api_groups=("apps",), resources=("daemonsets",), verbs=("get",)),
+    ),
+    validator.SERVICE_ACCOUNT: (PolicyRule(api_groups=("",), resources=("nodes",), verbs=("get",)),),
+}
+IN_NAMESPACE = {
+    deviceplugin.GFD_ACCOUNT: (
+        PolicyRule(
+            api_groups=("nfd.k8s-sigs.io",),
+            resources=("nodefeatures",),
+            verbs=("get", "list", "watch", "create", "update"),
+        ),
+    ),
+}
+RBAC_GROUP = workloads.RBAC.partition("/")[0]
+
+
+def accounts(namespace: str) -> tuple[Manifest, ...]:
+    """Return the accounts of all operands with NVIDIA's images, and their rights."""
+    made: list[Manifest] = [
+        ServiceAccount(api_version=workloads.CORE, metadata=_named(name, namespace)) for name in NAMES
+    ]
+    for name, rules in EVERYWHERE.items():
+        made.append(ClusterRole(api_version=workloads.RBAC, metadata=_named(name), rules=rules))
+        made.append(
+            ClusterRoleBinding(
+                api_version=workloads.RBAC,
+                metadata=_named(name),
+                role_ref=RoleReference(api_group=RBAC_GROUP, kind="ClusterRole", name=name),
+                subjects=(Subject(kind="ServiceAccount", name=name, namespace=namespace),),
+            )
+        )
+    for name, rules in IN_NAMESPACE.items():
+        made.append(Role(api_version=workloads.RBAC, metadata=_named(name, namespace), rules=rules))
+        made.append(
+            RoleBinding(
+                api_version=workloads.RBAC,
+                metadata=_named(name, namespace),
+                role_ref=RoleReference(api_group=RBAC_GROUP, kind="Role", name=name),
+                subjects=(Subject(kind="ServiceAccount", name=name, namespace=namespace),),
+            )
+        )
+    return tuple(made)
+
+
+def _named(name: str, namespace: str = "") -> ObjectMeta:
+    return ObjectMeta(name=name, namespace=namespace, labels=dict((PART_OF, MANAGED_BY)))

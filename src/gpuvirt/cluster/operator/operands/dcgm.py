@@ -1,0 +1,159 @@
+"""NVIDIA's DCGM, which watches GPUs, and its exporter of metrics, on nodes for containers."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from gpuvirt.cluster.kinds import workloads
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.cluster.kinds.operandparts import Operand
+from gpuvirt.cluster.kinds.podparts import (
+    Container,
+    ContainerPort,
+    EnvVar,
+    HttpGet,
+    PodSpec,
+    ProbeSpec,
+    TcpSocket,
+    Volume,
+    VolumeMount,
+)
+from gpuvirt.cluster.kinds.workloads import Manifest, Service, ServicePort, ServiceSpec
+from gpuvirt.cluster.operator.operands import assembly, containernodes, hostpaths, images
+from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, host, mount
+from gpuvirt.cluster.operator.operands.site import OperandName, Site
+
+ENGINE_PORT, METRICS_PORT = 5555, 9400
+ENGINE, EXPORTER = "nvidia-dcgm-ctr", "nvidia-dcgm-exporter"
+COUNTERS = "/etc/dcgm-exporter/dcp-metrics-included.csv"
+OWN_COUNTERS = "dcgm-metrics.csv"
+"""The entry of a ConfigMap that says which metrics there are."""
+ALL_VISIBLE = EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
+
+
+def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+    """Yield the DaemonSet of the engine and its service, or why there can be none."""
+    wanted = policy.spec.dcgm
+    if not containernodes.is_wanted(site, wanted):
+        return
+    image = images.image_of(wanted, "$.spec.dcgm", site.images, "DCGM_IMAGE")
+    if isinstance(image, SpecFault):
+        yield image
+        return
+    answers = ProbeSpec(tcp_socket=TcpSocket(port=ENGINE_PORT), initial_delay_seconds=15)
+    container = Container(
+        name=ENGINE,
+        image=image,
+        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        args=wanted.args,
+        env=assembly.environment((ALL_VISIBLE,), wanted.env),
+        resources=assembly.needs(wanted.resources),
+        security_context=hostpaths.PRIVILEGED,
+        ports=(ContainerPort(name="dcgm", container_port=ENGINE_PORT),),
+        liveness_probe=answers,
+        readiness_probe=answers,
+    )
+    pod = _pod(policy, site, wanted, "dcgm", container)
+    draft = assembly.Draft(OperandName.DCGM, pod, annotations=containernodes.sees_gpus(policy, ENGINE))
+    yield assembly.daemon_set(policy, site, draft)
+    # Each exporter is to ask the engine of its own node.
+    spec = ServiceSpec(
+        selector={"app": OperandName.DCGM.value},
+        ports=(ServicePort(name="dcgm", port=ENGINE_PORT),),
+        internal_traffic_policy="Local",
+    )
+    about = assembly.metadata(policy, site, OperandName.DCGM, OperandName.DCGM.value)
+    yield Service(api_version=workloads.CORE, metadata=about, spec=spec)
+
+
+def dcgm_exporter(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+    """Yield the DaemonSet of the exporter and its service, or why there can be none."""
+    wanted = policy.spec.dcgm_exporter
+    if not containernodes.is_wanted(site, wanted):
+        return
+    image = images.image_of(wanted, "$.spec.dcgmExporter", site.images, "DCGM_EXPORTER_IMAGE")
+    if isinstance(image, SpecFault):
+        yield image
+        return
+    volumes, mounts = _counters(policy)
+    pod = _pod(policy, site, wanted, "dcgm-exporter", _exporter(policy, site, image, mounts))
+    pod_resources = f"{hostpaths.kubelet_of(policy.spec.host_paths)}/pod-resources"
+    pod = replace(
+        pod,
+        host_pid=wanted.host_pid is True,
+        volumes=(*pod.volumes, host("pod-gpu-resources", pod_resources), *volumes),
+    )
+    draft = assembly.Draft(
+        OperandName.DCGM_EXPORTER,
+        pod,
+        labels=assembly.free(wanted.pod_labels),
+        annotations={**containernodes.sees_gpus(policy, EXPORTER), **wanted.pod_annotations},
+    )
+    yield assembly.daemon_set(policy, site, draft)
+    yield _service(policy, site)
+
+
+def _pod(policy: ClusterPolicy, site: Site, wanted: Operand, deploy: str, container: Container) -> PodSpec:
+    return PodSpec(
+        service_account_name=f"nvidia-{deploy}",
+        node_selector=containernodes.selector(deploy),
+        runtime_class_name=containernodes.runtime_class_of(policy),
+        host_network=assembly.on_host_network(wanted),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
+        containers=(container,),
+        volumes=(host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),),
+    )
+
+
+def _exporter(policy: ClusterPolicy, site: Site, image: str, mounts: tuple[VolumeMount, ...]) -> Container:
+    wanted = policy.spec.dcgm_exporter
+    own = [
+        EnvVar(name="DCGM_EXPORTER_LISTEN", value=f":{METRICS_PORT}"),
+        EnvVar(name="DCGM_EXPORTER_KUBERNETES", value="true"),
+        EnvVar(name="DCGM_EXPORTER_COLLECTORS", value=mounts[0].mount_path if mounts else COUNTERS),
+        ALL_VISIBLE,
+        hostpaths.NODE_NAME,
+    ]
+    if containernodes.is_wanted(site, policy.spec.dcgm):
+        own.append(EnvVar(name="DCGM_REMOTE_HOSTENGINE_INFO", value=f"{OperandName.DCGM}:{ENGINE_PORT}"))
+    page = HttpGet(path="/health", port=METRICS_PORT)
+    return Container(
+        name=EXPORTER,
+        image=image,
+        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        args=wanted.args,
+        env=assembly.environment(own, wanted.env),
+        resources=assembly.needs(wanted.resources),
+        security_context=hostpaths.PRIVILEGED,
+        ports=(ContainerPort(name="metrics", container_port=METRICS_PORT),),
+        liveness_probe=ProbeSpec(http_get=page, initial_delay_seconds=45, period_seconds=5),
+        readiness_probe=ProbeSpec(http_get=page, initial_delay_seconds=45),
+        # Where the exporter looks for it, wherever the host has it.
+        volume_mounts=(mount("pod-gpu-resources", "/var/lib/kubelet/pod-resources", read_only=True), *mounts),
+    )
+
+
+def _counters(policy: ClusterPolicy) -> tuple[tuple[Volume, ...], tuple[VolumeMount, ...]]:
+    """Return the ConfigMap that says which metrics there are, and where the container sees it."""
+    config = policy.spec.dcgm_exporter.config
+    if config is None or not config.name:
+        return (), ()
+    volume = hostpaths.files("metrics-config", config.name)
+    return (volume,), (mount(volume.name, f"/etc/dcgm-exporter/{OWN_COUNTERS}", read_only=True, part=OWN_COUNTERS),)
+
+
+def _service(policy: ClusterPolicy, site: Site) -> Service:
+    wanted = policy.spec.dcgm_exporter.service
+    about = assembly.metadata(policy, site, OperandName.DCGM_EXPORTER, OperandName.DCGM_EXPORTER.value)
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT)}
+    return Service(
+        api_version=workloads.CORE,
+        metadata=replace(about, annotations=scraped),
+        spec=ServiceSpec(
+            selector={"app": OperandName.DCGM_EXPORTER.value},
+            ports=(ServicePort(name="gpu-metrics", port=METRICS_PORT),),
+            type=wanted.type if wanted is not None else "",
+            internal_traffic_policy=wanted.internal_traffic_policy if wanted is not None else "",
+        ),
+    )

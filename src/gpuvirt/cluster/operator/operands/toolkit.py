@@ -1,0 +1,205 @@
+"""NVIDIA's container toolkit, which sets a node's container runtime up, and the RuntimeClasses by which pods say so.
+
+It finds the runtime's files by variables. Those that the policy sets name them as the host has them, and the container
+is told where it sees them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from gpuvirt.cluster.kinds import workloads
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
+from gpuvirt.cluster.kinds.podparts import Container, EnvVar, PodSpec, Volume, VolumeMount
+from gpuvirt.cluster.kinds.workloads import Manifest, RuntimeClass
+from gpuvirt.cluster.operator.operands import assembly, containernodes, hostpaths, images
+from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, INTO, host, mount
+from gpuvirt.cluster.operator.operands.site import OperandName, Site
+from gpuvirt.cluster.operator.operands.validator import checking
+
+PATH = "$.spec.toolkit"
+IMAGE_VARIABLE = "CONTAINER_TOOLKIT_IMAGE"
+SERVICE_ACCOUNT = "nvidia-container-toolkit"
+CONTAINER = "nvidia-container-toolkit-ctr"
+INSTALL_DIR = "/usr/local/nvidia"
+# Some versions of containerd end the container that has just restarted them when it has run for a moment only.
+START = f"{containernodes.SOURCED}; sleep 5; exec nvidia-toolkit"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFile:
+    """A file of a container runtime: how variables call it, and where it is."""
+
+    variable: str
+    """By which the policy may say where the host has it."""
+    at: str
+    """Where the host has it otherwise."""
+    seen_in: str
+    """The folder in which the container sees its folder."""
+    told: tuple[str, ...]
+    """Variables that tell the container where it sees it."""
+    told_of_host: str = ""
+    """A variable that tells the container where the host has it."""
+
+
+SOCKET = RuntimeFile(
+    "CONTAINERD_SOCKET",
+    "/run/containerd/containerd.sock",
+    "/runtime/sock-dir",
+    ("RUNTIME_SOCKET", "CONTAINERD_SOCKET"),
+)
+RUNTIMES: dict[str, tuple[RuntimeFile, ...]] = {
+    "containerd": (
+        RuntimeFile(
+            "CONTAINERD_CONFIG",
+            "/etc/containerd/config.toml",
+            "/runtime/config-dir",
+            ("RUNTIME_CONFIG", "CONTAINERD_CONFIG"),
+        ),
+        RuntimeFile(
+            "RUNTIME_DROP_IN_CONFIG",
+            "/etc/containerd/conf.d/99-nvidia.toml",
+            "/runtime/config-dir.d",
+            ("RUNTIME_DROP_IN_CONFIG",),
+            "RUNTIME_DROP_IN_CONFIG_HOST_PATH",
+        ),
+        SOCKET,
+    ),
+    "crio": (
+        RuntimeFile("CRIO_CONFIG", "/etc/crio/config.toml", "/runtime/config-dir", ("RUNTIME_CONFIG", "CRIO_CONFIG")),
+        RuntimeFile(
+            "RUNTIME_DROP_IN_CONFIG",
+            "/etc/crio/crio.conf.d/99-nvidia.conf",
+            "/runtime/config-dir.d",
+            ("RUNTIME_DROP_IN_CONFIG",),
+            "RUNTIME_DROP_IN_CONFIG_HOST_PATH",
+        ),
+    ),
+}
+NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-sock-dir", ("NRI_SOCKET",))
+
+
+def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+    """Yield the RuntimeClasses; none where the NRI plugin shows GPUs."""
+    main = containernodes.runtime_class_of(policy)
+    if site.coexists or not site.container_os or not main:
+        return
+    more = (f"{containernodes.RUNTIME_CLASS}-cdi", f"{containernodes.RUNTIME_CLASS}-legacy")
+    for name in (main, *(more if containernodes.has_cdi(policy) else ())):
+        about = assembly.metadata(policy, site, OperandName.RUNTIME_CLASSES, name, clusterwide=True)
+        yield RuntimeClass(api_version=workloads.NODE, metadata=about, handler=name)
+
+
+def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
+    """Yield the DaemonSet, or why there can be none."""
+    wanted = policy.spec.toolkit
+    if not containernodes.is_wanted(site, wanted):
+        return
+    image = images.image_of(wanted, PATH, site.images, IMAGE_VARIABLE)
+    if isinstance(image, SpecFault):
+        yield image
+        return
+    runtime_files = RUNTIMES.get(site.runtime)
+    if runtime_files is None:
+        yield SpecFault(
+            f"{PATH}.enabled",
+            f"nodes run {site.runtime}, which gpuvirt does not set up; expected {' or '.join(RUNTIMES)}: set up the"
+            " toolkit on the hosts, and enabled to false",
+        )
+        return
+    if containernodes.has_nri(policy):
+        runtime_files = (*runtime_files, NRI_SOCKET)
+    pod = PodSpec(
+        service_account_name=SERVICE_ACCOUNT,
+        node_selector=containernodes.selector("container-toolkit"),
+        host_pid=True,
+        host_network=assembly.on_host_network(wanted),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        init_containers=(checking(policy, site, "driver"),),
+        containers=(_container(policy, site, image, runtime_files),),
+        volumes=(*_volumes(policy), *_folders(policy, runtime_files)),
+    )
+    yield assembly.daemon_set(policy, site, assembly.Draft(OperandName.TOOLKIT, pod))
+
+
+def install_dir_of(policy: ClusterPolicy) -> str:
+    """Return where the toolkit is put on hosts."""
+    return policy.spec.toolkit.install_dir or INSTALL_DIR
+
+
+def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tuple[RuntimeFile, ...]) -> Container:
+    wanted, install_dir = policy.spec.toolkit, install_dir_of(policy)
+    variables = {one.name: one for one in assembly.environment(_variables(policy, site, install_dir), wanted.env)}
+    for one in runtime_files:
+        place = _place(policy, one)
+        for name in one.told:
+            variables[name] = EnvVar(name=name, value=f"{one.seen_in}/{place.name}")
+        if one.told_of_host:
+            variables[one.told_of_host] = EnvVar(name=one.told_of_host, value=str(place))
+    return Container(
+        name=CONTAINER,
+        image=image,
+        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        command=("/bin/sh", "-c"),
+        args=(START,),
+        env=tuple(variables.values()),
+        resources=assembly.needs(wanted.resources),
+        security_context=hostpaths.PRIVILEGED_S0,
+        volume_mounts=(
+            mount("toolkit-root", "/run/nvidia/toolkit"),
+            mount("run-nvidia-validations", hostpaths.VALIDATIONS),
+            mount("toolkit-install-dir", install_dir),
+            mount("driver-install-dir", "/driver-root", INTO),
+            mount("host-root", "/host", INTO, read_only=True),
+            mount("cdi-root", "/var/run/cdi"),
+            *(VolumeMount(name=_volume_name(one), mount_path=one.seen_in) for one in runtime_files),
+        ),
+    )
+
+
+def _variables(policy: ClusterPolicy, site: Site, install_dir: str) -> Iterator[EnvVar]:
+    yield containernodes.NO_GPUS
+    yield EnvVar(name="TOOLKIT_PID_FILE", value="/run/nvidia/toolkit/toolkit.pid")
+    yield EnvVar(name="RUNTIME", value=site.runtime)
+    yield EnvVar(name="ROOT", value=install_dir)
+    if site.runtime == "containerd":
+        runtime_class = policy.spec.operator.runtime_class or containernodes.RUNTIME_CLASS
+        yield EnvVar(name="CONTAINERD_RUNTIME_CLASS", value=runtime_class)
+    if containernodes.has_cdi(policy):
+        yield EnvVar(name="CDI_ENABLED", value="true")
+        yield EnvVar(name="NVIDIA_RUNTIME_SET_AS_DEFAULT", value="false")
+        yield EnvVar(name="NVIDIA_CONTAINER_RUNTIME_MODE", value="cdi")
+        yield EnvVar(name="NVIDIA_CONTAINER_RUNTIME_MODES_CDI_DEFAULT_KIND", value="management.nvidia.com/gpu")
+        yield EnvVar(name="CRIO_CONFIG_MODE", value="config")
+    if containernodes.has_nri(policy):
+        yield EnvVar(name="ENABLE_NRI_PLUGIN", value="true")
+        yield hostpaths.field_of("NRI_NAMESPACE", "metadata.namespace")
+
+
+def _place(policy: ClusterPolicy, found: RuntimeFile) -> PurePosixPath:
+    """Return where the host has a file of its container runtime."""
+    wanted = {one.name: one.value for one in policy.spec.toolkit.env if one.value}
+    return PurePosixPath(wanted.get(found.variable, found.at))
+
+
+def _volume_name(found: RuntimeFile) -> str:
+    return found.seen_in.rpartition("/")[2].replace(".", "-")
+
+
+def _folders(policy: ClusterPolicy, runtime_files: tuple[RuntimeFile, ...]) -> Iterator[Volume]:
+    for one in runtime_files:
+        is_socket = one in {SOCKET, NRI_SOCKET}
+        yield host(_volume_name(one), str(_place(policy, one).parent), "" if is_socket else ANY_FOLDER)
+
+
+def _volumes(policy: ClusterPolicy) -> tuple[Volume, ...]:
+    paths = policy.spec.host_paths
+    return (
+        host("toolkit-root", "/run/nvidia/toolkit", ANY_FOLDER),
+        host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
+        host("toolkit-install-dir", install_dir_of(policy)),
+        host("driver-install-dir", hostpaths.driver_of(paths), ANY_FOLDER),
+        host("host-root", hostpaths.root_of(paths)),
+        host("cdi-root", "/var/run/cdi", ANY_FOLDER),
+        host("host-dev-char", "/dev/char"),
+    )

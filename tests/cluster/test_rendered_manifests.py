@@ -1,0 +1,46 @@
+"""What a policy is rendered into, before a real API server."""
+
+from dataclasses import replace
+
+import pytest
+from apilab import ApiLab
+from lab.cluster.cluster import Cluster
+from policies import ALL_KINDS, full, policy_of
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.workloads import encoded
+from gpuvirt.cluster.operator.operands.accounts import accounts
+from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.cluster.operator.operands.site import Site
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+NAMESPACE = "default"
+SITE = replace(ALL_KINDS, namespace=NAMESPACE)
+NRI = {"sandboxWorkloads": {"enabled": True}, "cdi": {"nriPluginEnabled": True}, "hostPaths": {"rootFS": "/x"}}
+IMAGES = {
+    f"{name}_IMAGE": "r/x:1"
+    for name in ("DRIVER", "DRIVER_MANAGER", "CONTAINER_TOOLKIT", "DEVICE_PLUGIN", "DCGM", "DCGM_EXPORTER", "GFD")
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "site"),
+    [
+        (full(), SITE),
+        (policy_of({}), replace(SITE, images=IMAGES)),
+        (policy_of(NRI), replace(SITE, images=IMAGES, runtime="crio")),
+    ],
+    ids=["full", "defaults", "nri"],
+)
+def test_the_api_server_takes_all_that_is_rendered(
+    lab: Cluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, site: Site
+) -> None:
+    api = ApiLab(lab, tmp_path_factory.mktemp("rendered"))
+    rendered = render(policy, site)
+    assert rendered.faults == ()
+    manifests = (*accounts(NAMESPACE), *rendered.manifests)
+    given = "\n---\n".join(encoded(one).decode() for one in manifests)
+    how = ("--server-side", "--dry-run=server", "--validate=strict", "--field-manager=gpuvirt")
+    said = api.kubectl("apply", *how, "-f", "-", given=given)
+    assert len(said.splitlines()) == len(manifests)

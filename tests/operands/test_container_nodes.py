@@ -1,0 +1,207 @@
+"""What a policy comes to on nodes for containers: NVIDIA's images, told where things are, after gpuvirt's checks."""
+
+from dataclasses import replace
+
+import pytest
+from policies import ALL_KINDS, SITE, full, policy_of
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.podparts import Container
+from gpuvirt.cluster.kinds.workloads import DaemonSet, RuntimeClass, Service
+from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
+
+IMAGES = {
+    "DRIVER_IMAGE": "r/driver:580",
+    "DRIVER_MANAGER_IMAGE": "r/driver-manager:1",
+    "CONTAINER_TOOLKIT_IMAGE": "r/toolkit:1",
+    "DEVICE_PLUGIN_IMAGE": "r/plugin:1",
+    "DCGM_IMAGE": "r/dcgm:1",
+    "DCGM_EXPORTER_IMAGE": "r/exporter:1",
+    "GFD_IMAGE": "r/gfd:1",
+}
+NODES = replace(ALL_KINDS, images=IMAGES)
+FOR_CONTAINERS = set(OperandName) - {OperandName.AGENT, OperandName.VGPU_MANAGER}
+
+
+def daemon_set(name: str, policy: ClusterPolicy, site: Site = NODES) -> DaemonSet:
+    found = render(policy, site)
+    (one,) = (one for one in found.manifests if isinstance(one, DaemonSet) and one.metadata.name == name)
+    return one
+
+
+def main_of(found: DaemonSet) -> Container:
+    return found.spec.template.spec.containers[0]
+
+
+def variables(container: Container) -> dict[str, str | None]:
+    return {one.name: one.value for one in container.env}
+
+
+def places(found: DaemonSet) -> dict[str, str]:
+    """Return where the main container sees what of the host."""
+    volumes = {one.name: one.host_path.path for one in found.spec.template.spec.volumes if one.host_path is not None}
+    return {one.mount_path: volumes[one.name] for one in main_of(found).volume_mounts if one.name in volumes}
+
+
+def operands(found: Rendered) -> set[OperandName]:
+    return set(found.operands) & FOR_CONTAINERS
+
+
+def test_by_default_a_node_for_containers_has_all_of_them() -> None:
+    found = render(policy_of({}), NODES)
+    assert found.faults == ()
+    assert operands(found) == FOR_CONTAINERS
+
+
+@pytest.mark.parametrize("site", [SITE, replace(NODES, coexists=True), replace(NODES, container_os=frozenset())])
+def test_where_no_node_is_ours_to_serve_there_is_none_and_nothing_is_missed(site: Site) -> None:
+    found = render(policy_of({}), site)
+    assert (operands(found), found.faults) == (set(), ())
+
+
+def test_images_that_nobody_names_are_faults_of_their_own_each() -> None:
+    found = render(policy_of({"gfd": {"image": "r/gfd:2"}, "dcgm": {"enabled": False}}), ALL_KINDS)
+    paths = {one.because.path for one in found.faults}
+    expected = {"driver", "driver.manager", "toolkit", "devicePlugin", "dcgmExporter"}
+    assert paths == {f"$.spec.{name}" for name in expected}
+    assert OperandName.VALIDATOR in found.operands
+    assert OperandName.GFD in found.operands
+
+
+def test_the_driver_runs_where_the_agent_does_not() -> None:
+    driver = daemon_set("nvidia-driver-daemonset-rhel9", policy_of({}))
+    pod = driver.spec.template.spec
+    assert main_of(driver).image == "r/driver:580-rhel9"
+    assert pod.affinity is not None
+    (term,) = pod.affinity.node_affinity.required.node_selector_terms
+    (needed,) = term.match_expressions
+    assert (needed.key, needed.operator, needed.values) == ("gpuvirt.io/node", "NotIn", ("true",))
+    assert [one.name for one in pod.init_containers] == ["k8s-driver-manager"]
+    assert driver.spec.update_strategy.type == "OnDelete"
+    assert daemon_set("nvidia-driver-daemonset-ubuntu22.04", policy_of({})).spec.selector != driver.spec.selector
+
+
+def test_a_drivers_settings_are_honoured() -> None:
+    driver = daemon_set("nvidia-driver-daemonset-ubuntu22.04", full(), ALL_KINDS)
+    container = main_of(driver)
+    assert variables(container)["KERNEL_MODULE_TYPE"] == "auto"
+    assert container.env_from[0].secret_ref.name == "secret-env"
+    assert container.resources.limits == {"cpu": "500m"}
+    probe = container.startup_probe
+    assert probe is not None
+    assert (probe.failure_threshold, probe.timeout_seconds) == (120, 60)
+    assert "/drivers/nvidia.conf" in {one.mount_path for one in container.volume_mounts}
+    slower = policy_of({"driver": {"startupProbe": {"failureThreshold": 500}}})
+    probe = main_of(daemon_set("nvidia-driver-daemonset-rhel9", slower)).startup_probe
+    assert probe is not None
+    assert (probe.failure_threshold, probe.period_seconds) == (500, 10)
+
+
+def test_the_toolkit_waits_for_the_driver_and_finds_the_container_runtime() -> None:
+    toolkit = daemon_set("nvidia-container-toolkit-daemonset", policy_of({}))
+    (check,) = toolkit.spec.template.spec.init_containers
+    assert (check.image, check.args) == (SITE.image, ("validate", "driver", "--wait"))
+    assert variables(check)["GPUVIRT_DRIVER_STARTED"] == "/run/nvidia/validations/.driver-ctr-ready"
+    told = variables(main_of(toolkit))
+    assert told["RUNTIME"] == "containerd"
+    assert told["CONTAINERD_CONFIG"] == "/runtime/config-dir/config.toml"
+    assert told["RUNTIME_DROP_IN_CONFIG_HOST_PATH"] == "/etc/containerd/conf.d/99-nvidia.toml"
+    seen = places(toolkit)
+    assert seen["/runtime/config-dir"] == "/etc/containerd"
+    assert seen["/runtime/sock-dir"] == "/run/containerd"
+    without = policy_of({"driver": {"enabled": False}})
+    (check,) = daemon_set("nvidia-container-toolkit-daemonset", without).spec.template.spec.init_containers
+    assert variables(check)["GPUVIRT_DRIVER_STARTED"] == "", "somebody else's driver writes no such file"
+
+
+def test_a_container_runtime_elsewhere_is_found_by_the_policys_variables() -> None:
+    env = [
+        {"name": "CONTAINERD_CONFIG", "value": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl"},
+        {"name": "CONTAINERD_SOCKET", "value": "/run/k3s/containerd/containerd.sock"},
+    ]
+    toolkit = daemon_set("nvidia-container-toolkit-daemonset", policy_of({"toolkit": {"env": env}}))
+    told, seen = variables(main_of(toolkit)), places(toolkit)
+    assert told["RUNTIME_CONFIG"] == "/runtime/config-dir/config.toml.tmpl"
+    assert told["CONTAINERD_SOCKET"] == "/runtime/sock-dir/containerd.sock"
+    assert seen["/runtime/config-dir"] == "/var/lib/rancher/k3s/agent/etc/containerd"
+    assert seen["/runtime/sock-dir"] == "/run/k3s/containerd"
+
+
+def test_cri_o_is_set_up_by_its_own_files_and_others_not_at_all() -> None:
+    toolkit = daemon_set("nvidia-container-toolkit-daemonset", policy_of({}), replace(NODES, runtime="crio"))
+    assert places(toolkit)["/runtime/config-dir.d"] == "/etc/crio/crio.conf.d"
+    found = render(policy_of({}), replace(NODES, runtime="docker"))
+    (fault,) = found.faults
+    assert (fault.operand, fault.because.path) == (OperandName.TOOLKIT, "$.spec.toolkit.enabled")
+
+
+def test_pods_see_gpus_by_the_runtime_class_or_by_the_nri_plugins_annotation() -> None:
+    plugin = daemon_set("nvidia-device-plugin-daemonset", policy_of({"operator": {"runtimeClass": "gpus"}}))
+    assert plugin.spec.template.spec.runtime_class_name == "gpus"
+    found = render(policy_of({}), NODES)
+    names = [one.metadata.name for one in found.manifests if isinstance(one, RuntimeClass)]
+    assert names == ["nvidia", "nvidia-cdi", "nvidia-legacy"]
+    nri = policy_of({"cdi": {"nriPluginEnabled": True}})
+    plugin = daemon_set("nvidia-device-plugin-daemonset", nri)
+    assert plugin.spec.template.spec.runtime_class_name == ""
+    annotations = plugin.spec.template.metadata.annotations
+    assert annotations["nvidia.cdi.k8s.io/container.nvidia-device-plugin"] == "management.nvidia.com/gpu=all"
+    assert OperandName.RUNTIME_CLASSES not in render(nri, NODES).operands
+
+
+def test_the_device_plugin_is_told_by_the_validator_where_the_driver_is() -> None:
+    paths = {"kubeletRootDir": "/data/kubelet", "driverInstallDir": "/opt/driver"}
+    plugin = daemon_set(
+        "nvidia-device-plugin-daemonset", policy_of({"hostPaths": paths, "toolkit": {"installDir": "/opt"}})
+    )
+    (waits,) = plugin.spec.template.spec.init_containers
+    assert waits.args == ("validate", "await", "toolkit-ready")
+    assert "/run/nvidia/validations/driver-ready" in main_of(plugin).command[2]
+    told, seen = variables(main_of(plugin)), places(plugin)
+    assert told["NVIDIA_CDI_HOOK_PATH"] == "/opt/toolkit/nvidia-cdi-hook"
+    assert seen["/var/lib/kubelet/device-plugins"] == "/data/kubelet/device-plugins"
+    assert seen["/driver-root"] == "/opt/driver"
+    without = variables(main_of(daemon_set("nvidia-device-plugin-daemonset", policy_of({"cdi": {"enabled": False}}))))
+    assert without["DEVICE_LIST_STRATEGY"] == "envvar"
+
+
+def test_the_exporter_asks_its_nodes_engine_where_there_is_one() -> None:
+    exporter = main_of(daemon_set("nvidia-dcgm-exporter", policy_of({})))
+    assert variables(exporter)["DCGM_REMOTE_HOSTENGINE_INFO"] == "nvidia-dcgm:5555"
+    embedded = main_of(daemon_set("nvidia-dcgm-exporter", policy_of({"dcgm": {"enabled": False}})))
+    assert "DCGM_REMOTE_HOSTENGINE_INFO" not in variables(embedded)
+    services = [one for one in render(policy_of({}), NODES).manifests if isinstance(one, Service)]
+    assert {one.metadata.name: one.spec.internal_traffic_policy for one in services} == {
+        "nvidia-dcgm": "Local",
+        "nvidia-dcgm-exporter": "",
+    }
+
+
+def test_an_exporters_settings_are_honoured() -> None:
+    exporter = daemon_set("nvidia-dcgm-exporter", full(), ALL_KINDS)
+    template = exporter.spec.template
+    assert (template.metadata.labels["c"], template.metadata.annotations["a"]) == ("d", "b")
+    assert variables(main_of(exporter))["DCGM_EXPORTER_COLLECTORS"] == "/etc/dcgm-exporter/dcgm-metrics.csv"
+
+
+def test_the_validator_checks_in_the_order_in_which_things_need_each_other() -> None:
+    validator = daemon_set("nvidia-operator-validator", full(), ALL_KINDS)
+    pod = validator.spec.template.spec
+    checks = [(one.name, one.args) for one in pod.init_containers]
+    assert checks == [(f"{what}-validation", ("validate", what, "--wait")) for what in ("driver", "toolkit", "plugin")]
+    assert variables(pod.init_containers[1])["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert main_of(validator).args == ("validate", "rest")
+    assert variables(pod.init_containers[2])["WITH_WORKLOAD"] == "false"
+
+
+def test_updates_are_as_fast_as_the_policy_says_and_drivers_wait() -> None:
+    policy = policy_of({"daemonsets": {"rollingUpdate": {"maxUnavailable": "25%"}}})
+    strategy = daemon_set("nvidia-device-plugin-daemonset", policy).spec.update_strategy
+    assert strategy.rolling_update is not None
+    assert strategy.rolling_update.max_unavailable == "25%"
+    strategy = daemon_set("nvidia-device-plugin-daemonset", policy_of({})).spec.update_strategy
+    assert strategy.rolling_update is not None
+    assert strategy.rolling_update.max_unavailable == 1
+    waits = policy_of({"daemonsets": {"updateStrategy": "OnDelete"}})
+    assert daemon_set("nvidia-device-plugin-daemonset", waits).spec.update_strategy.type == "OnDelete"
