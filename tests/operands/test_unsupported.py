@@ -1,0 +1,158 @@
+"""What is set and not acted on is told, and what is acted on makes a difference: the table and the renderers agree."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from policies import ALL_KINDS, policy_of, specs
+from policies import given as given_policy
+
+from gpuvirt.cluster.kinds.clusterpolicy import Spec
+from gpuvirt.cluster.kinds.schema import Schema, structural
+from gpuvirt.cluster.kinds.workloads import encoded
+from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.cluster.operator.unsupported import unsupported
+from gpuvirt.plain import Plain
+
+
+def image(name: str) -> dict[str, Plain]:
+    return {"enabled": True, "repository": "r", "image": name, "version": "1"}
+
+
+BASE: dict[str, Plain] = {
+    "sandboxWorkloads": {"enabled": True},
+    "vgpuManager": image("vgpu-manager"),
+    "driver": {**image("driver"), "manager": {"repository": "r", "image": "manager", "version": "1"}},
+    "toolkit": image("toolkit"),
+    "devicePlugin": image("plugin"),
+    "dcgm": image("dcgm"),
+    "dcgmExporter": image("exporter"),
+    "gfd": image("gfd"),
+}
+"""All that can be rendered is, and nothing of it is told."""
+BY_THE_CONTROLLER = {
+    "sandboxWorkloads.defaultWorkload",
+    "sandboxWorkloads.mode",
+    "vfioManager.enabled",
+    "vgpuDeviceManager.enabled",
+}
+"""What nodes are for is not rendered, kata is told and renders nothing, and a switch that is on says what is so."""
+NEVER = {"kataSandboxDevicePlugin", "ccManager", "kataManager"}
+"""What NVIDIA's operator does nothing about, either."""
+ON_BY_DEFAULT = {"sandboxDevicePlugin.enabled", "validator.enabled", "cdi.enabled"}
+OTHER: dict[str, Plain] = {
+    "imagePullPolicy": "Always",
+    "maxUnavailable": "7",
+    "kernelModuleType": "open",
+    "updateStrategy": "OnDelete",
+    "operator": "Exists",
+}
+
+
+def leaves(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Plain]]:
+    """Yield each field, with a value that no test and no default has."""
+    if schema.properties:
+        for name, inner in schema.properties.items():
+            yield from leaves(inner, (*path, name))
+    else:
+        yield path, False if ".".join(path) in ON_BY_DEFAULT else value_of(schema, path[-1])
+
+
+def value_of(schema: Schema, name: str) -> Plain:
+    if schema.items is not None:
+        return [element(schema.items)]
+    if schema.additional_properties is not None:
+        return {"example.com/key": value_of(schema.additional_properties, "")}
+    if name in OTHER:
+        return OTHER[name]
+    if schema.enum:
+        return schema.enum[-1]
+    values: dict[str, Plain] = {"boolean": True, "integer": 77, "string": "value-77"}
+    return values.get(schema.type, "77")
+
+
+def element(schema: Schema) -> Plain:
+    if schema.properties:
+        return {name: value_of(one, name) for name, one in schema.properties.items() if name != "tolerationSeconds"}
+    return value_of(schema, "")
+
+
+def with_field(path: tuple[str, ...], value: Plain) -> dict[str, Plain]:
+    spec: dict[str, Plain] = json.loads(json.dumps(BASE))
+    inner = spec
+    for name in path[:-1]:
+        found = inner.setdefault(name, {})
+        assert isinstance(found, dict)
+        inner = found
+    inner[path[-1]] = value
+    if path[-2:] == ("kernelModuleConfig", "name"):
+        inner["name"] = "params"
+    parent = spec.get(path[0])
+    # What is off by default says nothing until it is on.
+    if isinstance(parent, dict) and path[0] in {"gds", "gdrcopy", "nodeStatusExporter"}:
+        parent["enabled"] = True
+    if path[-2:-1] in {("rdma",), ("hpcJobMapping",)}:
+        inner["enabled"] = True
+    return spec
+
+
+def rendered(spec: Plain) -> list[bytes]:
+    found = render(policy_of(spec), ALL_KINDS)
+    return [encoded(one) for one in found.manifests]
+
+
+def test_the_base_says_nothing_that_is_not_done() -> None:
+    assert unsupported(BASE) == ()
+    assert render(policy_of(BASE), ALL_KINDS).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [pytest.param(path, value, id=".".join(path)) for path, value in leaves(structural(Spec))],
+)
+def test_a_field_is_acted_on_or_told(path: tuple[str, ...], value: Plain) -> None:
+    spec = with_field(path, value)
+    told = [one for one in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{one}.")]
+    if path[0] in NEVER:
+        assert not told
+    elif ".".join(path) not in BY_THE_CONTROLLER:
+        makes_a_difference = rendered(spec) != rendered(BASE) or spec == BASE
+        assert makes_a_difference != bool(told), (told, spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "paths"),
+    [
+        ({}, ()),
+        (None, ()),
+        ({"driver": {}, "gds": {"enabled": False, "image": "x"}, "gdrcopy": None}, ()),
+        ({"gds": {"enabled": True}}, ("$.spec.gds",)),
+        ({"driver": {"upgradePolicy": {"autoUpgrade": True}}}, ("$.spec.driver.upgradePolicy",)),
+        ({"driver": {"upgradePolicy": {"drain": {"enable": False}}}}, ()),
+        ({"driver": {"enabled": False, "licensingConfig": {"secretName": "x"}}}, ()),
+        ({"devicePlugin": {"mps": {"root": "/run/nvidia/mps"}}}, ()),
+        ({"devicePlugin": {"mps": {"root": "/mps"}}}, ("$.spec.devicePlugin.mps.root",)),
+        ({"sandboxWorkloads": {"mode": "kubevirt"}, "operator": {"defaultRuntime": "docker"}}, ()),
+        ({"sandboxWorkloads": {"mode": "kata"}}, ("$.spec.sandboxWorkloads.mode",)),
+        ({"vfioManager": {"image": "x"}}, ()),
+        ({"sandboxWorkloads": {"enabled": True}, "vfioManager": {"image": "x"}}, ("$.spec.vfioManager.image",)),
+        ({"sandboxWorkloads": {"enabled": True}, "vfioManager": {"enabled": False}}, ("$.spec.vfioManager.enabled",)),
+        ({"newer": {"a": [1]}, "empty": {"a": {}}}, ("$.spec.newer",)),
+        ({"migManager": {"config": {"name": "x"}}}, ("$.spec.migManager",)),
+    ],
+)
+def test_places_are_told_once_and_no_deeper_than_needed(spec: Plain, paths: tuple[str, ...]) -> None:
+    assert unsupported(spec) == paths
+
+
+@settings(deadline=None)
+@given(specs())
+def test_any_spec_can_be_told(spec: object) -> None:
+    found = unsupported(json.loads(json.dumps(spec)))
+    assert all(one.startswith("$.spec.") for one in found)
+    assert len(set(found)) == len(found)
+
+
+def test_the_seeds_policy_is_done_whole() -> None:
+    assert unsupported(given_policy("seedpolicy.yaml")["spec"]) == ()
