@@ -144,6 +144,14 @@ def test_the_oldest_policy_counts_and_the_other_says_that_it_does_not() -> None:
     assert "ClusterPolicy cluster-policy is older" in ready(found, "a").message
 
 
+def test_what_is_set_and_not_acted_on_is_a_condition() -> None:
+    found = Scene([node("vm-vgpu")], [policy({"gds": {"enabled": True}})]).decided()
+    (status,) = (one.status for one in found.writes if isinstance(one, PatchPolicyStatus))
+    (condition,) = (one for one in status.conditions if one.type == "UnsupportedField")
+    assert condition.status == "True"
+    assert "$.spec.gds" in condition.message
+
+
 def test_without_a_policy_nothing_is_written() -> None:
     assert Scene([node("vm-vgpu")], []).decided() == Decisions()
 

@@ -5,7 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, SpecFault, Status, StoredPolicy
+from gpuvirt.cluster.kinds.clusterpolicy import (
+    CLUSTER_POLICIES,
+    ClusterPolicy,
+    SpecFault,
+    Status,
+    StoredPolicy,
+    plain_spec,
+)
 from gpuvirt.cluster.operator import deployment, nodes, policies, status
 from gpuvirt.cluster.operator.announcer import News, node_news, policy_news
 from gpuvirt.cluster.operator.deployment import Deployment, OperandState
@@ -18,6 +25,7 @@ from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.operator.policies import Choice
 from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.status import Progress
+from gpuvirt.cluster.operator.unsupported import unsupported
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target, Write
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import Workload
@@ -65,7 +73,13 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         found = nodes.decide(picture, choice.policy, beside=home.coexists, stopped_because=None)
         deployed = _deployment(picture, choice.policy, home, found.placements)
     operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
-    progress = Progress(nodes=found.verdicts, operands=operands, troubles=troubles, failures=failures)
+    progress = Progress(
+        nodes=found.verdicts,
+        operands=operands,
+        troubles=troubles,
+        failures=failures,
+        unsupported=unsupported(plain_spec(choice.stored)),
+    )
     writes = (*found.writes, *deployed.writes, *_statuses(choice, progress, home, at))
     news = (*node_news(picture.nodes.values(), found.placements), *policy_news(choice, status.verdict_of(progress)))
     return Decisions(writes, news, found.verdicts, progress, choice.stored.metadata.name, deployed.states)

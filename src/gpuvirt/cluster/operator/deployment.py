@@ -15,6 +15,9 @@ from gpuvirt.cluster.operator.shapes import OperandPod
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target, Write
 from gpuvirt.cluster.resources import Resource, pods
+from gpuvirt.model.workload import Workload
+
+FOR_MACHINES = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
 
 Stored = Mapping[Resource, Objects[StoredObject]]
 """All that is there, by collection; of ConfigMaps those of others, too."""
@@ -71,8 +74,16 @@ def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: 
             states.append(OperandState(name, operand, against="is being deployed"))
     used = sorted(name for name, one in placements.items() if one.vgpus_used)
     gone, kept = _superfluous(rendered, there.stored, used)
-    faults = tuple(f"{one.because.path}: {one.because.message}" for one in rendered.faults)
+    faults = tuple(_faults(rendered, placements))
     return Deployment((*writes, *gone), (*states, *kept), faults)
+
+
+def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator[str]:
+    """Yield what can't be deployed; what only nodes for containers need, where there are such nodes."""
+    containers = any(one.present and one.workload is Workload.CONTAINER for one in placements.values())
+    for fault in rendered.faults:
+        if containers or fault.operand in FOR_MACHINES:
+            yield f"{fault.because.path}: {fault.because.message}"
 
 
 def _daemon_set(
