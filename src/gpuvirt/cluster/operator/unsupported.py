@@ -86,8 +86,6 @@ ACTED_ON = _Known(
 """All that a policy may say and that is acted on, by the renderers of operands and by the controller."""
 FOR_MACHINES = ("vfioManager", "vgpuManager", "vgpuDeviceManager", "sandboxDevicePlugin")
 """Operands of which nothing is wanted where no node is for virtual machines."""
-ALWAYS_THERE = ("vfioManager", "vgpuDeviceManager")
-"""Parts of the agent that have no switch of their own: `enabled: false` is not obeyed."""
 
 
 def unsupported(spec: Plain) -> tuple[str, ...]:
@@ -96,8 +94,7 @@ def unsupported(spec: Plain) -> tuple[str, ...]:
         return ()
     has_machines = _field(spec.get("sandboxWorkloads"), "enabled") is True
     said = {name: value for name, value in spec.items() if has_machines or name not in FOR_MACHINES}
-    switched = (f"$.spec.{name}.enabled" for name in ALWAYS_THERE if _field(said.get(name), "enabled") is False)
-    return tuple(sorted({*_within(said, ACTED_ON, "$.spec"), *switched}))
+    return tuple(sorted(_within(said, ACTED_ON, "$.spec")))
 
 
 def _within(value: Plain, known: _Known, path: str) -> Iterator[str]:
