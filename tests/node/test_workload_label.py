@@ -207,3 +207,14 @@ async def test_a_spec_goes_before_the_label_which_waits_until_that_is_known(mach
 def offered(node: SimNode) -> dict[ResourceName, list[str]]:
     found = node.offered.items()
     return {ResourceName(name): [one for one, well in devices.items() if well] for name, devices in found}
+
+
+async def test_how_far_a_spec_has_come_is_said_where_no_label_is_followed(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, Settings(), hears_spec=True) as node:
+        await spec(node, NodeSpec("passthrough"))
+        assert state(node) == (StateName.SUCCESS, "")
+        await spec(node, NodeSpec("whole"))
+        assert state(node)[0] is StateName.FAILED
+        await spec(node, None)
+        assert node.agent.workload_states.get() is None

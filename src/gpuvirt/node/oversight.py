@@ -47,7 +47,7 @@ class Oversight:
         self.vgpu_states: Cell[Progress | None] = Cell(None)
         """How far what is wanted of vGPUs has come, for the cluster to be told; None: it is told nothing."""
         self.workload_states: Cell[Progress | None] = Cell(None)
-        """How far it has come that its GPUs are as the node's label says; None: nothing is said of that."""
+        """How far it has come that its GPUs are as the cluster wants them; None: nothing is said of that."""
         self.hear_trouble = bells.hear_trouble
         self._state = state
         self._telemetry = telemetry
@@ -72,9 +72,9 @@ class Oversight:
         return self._state.wishes
 
     @property
-    def follows_label(self) -> bool:
-        """Whether the node's label says what is wanted of its GPUs."""
-        return self._state.follows_label
+    def follows_cluster(self) -> bool:
+        """Whether the node's label or its GpuNode says what is wanted of its GPUs."""
+        return self._state.follows_cluster
 
     @property
     def workload_trouble(self) -> Reason | None:

@@ -66,8 +66,8 @@ class Overseer(Protocol):
         ...
 
     @property
-    def follows_label(self) -> bool:
-        """Whether the node's label says what is wanted of its GPUs."""
+    def follows_cluster(self) -> bool:
+        """Whether the node's label or its GpuNode says what is wanted of its GPUs."""
         ...
 
     @property
@@ -145,8 +145,8 @@ class Reconciler:
         return due
 
     def _progress(self, agent: Overseer) -> Progress | None:
-        """Return how far it has come that GPUs are as the node's label says; None where it is not followed."""
-        if not agent.follows_label or agent.inventory is None:
+        """Return how far it has come that GPUs are as the cluster wants them; None where it does not say."""
+        if not agent.follows_cluster or agent.inventory is None:
             return None
         if (trouble := agent.workload_trouble) is not None:
             return Progress(StateName.FAILED, trouble.text)

@@ -71,8 +71,8 @@ class NodeState:
         """What is wanted of GPUs; nothing until that was concluded."""
         self.workload_trouble: Reason | None = None
         """Why the node's label, or its GpuNode, does not say what is wanted of them."""
-        self.follows_label = False
-        """Whether the label is what says it."""
+        self.follows_cluster = False
+        """Whether one of the two says it."""
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids = ids

@@ -52,7 +52,7 @@ class Wants:
         settings = self._state.settings
         modes, trouble = modes_of(settings, request, self._state.modes)
         self._state.modes, self._state.workload_trouble = modes, trouble
-        self._state.follows_label = settings.workload_label and not request.has_spec
+        self._state.follows_cluster = settings.workload_label or request.has_spec
         self._note("workload", trouble)
         if trouble is None or not request.has_spec:
             self._state.carving.config = config_name(request, settings.vgpu_config, in_cluster=self._in_cluster)
