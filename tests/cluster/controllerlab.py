@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
 from clusterlab import GPUVIRT, PATIENCE_S, LabNode
 from lab.cluster.settings import NODE
 
@@ -93,6 +94,30 @@ class ControlledNode:
     def until_said(self, text: str, policy: str = "cluster-policy") -> None:
         """Wait until the policy says something."""
         self.node.until(lambda: text in self.said(policy), lambda: self.said(policy))
+
+    def apply_agent_access(self) -> None:
+        """Have the agent's account with its rights in the controller's namespace, as an install brings it."""
+        kept = [
+            one
+            for one in yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text())
+            if one["kind"] not in {"DaemonSet", "ConfigMap", "Namespace"}
+        ]
+        text = yaml.safe_dump_all(kept).replace("namespace: gpuvirt", f"namespace: {NAMESPACE}")
+        text = text.replace("serviceaccount:gpuvirt:", f"serviceaccount:{NAMESPACE}:")
+        done = self.node.cluster.kubectl("apply", "-f", "-", given=text)
+        assert done.returncode == 0, done.stderr
+
+    def get(self, what: str, path: str) -> str:
+        """Return a field of an object in the controller's namespace, by its JSON path."""
+        done = self.node.cluster.kubectl("--namespace", NAMESPACE, "get", what, "-o", f"jsonpath={{{path}}}")
+        return done.stdout
+
+    def gpuvirt(self, *arguments: str) -> str:
+        """Run a command as the cluster's admin."""
+        asks = ("--kubeconfig", str(self.node.cluster.kubeconfig), "--namespace", NAMESPACE)
+        done = subprocess.run([*GPUVIRT, *arguments, *asks], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @contextmanager

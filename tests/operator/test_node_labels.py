@@ -9,6 +9,7 @@ from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS
 from gpuvirt.cluster.operator.nodelabels import Around, keys_beside, keys_of, taken_back
 from gpuvirt.cluster.operator.placement import Defaults, leaving, placement_of
+from gpuvirt.cluster.operator.uninstall import left_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.workload import LABEL, Workload
@@ -218,3 +219,18 @@ def test_what_was_put_on_a_node_can_be_taken_back(labels: dict[str, str], around
     left = patched(metadata.labels, taken_back(metadata))
     assert not set(left) & (ALL | {NODE_LABEL, "nvidia.com/gpu.present"})
     assert patch_of([taken_back(Metadata(labels=left))], Metadata(labels=left)) is None
+
+
+def test_an_uninstall_takes_the_agents_word_once_no_agent_is_there() -> None:
+    labels = {
+        "nvidia.com/vgpu.config.state": "success",
+        f"{DEPLOY}vgpu-manager": "true",
+        NODE_LABEL: "true",
+        "mine": "x",
+    }
+    metadata = Metadata(labels=labels, annotations={"gpuvirt.io/vgpu.config.reason": "y"})
+    first = patched(labels, left_of(metadata, used=True, agents_gone=False))
+    assert set(first) == {"nvidia.com/vgpu.config.state", f"{DEPLOY}vgpu-manager", "mine"}
+    last = left_of(metadata, used=False, agents_gone=True)
+    assert patched(labels, last) == {"mine": "x"}
+    assert last.annotations["gpuvirt.io/vgpu.config.reason"] is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_node_name
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_namespace, parse_node_name
 
 if TYPE_CHECKING:
     from gpuvirt.apps.node import ClusterTask
@@ -36,6 +36,18 @@ KubeConfigOption = Annotated[
 ]
 
 
+HomeOption = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        envvar=["GPUVIRT_NAMESPACE", "OPERATOR_NAMESPACE"],
+        metavar="NAME",
+        help="Where the controller and what it deploys run; else that of the pod, or of the kubeconfig's context.",
+    ),
+]
+
+
 def node_name_of(text: str | None) -> NodeName | None:
     """Return the node's name, None where there is none; raise ConfigError."""
     try:
@@ -51,6 +63,25 @@ def credentials_of(kubeconfig: Path | None) -> "Credentials | None":
     if kubeconfig is not None:
         return credentials.from_kubeconfig(kubeconfig)
     return credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+
+
+def demanded_credentials(kubeconfig: Path | None) -> "Credentials":
+    """Return how to reach the API server; raise ConfigError where nobody says it."""
+    found = credentials_of(kubeconfig)
+    if found is None:
+        raise ConfigError(
+            "no API server: this is no pod with a service account's token; expected a kubeconfig",
+            where="--kubeconfig",
+        )
+    return found
+
+
+def home_of(namespace: str, credentials: "Credentials") -> Namespace:
+    """Return where the controller and what it deploys run; raise ConfigError."""
+    try:
+        return parse_namespace(namespace or credentials.namespace)
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--namespace") from error
 
 
 def cluster_side(

@@ -9,21 +9,12 @@ import typer
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli import apiserver
 from gpuvirt.cli.addresses import address_of
-from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import parse_namespace
 
 
 def controller(  # noqa: PLR0913  one parameter an option
     *,
     kubeconfig: apiserver.KubeConfigOption = None,
-    namespace: Annotated[
-        str,
-        typer.Option(
-            envvar=["GPUVIRT_NAMESPACE", "OPERATOR_NAMESPACE"],
-            metavar="NAME",
-            help="Where it and what it deploys run; else the namespace of its pod, or of the kubeconfig's context.",
-        ),
-    ] = "",
+    namespace: apiserver.HomeOption = "",
     leader_elect: Annotated[
         bool, typer.Option(help="Lead only while no other process does, by the Lease gpuvirt-controller.")
     ] = True,
@@ -65,20 +56,11 @@ def controller(  # noqa: PLR0913  one parameter an option
     from gpuvirt.cluster.operator.decisions import Home
 
     set_up(log_format, verbose=verbose)
-    credentials = apiserver.credentials_of(kubeconfig)
-    if credentials is None:
-        raise ConfigError(
-            "no API server: this is no pod with a service account's token; expected a kubeconfig",
-            where="--kubeconfig",
-        )
-    try:
-        home = parse_namespace(namespace or credentials.namespace)
-    except InvalidIdError as error:
-        raise ConfigError(str(error), where="--namespace") from error
+    credentials = apiserver.demanded_credentials(kubeconfig)
     options = ControllerOptions(
         credentials=credentials,
         home=Home(
-            namespace=home,
+            namespace=apiserver.home_of(namespace, credentials),
             coexists=coexist,
             image=image or None,
             pull_policy=image_pull_policy,

@@ -21,6 +21,7 @@ from gpuvirt.cli import (
     node,
     sim,
     support,
+    uninstall,
     vfio,
     vfiomanage,
     vgpu,
@@ -44,6 +45,7 @@ app.command("doctor")(doctor.doctor)
 app.command("why")(why.why)
 app.command("node")(node.node)
 app.command("controller")(controller.controller)
+app.command("uninstall")(uninstall.uninstall)
 app.command("discover")(discover.discover)
 app.command("demo")(demo.demo)
 app.add_typer(vfio.app, name="vfio")

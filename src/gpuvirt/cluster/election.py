@@ -177,6 +177,19 @@ class Election:
         if lease.metadata.resource_version != self._seen or not self._seen:
             self._seen, self._seen_at_s = lease.metadata.resource_version, self._clock.monotonic_s()
 
+    async def usurp(self, for_s: int) -> None:
+        """Take the lease from whoever has it, so that nobody leads for so long; raises ApiError.
+
+        Who led before sees it when it renews next, and stops: `RENEW_S` later nothing more is written.
+        """
+        at, name = leases(self._candidacy.namespace), self._candidacy.name
+        lease, now = await self._read(), f"{self._clock.now():%Y-%m-%dT%H:%M:%S.%fZ}"
+        mine = LeaseSpec(self._candidacy.me, for_s, now, now, (lease.spec.lease_transitions or 0) + 1)
+        if lease.metadata.resource_version:
+            await self._client.update(at, name, replace(lease, spec=mine), Lease)
+        else:
+            await self._client.create(at, replace(lease, spec=mine), Lease)
+
     async def _give_back(self) -> None:
         """Say that nobody leads, where this process did."""
         candidacy = self._candidacy

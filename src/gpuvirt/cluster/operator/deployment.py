@@ -135,6 +135,8 @@ def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[l
             operand = found.metadata.labels.get(OPERAND_LABEL)
             if operand is None or operand in faulty or (resource, key.name) in wanted:
                 continue
+            if operand in rendered.operands and found.status.desired_number_scheduled:
+                continue  # a driver for a system of which some node is still: labels come and go
             if operand == OperandName.VGPU_MANAGER and used:
                 against = f"is not wanted any more, and stays: machines have vGPUs on {', '.join(used)}"
                 kept.append(OperandState(key.name, OperandName.VGPU_MANAGER, against=against))

@@ -16,6 +16,14 @@ NODE_LABEL = "gpuvirt.io/node"
 OPERANDS_OFF_ANNOTATION = "gpuvirt.io/operands-off"
 """On nodes that NVIDIA's operator was asked by us to leave alone."""
 
+AGENT_KEYS = (
+    "nvidia.com/vgpu.config.state",
+    "gpuvirt.io/gpu.workload.state",
+    "gpuvirt.io/vgpu.config.reason",
+    "gpuvirt.io/gpu.workload.reason",
+)
+"""Labels and annotations by which a node's agent says how far it has come."""
+
 FEATURES = "feature.node.kubernetes.io/"
 GPU_FEATURES = (
     f"{FEATURES}pci-10de.present",

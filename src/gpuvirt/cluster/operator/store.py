@@ -42,8 +42,14 @@ class Store(Generic[T]):
         self._changed.set()
 
     def take(self, item: T) -> None:
-        """Take what a write has answered: the watch says it a moment later, and nothing is to be written twice."""
-        if self.objects is not None:
+        """Take what a write has answered: the watch says it a moment later, and nothing is to be written twice.
+
+        Where the watch was faster, and has said what came of it since, that stays: nobody would say it again.
+        """
+        if self.objects is None:
+            return
+        known = self.objects.get(key_of(item))
+        if known is None or _is_newer(item, known):
             self.objects = {**self.objects, key_of(item): item}
 
     def drop(self, key: ObjectKey) -> None:
@@ -54,3 +60,9 @@ class Store(Generic[T]):
     def get(self, name: str, namespace: str = "") -> T | None:
         """Return one object, None where it is not there or nothing was heard."""
         return (self.objects or {}).get(ObjectKey(namespace, name))
+
+
+def _is_newer(item: KubernetesObject, known: KubernetesObject) -> bool:
+    """Return whether an object is of a later version; versions of one kind can be compared (KEP-5504)."""
+    later, earlier = item.metadata.resource_version, known.metadata.resource_version
+    return not (later.isdecimal() and earlier.isdecimal()) or int(later) > int(earlier)

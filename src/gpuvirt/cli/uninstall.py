@@ -1,0 +1,29 @@
+"""`gpuvirt uninstall`: takes from a cluster what the controller has put there; the chart's Job runs it."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from gpuvirt.cli import apiserver
+
+
+def uninstall(
+    *,
+    kubeconfig: apiserver.KubeConfigOption = None,
+    namespace: apiserver.HomeOption = "",
+    crds: Annotated[
+        bool,
+        typer.Option("--crds", help="Delete the kinds, too, with all their objects; those of other products stay."),
+    ] = False,
+) -> None:
+    """Take away operands, labels and GpuNodes. Devices stay as they are, and so does what machines have.
+
+    It may be run again at any time, and goes on where it was.
+    """
+    from gpuvirt.apps.uninstall import run
+    from gpuvirt.cluster.operator.uninstall import Goals
+
+    credentials = apiserver.demanded_credentials(kubeconfig)
+    home = apiserver.home_of(namespace, credentials)
+    asyncio.run(run(credentials, Goals(home, crds=crds), lambda line: print(line, flush=True)))

@@ -1,0 +1,173 @@
+"""Taking away what the controller has put into a cluster: operands, labels, GpuNodes, and kinds where that is asked.
+
+No device changes by it: GPUs stay on their drivers, vGPUs and what machines have stay. It may be done again at any
+time, after any failure: each step takes away what is there.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.election import RENEW_S, Election
+from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.keys import Keys, patch_of
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GROUP, GpuNode
+from gpuvirt.cluster.kinds.workloads import made_in
+from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, VGPU_DRIVER
+from gpuvirt.cluster.operator.nodelabels import taken_back
+from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
+from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, pods
+from gpuvirt.errors import GpuvirtError
+
+T = TypeVar("T", bound=KubernetesObject)
+
+PART_OF, OURS = "app.kubernetes.io/part-of", "gpuvirt"
+"""What an install writes on kinds and on the ClusterPolicy that it makes."""
+HELD_S = 600
+"""For how long no controller leads afterwards: it is taken away meanwhile, or puts all back."""
+GONE_WITHIN_S = 120.0
+LOOK_S = 1.0
+KINDS = ("gpunodes.gpuvirt.io", "clusterpolicies.nvidia.com")
+CRDS = Resource("customresourcedefinitions", "apiextensions.k8s.io", "v1")
+
+
+class Named(msgspec.Struct, frozen=True):
+    """Any object, by its name and labels alone."""
+
+    metadata: Metadata
+
+
+class StillThereError(GpuvirtError):
+    """Something that was to go is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What is to go."""
+
+    namespace: str
+    crds: bool = False
+    """The kinds, too, with all their objects; those that we have not made stay."""
+
+
+def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
+    """Return the nodes on which machines have vGPUs: the driver beneath them stays."""
+    return frozenset(
+        one.metadata.name
+        for one in gpu_nodes
+        if one.status is not None and any(vgpu.users for gpu in one.status.gpus for vgpu in gpu.vgpus)
+    )
+
+
+def left_of(metadata: Metadata, *, used: bool, agents_gone: bool) -> Keys:
+    """Return what a node is to say: nothing of ours, and nothing of its agent's once that can't say it again."""
+    keys = taken_back(metadata)
+    kept = {f"{DEPLOY}{VGPU_DRIVER}"} if used else set[str]()
+    labels = {label: value for label, value in keys.labels.items() if label not in kept}
+    annotations = dict(keys.annotations)
+    if agents_gone:
+        labels |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.labels)
+        annotations |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.annotations)
+    return Keys(labels, annotations)
+
+
+class Uninstaller:
+    """Takes all away, step by step; each says what it did."""
+
+    def __init__(self, client: Client, goals: Goals, clock: Clock, election: Election) -> None:
+        self._client = client
+        self._goals = goals
+        self._clock = clock
+        self._election = election
+        self._used: frozenset[str] = frozenset()
+
+    async def run(self) -> AsyncIterator[str]:
+        """Do it, and yield a line for each thing that was done; raises ApiError, StillThereError."""
+        await self._election.usurp(HELD_S)
+        await self._clock.sleep(2 * RENEW_S)
+        yield f"no controller leads for {HELD_S // 60} minutes"
+        daemon_sets, *_ = made_in(self._goals.namespace)
+        if await self._listed(daemon_sets, Named, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
+            self._used = used_nodes(await self._listed(GPU_NODES, GpuNode))
+        steps = (
+            self._label(agents_gone=False),
+            self._delete_operands(),
+            self._wait(),
+            self._label(agents_gone=True),
+            self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
+            self._delete_ours(GPU_NODES, "GpuNode"),
+        )
+        for step in steps:
+            async for line in step:
+                yield line
+        if self._goals.crds:
+            async for line in self._delete_kinds():
+                yield line
+
+    async def _label(self, *, agents_gone: bool) -> AsyncIterator[str]:
+        for node in await self._listed(NODES, NodeObject):
+            name = node.metadata.name
+            keys = left_of(node.metadata, used=name in self._used, agents_gone=agents_gone)
+            if (patch := patch_of([keys], node.metadata)) is not None:
+                await self._client.patch(NODES, name, patch, PatchType.MERGE, NodeObject)
+                gone = sorted({**patch.metadata.labels, **patch.metadata.annotations})
+                yield f"node {name}: took away {', '.join(gone)}"
+
+    async def _delete_operands(self) -> AsyncIterator[str]:
+        for resource in made_in(self._goals.namespace):
+            for found in await self._listed(resource, Named, labelled=OPERAND_LABEL):
+                name = found.metadata.name
+                if self._used and found.metadata.labels.get(OPERAND_LABEL) == OperandName.VGPU_MANAGER:
+                    nodes = ", ".join(sorted(self._used))
+                    yield f"left {resource.plural} {name}: machines have vGPUs on {nodes}; delete it when they end"
+                    continue
+                await self._delete(resource, found)
+                yield f"deleted {resource.plural} {name}"
+
+    async def _wait(self) -> AsyncIterator[str]:
+        """Wait until no agent runs: one that does makes its GpuNode again, and labels its node."""
+        deadline_s = self._clock.monotonic_s() + GONE_WITHIN_S
+        while there := [one for one in await self._pods() if one.app == OperandName.AGENT]:
+            if self._clock.monotonic_s() > deadline_s:
+                names = ", ".join(f"{pod.metadata.name} on {pod.spec.node_name}" for pod in there)
+                raise StillThereError(f"pods of the agent are there after {GONE_WITHIN_S:g} s: {names}; run it again")
+            await self._clock.sleep(LOOK_S)
+        yield "no agent runs any more"
+
+    async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
+        for found in await self._listed(resource, Named, labelled=labelled):
+            await self._delete(resource, found)
+            yield f"deleted {kind} {found.metadata.name}"
+
+    async def _delete_kinds(self) -> AsyncIterator[str]:
+        for name in KINDS:
+            try:
+                found = await self._client.get(CRDS, name, Named)
+            except NotFoundError:
+                continue
+            if name.endswith(f".{GROUP}") or found.metadata.labels.get(PART_OF) == OURS:
+                await self._delete(CRDS, found)
+                yield f"deleted the kind {name}, and all of it"
+            else:
+                yield f"left the kind {name}, which another product has made"
+
+    async def _pods(self) -> tuple[OperandPod, ...]:
+        return await self._listed(pods(self._goals.namespace), OperandPod)
+
+    async def _listed(self, resource: Resource, shape: type[T], *, labelled: str = "") -> tuple[T, ...]:
+        """Return what there is of a collection: nothing of a kind that is not installed."""
+        try:
+            return (await self._client.list(Collection(resource, shape, labelled=labelled))).items
+        except NotFoundError:
+            return ()
+
+    async def _delete(self, resource: Resource, found: Named) -> None:
+        with suppress(NotFoundError):
+            await self._client.delete(resource, found.metadata.name, found.metadata.uid)

@@ -1,0 +1,69 @@
+"""Everything from a label to a pod's vGPU, with agents that the controller deploys, upgrades and takes away."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from clusterlab import LabNode, Wish
+from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
+from lab.cluster.images import PREFIX
+from lab.cluster.ourimage import NAME
+from lab.cluster.settings import NODE
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+BIG, SMALL = "nvidia.com/NVIDIA_A10-12Q", "nvidia.com/NVIDIA_A10-4Q"
+IMAGE = f"{PREFIX}/{NAME}"
+
+
+def policy(cluster: ControlledNode, **more: object) -> Mapping[str, object]:
+    """Return a policy by which agents take the mounted machine for their host."""
+    plugin = {"enabled": True, "env": [{"name": "GPUVIRT_HOST_ROOT", "value": "/run/nvidia/driver"}]}
+    return {"hostPaths": {"driverInstallDir": str(cluster.node.host)}, "sandboxDevicePlugin": {**plugin, **more}}
+
+
+@contextmanager
+def deploying(node: LabNode) -> Iterator[ControlledNode]:
+    """Run a controller that deploys our image, on a machine with two A10s for vGPUs."""
+    options = ("--image", IMAGE, "--image-pull-policy", "Never")
+    with controlled(node) as cluster, node.machine("2xA10-sriov"), node.nodes_kept():
+        cluster.apply_agent_access()
+        with cluster.controller(*options):
+            cluster.apply_policy(policy(cluster))
+            cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
+            yield cluster
+
+
+def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  # noqa: ARG001
+    with deploying(node) as cluster:
+        node.until_allocatable(BIG, 4)
+        cluster.label("nvidia.com/vgpu.config=A10-4Q")
+        node.until_allocatable(SMALL, 12)
+        cluster.until_said("True Reconciled")
+        node.start("keeps", Wish({SMALL: 1}, "sleep 1000"))
+        node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
+
+        bad = '[{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "bad:1"}]'
+        node.kubectl("patch", "daemonset", "gpuvirt-node", "-n", "gpu-operator", "--type=json", "-p", bad)
+        image_path = ".spec.template.spec.containers[0].image"
+        node.until(
+            lambda: cluster.get("daemonset/gpuvirt-node", image_path) == IMAGE,
+            lambda: cluster.get("daemonset/gpuvirt-node", image_path),
+        )
+
+        first = cluster.get("pods", ".items[*].metadata.name")
+        cluster.apply_policy(policy(cluster, resources={"limits": {"memory": "1000Mi", "cpu": "1000m"}}))
+        node.until(lambda: first not in cluster.get("pods", ".items[*].metadata.name"), cluster.said)
+        cluster.until_said("True Reconciled")
+        node.until_allocatable(SMALL, 12)
+        node.run("late", Wish({SMALL: 1}, "true"))
+
+        said = cluster.gpuvirt("uninstall")
+        assert "deleted daemonsets gpuvirt-node" in said
+        assert f"deleted GpuNode {NODE}" in said
+        assert cluster.get("daemonsets,configmaps", ".items[*].metadata.name") == "kube-root-ca.crt"
+        ours = {key for key in cluster.labels() if key.startswith(("nvidia.com/", "gpuvirt.io/"))}
+        assert ours == {WORKLOAD, "nvidia.com/vgpu.config"}, "an admin's"
+        assert node.kubectl("get", "gpunodes", "-o", "name") == ""
+        assert node.status("keeps").phase == "Running"
+        assert len(list((node.host / "sys/bus/mdev/devices").iterdir())) == 12, "devices stay as they are"

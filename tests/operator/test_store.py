@@ -1,0 +1,57 @@
+"""What was answered to a write and what the watch says: the later of the two counts, whichever comes first."""
+
+from gpuvirt.clock import Signal
+from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.failures import NotFoundError, UnreachableError
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.operator.shapes import NodeObject
+from gpuvirt.cluster.operator.store import Store
+from gpuvirt.cluster.resources import NODES, Metadata
+
+KEY = ObjectKey("", "node01")
+
+
+def node(version: int) -> NodeObject:
+    return NodeObject(Metadata(name="node01", resource_version=str(version)))
+
+
+def store() -> Store[NodeObject]:
+    return Store(Collection(NODES, NodeObject), Signal())
+
+
+def version_in(found: Store[NodeObject]) -> str:
+    one = found.get("node01")
+    assert one is not None
+    return one.metadata.resource_version
+
+
+def test_an_answer_is_known_before_the_watch_says_it() -> None:
+    found = store()
+    found.hear(News({KEY: node(9)}))
+    found.take(node(10))
+    assert version_in(found) == "10"
+
+
+def test_an_answer_that_comes_late_takes_nothing_back() -> None:
+    found = store()
+    found.hear(News({KEY: node(11)}))
+    found.take(node(10))
+    assert version_in(found) == "11"
+
+
+def test_nothing_is_known_before_all_was_heard() -> None:
+    found = store()
+    found.take(node(10))
+    assert found.objects is None
+
+
+def test_a_kind_that_is_not_installed_has_no_objects_and_a_server_that_is_away_says_nothing() -> None:
+    found = store()
+    found.tell(UnreachableError("away"))
+    assert found.objects is None
+    found.hear(News({KEY: node(9)}))
+    found.tell(UnreachableError("away"))
+    assert version_in(found) == "9"
+    found.tell(NotFoundError("no such kind"))
+    assert found.get("node01") is None
+    assert not found.installed
