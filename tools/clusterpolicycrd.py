@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import clusterpolicy
 from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structural, without_nulls
+from gpuvirt.cluster.operator import specchecks
+from gpuvirt.cluster.operator.operands import images
 
 HEAD = """\
 # ClusterPolicy: what is wanted of all nodes with GPUs (docs/reference.md), as NVIDIA's operator knows it.
@@ -36,31 +38,26 @@ _ALL = (
     " && has(self.version) && self.version != '')"
 )
 _OFF = "has(self.enabled) && !self.enabled"
-_INCOMPLETE = (
-    "an image needs all of repository, image and version (a tag, or sha256:...); set all three, or image alone with the"
-    " whole reference, or none of them"
-)
-_IMAGE = Rule(f"{_OFF} || !{_PARTS} || {_ALL}", _INCOMPLETE)
-_IMAGE_OF_YOURS = Rule(f"!(has(self.enabled) && self.enabled) || !{_PARTS} || {_ALL}", _INCOMPLETE)
+_IMAGE = Rule(f"{_OFF} || !{_PARTS} || {_ALL}", images.INCOMPLETE)
+_IMAGE_OF_YOURS = Rule(f"!(has(self.enabled) && self.enabled) || !{_PARTS} || {_ALL}", images.INCOMPLETE)
 _BARE = Rule(
     f"!(has(self.enabled) && self.enabled) || {_PARTS} || !has(self.image) || self.image == ''"
     " || self.image.contains('/') || self.image.contains('@')",
-    "the vGPU manager is an image of your own (docs/vgpu-manager-image.md): set repository and version, too, or"
-    " image to the whole reference",
+    images.BARE,
 )
 _KATA = Rule(
     "self != 'kata'",
-    "mode kata can't be served yet: virtual machines are KubeVirt's; set mode to kubevirt, or leave it out",
+    specchecks.NO_KATA,
 )
 _NRI = Rule(
     "!(has(self.cdi) && has(self.cdi.nriPluginEnabled) && self.cdi.nriPluginEnabled)"
     " || !(has(self.cdi.enabled) && !self.cdi.enabled)"
     " && !(has(self.toolkit) && has(self.toolkit.enabled) && !self.toolkit.enabled)",
-    "cdi.nriPluginEnabled needs cdi.enabled and toolkit.enabled; set both to true, or leave nriPluginEnabled out",
+    specchecks.NRI_NEEDS,
 )
 _UNAVAILABLE = Rule(
-    "self.matches('^([1-9][0-9]*|([1-9][0-9]?|100)%)?$')",
-    "expected a number of nodes, as 1, or a share of them, as 10%, and more than none",
+    f"self.matches('{specchecks.UNAVAILABLE}')",
+    specchecks.NOT_A_SHARE,
 )
 _RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = (
     ("", (_NRI,)),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import yaml
 from apilab import ApiLab
+from clusterlab import LabNode
 from lab.cluster.cluster import Cluster
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, plain_spec, read_policy
@@ -27,7 +28,8 @@ def policies(lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     api = ApiLab(lab, tmp_path_factory.mktemp("policies"))
     api.kubectl("apply", "-f", str(ROOT / "deploy/clusterpolicies.yaml"))
     try:
-        api.kubectl("wait", "--for=condition=Established", "crd", KIND, "--timeout=60s")
+        served = LabNode(lab, "default")
+        served.until(lambda: lab.kubectl("get", KIND).returncode == 0, lambda: "the kind is not served yet")
         api.kubectl("apply", "--validate=strict", "-f", str(GIVEN / "seedpolicy.yaml"))
         yield api
     finally:

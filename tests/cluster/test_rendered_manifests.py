@@ -1,12 +1,16 @@
 """What a policy is rendered into, before a real API server."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from apilab import ApiLab
 from lab.cluster.cluster import Cluster
+from lab.cluster.settings import NODE
 from policies import ALL_KINDS, full, policy_of
 
+from commandline import ran
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
@@ -44,3 +48,20 @@ def test_the_api_server_takes_all_that_is_rendered(
     how = ("--server-side", "--dry-run=server", "--validate=strict", "--field-manager=gpuvirt")
     said = api.kubectl("apply", *how, "-f", "-", given=given)
     assert len(said.splitlines()) == len(manifests)
+
+
+def test_a_node_is_ready_for_containers_once_it_offers_gpus(lab: Cluster, tmp_path: Path) -> None:
+    asked = ("--node-name", NODE, "--kubeconfig", str(lab.kubeconfig), "--validations-dir", str(tmp_path))
+    refused = ran("validate", "plugin", *asked)
+    assert refused.returncode == 1
+    assert f"node {NODE} offers no nvidia.com/gpu" in refused.stderr
+    api = ApiLab(lab, tmp_path)
+    counts = {"nvidia.com/gpu": "2"}
+    patch = ("patch", "node", NODE, "--subresource=status", "--type=merge", "-p")
+    api.kubectl(*patch, json.dumps({"status": {"capacity": counts, "allocatable": counts}}))
+    try:
+        assert ran("validate", "plugin", *asked).returncode == 0
+        assert (tmp_path / "plugin-ready").exists()
+    finally:
+        gone = {"nvidia.com/gpu": None}
+        api.kubectl(*patch, json.dumps({"status": {"capacity": gone, "allocatable": gone}}))

@@ -126,6 +126,9 @@ def test_a_container_runtime_elsewhere_is_found_by_the_policys_variables() -> No
     assert told["CONTAINERD_SOCKET"] == "/runtime/sock-dir/containerd.sock"
     assert seen["/runtime/config-dir"] == "/var/lib/rancher/k3s/agent/etc/containerd"
     assert seen["/runtime/sock-dir"] == "/run/k3s/containerd"
+    source = [{"name": "RUNTIME_CONFIG_SOURCE", "value": "command,file=/etc/a.toml"}]
+    toolkit = daemon_set("nvidia-container-toolkit-daemonset", policy_of({"toolkit": {"env": source}}))
+    assert variables(main_of(toolkit))["RUNTIME_CONFIG_SOURCE"] == "command,file=/host/etc/a.toml"
 
 
 def test_cri_o_is_set_up_by_its_own_files_and_others_not_at_all() -> None:

@@ -152,6 +152,7 @@ def test_an_image_is_what_the_policy_names_else_what_the_controller_has(image: P
     [
         ({}, "$.spec.vgpuManager", "VGPU_MANAGER_IMAGE"),
         ({"version": "1"}, "$.spec.vgpuManager.repository", "beside version 1"),
+        ({"image": "vgpu-manager"}, "$.spec.vgpuManager.repository", "an image of your own"),
         ({"repository": "r", "image": "m"}, "$.spec.vgpuManager.version", "beside repository r and image m"),
     ],
 )

@@ -22,6 +22,7 @@ from gpuvirt.cli import (
     sim,
     support,
     uninstall,
+    validate,
     vfio,
     vfiomanage,
     vgpu,
@@ -52,6 +53,7 @@ app.add_typer(vfio.app, name="vfio")
 app.add_typer(vgpu.app, name="vgpu")
 app.command("support")(support.support)
 app.add_typer(sim.app, name="sim")
+app.add_typer(validate.app, name="validate")
 
 
 def _print_version(wanted: bool) -> None:

@@ -24,6 +24,7 @@ from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.operator.policies import Choice
 from gpuvirt.cluster.operator.shapes import NodeObject
+from gpuvirt.cluster.operator.specchecks import spec_faults
 from gpuvirt.cluster.operator.status import Progress
 from gpuvirt.cluster.operator.unsupported import unsupported
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target, Write
@@ -31,6 +32,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import Workload
 
 COEXIST_OPTION = "--coexist"
+KATA_AT = "$.spec.sandboxWorkloads.mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +146,10 @@ def _troubles(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
             seen=picture.other_operator,
             fix=f"take the other away, or run the controller with {COEXIST_OPTION} to have the nodes for machines",
         )
-    if isinstance(choice.policy, SpecFault):
-        fix = "mend the field, or take it away"
-        yield Reason(ReasonCode.CONFIG_INVALID, f"{name} {choice.policy.path}", choice.policy.message, fix=fix)
-    elif policies.wants_kata(choice.policy):
-        yield Reason(
-            ReasonCode.KATA_NOT_SUPPORTED,
-            f"{name} $.spec.sandboxWorkloads.mode",
-            "is kata, for which there are no parts yet; nothing is changed",
-            fix="set it to kubevirt",
-        )
+    faults = (choice.policy,) if isinstance(choice.policy, SpecFault) else tuple(spec_faults(choice.policy.spec))
+    for fault in faults:
+        code = ReasonCode.KATA_NOT_SUPPORTED if fault.path == KATA_AT else ReasonCode.CONFIG_INVALID
+        yield Reason(code, f"{name} {fault.path}", fault.message, fix="mend the field; until then nothing is changed")
 
 
 def _statuses(choice: Choice, progress: Progress, home: Home, at: datetime) -> Iterator[PatchPolicyStatus]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
-from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.operator.nodelabels import Around
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.placement import Defaults
@@ -66,9 +65,3 @@ def around_of(policy: ClusterPolicy) -> Around:
         mig_default=default if default == "all-disabled" and mig.enabled is not False else None,
         runs_agent=agent.is_wanted(policy),
     )
-
-
-def wants_kata(policy: ClusterPolicy) -> bool:
-    """Return whether the policy asks for Kata's device plugin, of which there is none yet."""
-    sandbox = policy.spec.sandbox_workloads
-    return bool(sandbox.enabled) and sandbox.mode is SandboxMode.KATA

@@ -27,6 +27,7 @@ from gpuvirt.cluster.operator.operands.site import (
     OperandName,
     Site,
 )
+from gpuvirt.cluster.operator.specchecks import is_share
 
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
 PRIORITY = "system-node-critical"
@@ -68,7 +69,7 @@ def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
     )
     chosen = {"app": draft.operand.value, **draft.selected_by}
     labels = {**free(wanted.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
-    annotations = {**draft.annotations, **wanted.annotations}
+    annotations = {**wanted.annotations, **draft.annotations}
     template = _stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod))
     return DaemonSet(
         api_version=workloads.APPS,
@@ -167,5 +168,7 @@ def _strategy(wanted: Daemonsets, *, on_delete: bool) -> workloads.UpdateStrateg
     if on_delete or wanted.update_strategy is UpdateStrategy.ON_DELETE:
         return workloads.UpdateStrategy(type="OnDelete")
     text = wanted.rolling_update.max_unavailable if wanted.rolling_update is not None else ""
-    most: int | str = int(text) if text.isdecimal() else text or 1
+    most: int | str = 1
+    if text and is_share(text):
+        most = text if text.endswith("%") else int(text)
     return workloads.UpdateStrategy(type="RollingUpdate", rolling_update=RollingUpdate(max_unavailable=most))

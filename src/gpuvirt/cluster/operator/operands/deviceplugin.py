@@ -101,6 +101,26 @@ def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     if isinstance(image, SpecFault):
         yield image
         return
+    pod = PodSpec(
+        service_account_name=GFD_ACCOUNT,
+        node_selector=containernodes.selector(GFD),
+        runtime_class_name=containernodes.runtime_class_of(policy),
+        host_network=assembly.on_host_network(wanted),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
+        containers=(_gfd(policy, image),),
+        volumes=(
+            host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
+            host("output-dir", FEATURES, ANY_FOLDER),
+            host("host-sys", "/sys"),
+        ),
+    )
+    draft = assembly.Draft(OperandName.GFD, pod, annotations=containernodes.sees_gpus(policy, GFD))
+    yield assembly.daemon_set(policy, site, draft)
+
+
+def _gfd(policy: ClusterPolicy, image: str) -> Container:
+    wanted = policy.spec.gfd
     own = (
         EnvVar(name="GFD_SLEEP_INTERVAL", value="60s"),
         EnvVar(name="GFD_FAIL_ON_INIT_ERROR", value="true"),
@@ -109,7 +129,7 @@ def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
         hostpaths.NODE_NAME,
         *mig_variables(policy),
     )
-    container = Container(
+    return Container(
         name=GFD,
         image=image,
         image_pull_policy=images.pull_policy(wanted.image_pull_policy),
@@ -120,19 +140,3 @@ def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
         security_context=hostpaths.PRIVILEGED,
         volume_mounts=(mount("output-dir", FEATURES), mount("host-sys", "/sys", read_only=True)),
     )
-    pod = PodSpec(
-        service_account_name=GFD_ACCOUNT,
-        node_selector=containernodes.selector(GFD),
-        runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
-        init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
-        containers=(container,),
-        volumes=(
-            host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
-            host("output-dir", FEATURES, ANY_FOLDER),
-            host("host-sys", "/sys"),
-        ),
-    )
-    draft = assembly.Draft(OperandName.GFD, pod, annotations=containernodes.sees_gpus(policy, GFD))
-    yield assembly.daemon_set(policy, site, draft)

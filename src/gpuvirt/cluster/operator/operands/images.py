@@ -14,6 +14,14 @@ MAJOR_ALONE = {"ol", "rocky", "rhel"}
 """Systems whose images are built for all minor versions."""
 PULL_POLICIES = {"Always", "IfNotPresent", "Never"}
 _DIGEST = "sha256:"
+INCOMPLETE = (
+    "an image needs all of repository, image and version (a tag, or sha256:...); set all three, or image alone with the"
+    " whole reference, or none of them"
+)
+BARE = (
+    "the vGPU manager is an image of your own (docs/vgpu-manager-image.md): set repository and version, too, or image"
+    " to the whole reference"
+)
 
 
 def image_of(parts: ImageParts, path: str, images: Mapping[str, str], variable: str) -> str | SpecFault:
@@ -28,6 +36,11 @@ def image_of(parts: ImageParts, path: str, images: Mapping[str, str], variable: 
         return SpecFault(f"{path}.{missing[0]}", _incomplete(named))
     joint = "@" if parts.version.startswith(_DIGEST) else ":"
     return f"{parts.repository}/{parts.image}{joint}{parts.version}"
+
+
+def is_bare(parts: ImageParts) -> bool:
+    """Return whether an image is named by its name alone, without saying where it is."""
+    return bool(parts.image) and not (parts.repository or parts.version) and not {"/", "@"} & set(parts.image)
 
 
 def with_os(image: str, os_tag: str) -> str:
@@ -55,7 +68,4 @@ def _none(path: str, variable: str) -> SpecFault:
 
 def _incomplete(named: Mapping[str, str]) -> str:
     given = " and ".join(f"{name} {value}" for name, value in named.items() if value)
-    return (
-        f"is not set beside {given}: an image needs all of repository, image and version; set all three, or image alone"
-        " with the whole reference, or none of them"
-    )
+    return f"is not set beside {given}: {INCOMPLETE}"

@@ -76,6 +76,7 @@ RUNTIMES: dict[str, tuple[RuntimeFile, ...]] = {
         ),
     ),
 }
+CONFIG_SOURCE = "RUNTIME_CONFIG_SOURCE"
 NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-sock-dir", ("NRI_SOCKET",))
 
 
@@ -136,6 +137,8 @@ def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tup
             variables[name] = EnvVar(name=name, value=f"{one.seen_in}/{place.name}")
         if one.told_of_host:
             variables[one.told_of_host] = EnvVar(name=one.told_of_host, value=str(place))
+    if (sources := variables.get(CONFIG_SOURCE)) is not None:
+        variables[CONFIG_SOURCE] = EnvVar(name=CONFIG_SOURCE, value=_sources(sources.value or ""))
     return Container(
         name=CONTAINER,
         image=image,
@@ -157,6 +160,15 @@ def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tup
     )
 
 
+def _sources(text: str) -> str:
+    """Return where settings of the runtime are read (`command,file=/a.toml`), with files as the container has them."""
+    parts = (one.partition("=") for one in text.split(","))
+    return ",".join(
+        f"file=/host/{path.lstrip('/')}" if kind == "file" and path else f"{kind}{sign}{path}"
+        for kind, sign, path in parts
+    )
+
+
 def _variables(policy: ClusterPolicy, site: Site, install_dir: str) -> Iterator[EnvVar]:
     yield containernodes.NO_GPUS
     yield EnvVar(name="TOOLKIT_PID_FILE", value="/run/nvidia/toolkit/toolkit.pid")
@@ -165,12 +177,13 @@ def _variables(policy: ClusterPolicy, site: Site, install_dir: str) -> Iterator[
     if site.runtime == "containerd":
         runtime_class = policy.spec.operator.runtime_class or containernodes.RUNTIME_CLASS
         yield EnvVar(name="CONTAINERD_RUNTIME_CLASS", value=runtime_class)
+    else:
+        yield EnvVar(name="CRIO_CONFIG_MODE", value="config")
     if containernodes.has_cdi(policy):
         yield EnvVar(name="CDI_ENABLED", value="true")
         yield EnvVar(name="NVIDIA_RUNTIME_SET_AS_DEFAULT", value="false")
         yield EnvVar(name="NVIDIA_CONTAINER_RUNTIME_MODE", value="cdi")
         yield EnvVar(name="NVIDIA_CONTAINER_RUNTIME_MODES_CDI_DEFAULT_KIND", value="management.nvidia.com/gpu")
-        yield EnvVar(name="CRIO_CONFIG_MODE", value="config")
     if containernodes.has_nri(policy):
         yield EnvVar(name="ENABLE_NRI_PLUGIN", value="true")
         yield hostpaths.field_of("NRI_NAMESPACE", "metadata.namespace")

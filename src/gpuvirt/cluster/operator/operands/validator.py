@@ -18,7 +18,10 @@ from gpuvirt.cluster.operator.operands.site import OperandName, Site
 
 SERVICE_ACCOUNT = "nvidia-operator-validator"
 OWN_NEEDS = ResourceNeeds(requests={"cpu": "1m", "memory": "32Mi"}, limits={"memory": "128Mi"})
-SEES_GPUS = EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
+SEES_GPUS = (
+    EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all"),
+    EnvVar(name="NVIDIA_DRIVER_CAPABILITIES", value="utility"),
+)
 
 
 def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
@@ -45,7 +48,7 @@ def checking(policy: ClusterPolicy, site: Site, what: str) -> Container:
     """Return a container that ends when something is as it should be, and has written that down."""
     wanted, paths = policy.spec.validator, policy.spec.host_paths
     own = (
-        SEES_GPUS if what == "toolkit" else containernodes.NO_GPUS,
+        *(SEES_GPUS if what == "toolkit" else (containernodes.NO_GPUS,)),
         hostpaths.NODE_NAME,
         EnvVar(name="GPUVIRT_SYSTEM_ROOT", value="/host"),
         EnvVar(name="GPUVIRT_DRIVER_DIR", value=hostpaths.driver_of(paths)),

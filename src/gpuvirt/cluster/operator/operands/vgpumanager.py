@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Container, EnvVar, K
 from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.operator.operands import assembly, hostpaths, images
-from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, BOTH, FOLDER, host, mount
+from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, BOTH, host, mount
 from gpuvirt.cluster.operator.operands.site import OS_LABEL, OperandName, Site
 
 PATH = "$.spec.vgpuManager"
@@ -43,6 +43,9 @@ def vgpu_manager(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecF
     image = images.image_of(manager, PATH, site.images, IMAGE_VARIABLE)
     if isinstance(image, SpecFault):
         yield image
+        return
+    if images.is_bare(manager):
+        yield SpecFault(f"{PATH}.repository", images.BARE)
         return
     parameters = parameter_files(
         manager.kernel_module_config.name if manager.kernel_module_config else "", f"{PATH}.kernelModuleConfig", site
@@ -131,7 +134,7 @@ def _volumes(driver: str) -> tuple[Volume, ...]:
     return (
         host("run-nvidia", "/run/nvidia", ANY_FOLDER),
         host("host-os-release", "/etc/os-release"),
-        host("dev-vfio", "/dev/vfio", FOLDER),
+        host("dev-vfio", "/dev/vfio", ANY_FOLDER),
         host("cgroup", "/sys/fs/cgroup"),
         host("var-log", "/var/log"),
         host("dev-log", "/dev/log"),

@@ -1,0 +1,135 @@
+"""`gpuvirt validate`: the checks of a node for containers, in containers before and beside NVIDIA's."""
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.cli import apiserver, options
+from gpuvirt.errors import ConfigError
+from gpuvirt.paths import HostPath
+
+if TYPE_CHECKING:
+    from gpuvirt.apps.validation import Check
+
+app = typer.Typer(
+    name="validate",
+    no_args_is_help=True,
+    help="Check what a node for containers needs, and write the files that NVIDIA's operands wait for.",
+)
+FOLDER = Path("/run/nvidia/validations")
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--validations-dir",
+        envvar="GPUVIRT_VALIDATIONS_DIR",
+        file_okay=False,
+        metavar="DIR",
+        help="Where the files are.",
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Try again every 5 s until it holds, instead of failing.")]
+
+
+@app.command()
+def driver(
+    *,
+    system_root: options.SystemRoot = None,
+    driver_root: Annotated[
+        Path, typer.Option(envvar="GPUVIRT_DRIVER_ROOT", file_okay=False, metavar="DIR", help="Where it is seen here.")
+    ] = Path("/run/nvidia/driver"),
+    driver_dir: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_DRIVER_DIR", metavar="DIR", help="The root of the driver's container on the host."
+        ),
+    ] = "/run/nvidia/driver",
+    started: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_DRIVER_STARTED",
+            metavar="FILE",
+            help="The file by which the driver's container says that it is up; '' where nobody writes one.",
+        ),
+    ] = "",
+    validations_dir: Folder = FOLDER,
+    wait: Wait = False,
+) -> None:
+    """Check that NVIDIA's driver works, on the host or in its container, and write where it is: driver-ready."""
+    from gpuvirt.apps import validation
+    from gpuvirt.hardware.containerdriver import DriverRoots
+
+    roots = DriverRoots(system_root or Path("/"), driver_root, HostPath(driver_dir), Path(started) if started else None)
+    _validate(validation.driver_check(roots), validations_dir / validation.DRIVER, wait=wait)
+
+
+@app.command()
+def toolkit(*, validations_dir: Folder = FOLDER, wait: Wait = False) -> None:
+    """Check that the container toolkit has given this container GPUs: toolkit-ready."""
+    from gpuvirt.apps import validation
+
+    _validate(validation.toolkit_check(), validations_dir / validation.TOOLKIT, wait=wait)
+
+
+@app.command()
+def plugin(
+    *,
+    node_name: apiserver.NodeNameOption = None,
+    kubeconfig: apiserver.KubeConfigOption = None,
+    validations_dir: Folder = FOLDER,
+    wait: Wait = False,
+) -> None:
+    """Check that the node offers GPUs to containers: plugin-ready."""
+    from gpuvirt.apps import validation
+    from gpuvirt.cluster import credentials
+    from gpuvirt.cluster.client import Client
+
+    node = apiserver.node_name_of(node_name)
+    if node is None:
+        raise ConfigError("is needed: the node that is to offer GPUs", where="--node-name")
+    if kubeconfig is not None:
+        found: credentials.Credentials | None = credentials.from_kubeconfig(kubeconfig)
+    else:
+        found = credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+    if found is None:
+        raise ConfigError("is needed: the pod has no service account's token", where="--kubeconfig")
+    _validate(validation.plugin_check(Client(found), node), validations_dir / validation.PLUGIN, wait=wait)
+
+
+@app.command("await")
+def await_file(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name: toolkit-ready.")],
+    *,
+    validations_dir: Folder = FOLDER,
+) -> None:
+    """Wait until a file is there."""
+    from gpuvirt.apps import validation
+    from gpuvirt.clock import RealClock
+
+    if "/" in name or name.startswith("."):
+        raise typer.BadParameter(f"{name!r} is none; expected toolkit-ready", param_hint="NAME")
+    _run(validation.await_marker(validation.Marker(validations_dir / name), RealClock()))
+
+
+@app.command()
+def rest(*, validations_dir: Folder = FOLDER) -> None:
+    """Stay until told to stop, and take the files away then."""
+    from gpuvirt.apps import validation
+
+    _run(validation.rest(validations_dir))
+
+
+def _validate(check: "Check", file: Path, *, wait: bool) -> None:
+    from gpuvirt.apps import validation
+    from gpuvirt.clock import RealClock
+
+    _run(validation.validate(check, validation.Marker(file), RealClock(), wait=wait))
+
+
+def _run(what: Coroutine[None, None, None]) -> None:
+    set_up(LogFormat.TEXT, verbose=False)
+    asyncio.run(what)

@@ -1,0 +1,41 @@
+"""What a policy may not say, where NVIDIA's CustomResourceDefinition has let it through."""
+
+import pytest
+from policies import ALL_KINDS, full, policy_of
+
+from gpuvirt.cluster.kinds.workloads import DaemonSet
+from gpuvirt.cluster.operator.operands.rendering import render
+from gpuvirt.cluster.operator.specchecks import spec_faults
+from gpuvirt.plain import Plain
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"sandboxWorkloads": {"mode": "kata"}}, "$.spec.sandboxWorkloads.mode"),
+        ({"cdi": {"nriPluginEnabled": True, "enabled": False}}, "$.spec.cdi.nriPluginEnabled"),
+        ({"cdi": {"nriPluginEnabled": True}, "toolkit": {"enabled": False}}, "$.spec.cdi.nriPluginEnabled"),
+        ({"hostPaths": {"kubeletRootDir": "var/lib/kubelet"}}, "$.spec.hostPaths.kubeletRootDir"),
+        ({"hostPaths": {"rootFS": "/a/../b"}}, "$.spec.hostPaths.rootFS"),
+        (
+            {"daemonsets": {"rollingUpdate": {"maxUnavailable": "some"}}},
+            "$.spec.daemonsets.rollingUpdate.maxUnavailable",
+        ),
+    ],
+)
+def test_what_can_not_be_is_told(spec: Plain, path: str) -> None:
+    assert [one.path for one in spec_faults(policy_of(spec).spec)] == [path]
+
+
+def test_what_can_be_is_not() -> None:
+    assert list(spec_faults(full().spec)) == []
+    assert list(spec_faults(policy_of({"cdi": {"nriPluginEnabled": True}}).spec)) == []
+
+
+@pytest.mark.parametrize("text", ["some", "0", "150%", "-1", "\u0661"])
+def test_pods_are_replaced_one_by_one_where_nobody_knows_how_many(text: str) -> None:
+    policy = policy_of({"daemonsets": {"rollingUpdate": {"maxUnavailable": text}}})
+    found = {one.metadata.name: one for one in render(policy, ALL_KINDS).manifests if isinstance(one, DaemonSet)}
+    rolling = found["nvidia-operator-validator"].spec.update_strategy.rolling_update
+    assert rolling is not None
+    assert rolling.max_unavailable == 1
