@@ -40,6 +40,13 @@ def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  
         cluster.label("nvidia.com/vgpu.config=A10-4Q")
         node.until_allocatable(SMALL, 12)
         cluster.until_said("True Reconciled")
+        shown = cluster.gpuvirt("status")
+        assert f"12 {SMALL}" in shown
+        assert [line.split()[2:5] for line in shown.splitlines() if line.startswith(NODE)] == [
+            ["sandbox-device-plugin", "yes", "Running"],
+            ["sandbox-validator", "yes", "Running"],
+            ["vgpu-device-manager", "yes", "Running"],
+        ]
         node.start("keeps", Wish({SMALL: 1}, "sleep 1000"))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
 

@@ -20,6 +20,7 @@ from gpuvirt.cli import (
     k8svgpudm,
     node,
     sim,
+    status,
     support,
     uninstall,
     validate,
@@ -46,6 +47,7 @@ app.command("doctor")(doctor.doctor)
 app.command("why")(why.why)
 app.command("node")(node.node)
 app.command("controller")(controller.controller)
+app.command("status")(status.status)
 app.command("uninstall")(uninstall.uninstall)
 app.command("discover")(discover.discover)
 app.command("demo")(demo.demo)

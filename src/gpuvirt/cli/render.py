@@ -119,6 +119,11 @@ def table(names: Iterable[str]) -> Table:
     return made
 
 
+def yes_or_no(is_so: bool) -> Text:
+    """Return a word that is seen from afar."""
+    return Text("yes", style="green") if is_so else Text("no", style="red")
+
+
 def _or_nothing(value: int | None) -> str:
     return NOTHING if value is None else str(value)
 

@@ -1,0 +1,41 @@
+"""`gpuvirt status`: what of a cluster's GPU nodes is well, and what is not."""
+
+import asyncio
+
+import typer
+
+from gpuvirt.cli import apiserver, options
+from gpuvirt.cli.options import Output
+
+
+def status(
+    *,
+    kubeconfig: apiserver.KubeConfigOption = None,
+    namespace: apiserver.HomeOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show the components of all nodes with GPUs, as their agents and pods say; ends with 1 where one is not well.
+
+    They have the names of NVIDIA's operator's, also where they are parts of one agent.
+    """
+    from gpuvirt.apps.clusterstatus import ask
+    from gpuvirt.cli import render
+
+    credentials = apiserver.demanded_credentials(kubeconfig)
+    found = asyncio.run(ask(credentials, apiserver.home_of(namespace, credentials)))
+    if output is Output.JSON:
+        render.json_lines(found)
+    else:
+        out = render.console()
+        policy = f"ClusterPolicy {found.policy}: {found.state or 'no controller has said anything of it yet'}"
+        out.print(policy if found.policy is not None else "No ClusterPolicy: nothing is wanted.")
+        if found.reason:
+            out.print(f"  {found.reason}", soft_wrap=True)
+        if found.components:
+            table = render.table(("NODE", "WORKLOAD", "COMPONENT", "READY", "STATE", ""))
+            for row in found.components:
+                ready = render.yes_or_no(row.ready)
+                table.add_row(row.node, row.workload, row.component, ready, row.state, row.detail)
+            out.print()
+            out.print(table)
+    raise typer.Exit(0 if found.well else 1)

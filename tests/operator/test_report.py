@@ -1,0 +1,83 @@
+"""What an admin sees of a cluster: a row for each component of each node, by what agents and pods say."""
+
+from scene import NFD
+
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.gpunode import GpuNode, Offered, Status, Totals
+from gpuvirt.cluster.operator.names import DEPLOY, SETS
+from gpuvirt.cluster.operator.report import rows
+from gpuvirt.cluster.operator.shapes import (
+    ContainerState,
+    ContainerStatus,
+    NodeObject,
+    OperandPod,
+    PodSpec,
+    PodStatus,
+    Waiting,
+)
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.workload import Workload
+
+RESOURCE = "nvidia.com/NVIDIA_A10-4Q"
+
+
+def node(workload: Workload, name: str = "node01") -> NodeObject:
+    deploy = {f"{DEPLOY}{one}": "true" for one in SETS[workload]}
+    return NodeObject(Metadata(name=name, labels={**NFD, **deploy, "nvidia.com/gpu.present": "true"}))
+
+
+def condition(kind: str, reason: str = "", message: str = "") -> Condition:
+    status = "False" if reason else "True"
+    return Condition(type=kind, status=status, reason=reason or "Holds", message=message, last_transition_time="")
+
+
+def reported(*conditions: Condition, registered: bool = True) -> dict[str, GpuNode]:
+    offered = Offered(name=RESOURCE, healthy=12, held=1, registered=registered)
+    status = Status(totals=Totals(gpus=2, vgpus=12, modes="vgpu"), resources=(offered,), conditions=conditions)
+    return {"node01": GpuNode(metadata=Metadata(name="node01"), status=status)}
+
+
+def test_a_node_for_vgpus_has_the_components_of_nvidias_operator() -> None:
+    found = rows([node(Workload.VGPU)], reported(condition("Ready"), condition("VgpuDevicesReady")), [])
+    assert [(one.component, one.ready, one.state) for one in found] == [
+        ("sandbox-device-plugin", True, "Running"),
+        ("sandbox-validator", True, "Running"),
+        ("vgpu-device-manager", True, "Running"),
+    ]
+    assert found[0].detail == f"12 {RESOURCE} (1 held)"
+    assert found[2].detail == "12 vGPUs, config default"
+
+
+def test_what_is_not_well_has_its_reason() -> None:
+    ill = reported(
+        condition("Ready", "VgpuInUse", "pod vm-a"), condition("VfioPciReady", "NoDriver", "has none"), registered=False
+    )
+    found = rows([node(Workload.PASSTHROUGH)], ill, [])
+    assert [(one.component, one.state, one.detail) for one in found] == [
+        ("sandbox-device-plugin", "NotRegistered", f"not registered: {RESOURCE}"),
+        ("sandbox-validator", "NoDriver", "has none"),
+        ("vfio-manager", "VgpuInUse", "pod vm-a"),
+    ]
+    silent = rows([node(Workload.PASSTHROUGH)], {}, [])
+    assert {one.state for one in silent} == {"NotReported"}
+
+
+def test_pods_have_rows_by_what_they_are_and_the_agents_pod_has_none() -> None:
+    waits = ContainerStatus(ContainerState(Waiting("ImagePullBackOff", "no such image")))
+    pods = [
+        OperandPod(
+            Metadata(name=app, labels={"app": app}),
+            PodSpec("node01"),
+            PodStatus("Pending", container_statuses=(waits,)),
+        )
+        for app in ("nvidia-driver-daemonset", "gpuvirt-node", "mine")
+    ]
+    found = rows([node(Workload.CONTAINER)], {}, pods)
+    assert [(one.workload, one.component, one.ready, one.state) for one in found] == [
+        ("container", "driver", False, "Pending")
+    ]
+    assert found[0].detail == "ImagePullBackOff: no such image"
+
+
+def test_a_node_without_gpus_has_no_row() -> None:
+    assert rows([NodeObject(Metadata(name="node01"))], reported(), []) == ()
