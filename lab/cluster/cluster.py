@@ -37,8 +37,8 @@ class Cluster:
         """The admin's."""
         return self.folder / "kubeconfig"
 
-    def up(self) -> None:
-        """Start everything; raises ClusterError."""
+    def up_control_plane(self) -> None:
+        """Start the API server with what keeps its objects, and nothing that acts on them; raises ClusterError."""
         if leftovers.another_kubelet(self.folder):
             raise ClusterError("a kubelet runs on this machine already; the lab needs /var/lib/kubelet for itself")
         self.down()
@@ -48,6 +48,10 @@ class Cluster:
         self._start("etcd", "etcd", *_etcd(self.folder))
         self._until(lambda: self._answers("http://127.0.0.1:12379/health"), "etcd")
         self.start_api_server()
+
+    def up(self) -> None:
+        """Start everything; raises ClusterError."""
+        self.up_control_plane()
         self._start_controllers()
         self._start("containerd", "containerd", "-c", "containerd.toml")
         self._until(lambda: self.containerd("version").returncode == 0, "containerd")

@@ -1,0 +1,228 @@
+"""Measures a controller over many simulated nodes, on a real API server, and prints a table.
+
+The nodes are objects alone: no kubelet, no agent. Each says that it has a GPU, as Node Feature Discovery would, and
+what it is for. With --peer another operator's program is run on the same API server over nodes of its own, and the last
+column is ours divided by its; it finds the API server by KUBECONFIG and its namespace by OPERATOR_NAMESPACE.
+
+    .venv/bin/python -m bench.cluster
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.cluster.cluster import Cluster, cluster
+
+from bench.process import cpu_s, pss_kib
+from gpuvirt.cluster import credentials
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.operator.names import DEPLOY, SETS
+from gpuvirt.cluster.operator.shapes import NodeObject
+from gpuvirt.cluster.resources import NODES
+from gpuvirt.model.workload import LABEL, Workload
+
+NAMESPACE = "gpu-operator"
+ROOT = Path(__file__).parent.parent
+OURS = (sys.executable, "-m", "gpuvirt", "controller", "--no-leader-elect", "--listen", "")
+AT_ONCE = 32
+WITHIN_S = 600.0
+IDLE_S = 20.0
+REQUIRED = (
+    "operator",
+    "daemonsets",
+    "dcgm",
+    "dcgmExporter",
+    "devicePlugin",
+    "driver",
+    "gfd",
+    "nodeStatusExporter",
+    "toolkit",
+)
+SWITCHES = ("sandboxWorkloads", "vfioManager", "vgpuDeviceManager", "sandboxDevicePlugin")
+
+
+@dataclass
+class Bench:
+    """One API server, and what is measured on it."""
+
+    lab: Cluster
+    client: Client
+    nodes: int
+    asked: int = 0
+    """Requests of the bench itself."""
+    rows: dict[str, float] = field(default_factory=dict)
+
+    def add(self, what: str, value: float) -> None:
+        """Keep a figure."""
+        self.rows[what] = value
+        print(f"  {what}: {value:.3g}", file=sys.stderr)
+
+    async def each(self, names: Iterable[str], act: Callable[[str], Awaitable[object]]) -> None:
+        """Do something for each node, some at a time."""
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(name: str) -> None:
+            async with room:
+                self.asked += 1
+                await act(name)
+
+        await asyncio.gather(*(one(name) for name in names))
+
+    def names(self) -> Sequence[str]:
+        """Return what the nodes are called."""
+        return [f"sim{number:04}" for number in range(self.nodes)]
+
+    async def make_nodes(self) -> None:
+        """Make nodes anew, each with a GPU and for whole GPUs."""
+        labels = {"feature.node.kubernetes.io/pci-10de.present": "true", LABEL: str(Workload.PASSTHROUGH)}
+
+        async def make(name: str) -> None:
+            content = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+            await self.client.create(NODES, content, NodeObject)
+
+        await self.each(self.names(), make)
+
+    async def clear(self) -> None:
+        """Take away what a program has left."""
+        await self.each(self.names(), lambda name: self.client.delete(NODES, name))
+        found = (await self.client.list(Collection(GPU_NODES, GpuNode))).items
+        await self.each([one.metadata.name for one in found], lambda name: self.client.delete(GPU_NODES, name))
+
+    async def label(self, workload: Workload) -> None:
+        """Say what all nodes are for."""
+        patch = {"metadata": {"labels": {LABEL: str(workload)}}}
+        await self.each(self.names(), lambda name: self.client.patch(NODES, name, patch, PatchType.MERGE, NodeObject))
+
+    async def until_deployed(self, workload: Workload) -> None:
+        """Wait until all nodes have the labels of a workload, and no others."""
+        wanted = {f"{DEPLOY}{name}" for name in SETS[workload]}
+        deadline = time.monotonic() + WITHIN_S
+        while time.monotonic() < deadline:
+            self.asked += -(-self.nodes // 500)
+            found = (await self.client.list(Collection(NODES, NodeObject))).items
+            done = sum({key for key in one.metadata.labels if key.startswith(DEPLOY)} == wanted for one in found)
+            if done >= self.nodes:
+                return
+            await asyncio.sleep(0.1)
+        raise SystemExit(f"not all nodes were labelled within {WITHIN_S:g} s")
+
+    def requests(self) -> int:
+        """Return how many requests the API server has answered."""
+        page = self.lab.kubectl("get", "--raw", "/metrics").stdout
+        pattern = r"^apiserver_request_total\{.*resource=\"(?:nodes|gpunodes|clusterpolicies)\".*\} ([0-9.e+]+)$"
+        return int(sum(float(value) for value in re.findall(pattern, page, flags=re.MULTILINE)))
+
+
+async def measure(bench: Bench, pid: int) -> None:
+    """Measure a program that runs, from its start on."""
+    began, asked, answered = time.monotonic(), bench.asked, bench.requests()
+    await bench.until_deployed(Workload.PASSTHROUGH)
+    bench.add(f"start to {bench.nodes} nodes labelled, s", time.monotonic() - began)
+    await asyncio.sleep(3)
+    bench.add("... requests", bench.requests() - answered - (bench.asked - asked))
+    began, spent_s = time.monotonic(), cpu_s(pid)
+    asked, answered = bench.asked, bench.requests()
+    labelling = asyncio.create_task(bench.label(Workload.VGPU))
+    await bench.until_deployed(Workload.VGPU)
+    await labelling
+    bench.add(f"{bench.nodes} nodes given another label, all done, s", time.monotonic() - began)
+    await asyncio.sleep(3)
+    bench.add("... requests", bench.requests() - answered - (bench.asked - asked))
+    bench.add("... CPU, s", cpu_s(pid) - spent_s)
+    spent_s, answered, asked = cpu_s(pid), bench.requests(), bench.asked
+    await asyncio.sleep(IDLE_S)
+    bench.add("left alone: CPU, ms a minute", (cpu_s(pid) - spent_s) * 1000 * 60 / IDLE_S)
+    bench.add("left alone: requests a minute", (bench.requests() - answered - (bench.asked - asked)) * 60 / IDLE_S)
+    bench.add("memory (PSS), MiB", pss_kib(pid) / 1024)
+
+
+@contextmanager
+def running(command: Sequence[str], lab: Cluster, log: Path) -> Iterator[int]:
+    """Run a program, and give its process id."""
+    environment = os.environ | {"KUBECONFIG": str(lab.kubeconfig), "OPERATOR_NAMESPACE": NAMESPACE}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+async def compare(lab: Cluster, nodes: int, commands: Sequence[Sequence[str]], work: Path) -> Sequence[Bench]:
+    """Measure each program over nodes of its own."""
+    client = Client(credentials.from_kubeconfig(lab.kubeconfig))
+    done = []
+    for number, command in enumerate(commands):
+        print(shlex.join(command), file=sys.stderr)
+        bench = Bench(lab, client, nodes)
+        await bench.make_nodes()
+        with running(command, lab, work / f"{number}.log") as pid:
+            await measure(bench, pid)
+        await bench.clear()
+        done.append(bench)
+    return done
+
+
+def install(lab: Cluster) -> None:
+    """Have our kinds, a namespace, and a policy with everything for machines."""
+    for file in ("gpunodes.yaml", "clusterpolicies.yaml"):
+        lab.kubectl("apply", "-f", str(ROOT / "deploy" / file))
+    lab.kubectl("create", "namespace", NAMESPACE)
+    while lab.kubectl("get", "clusterpolicies,gpunodes").returncode:
+        time.sleep(0.1)
+
+
+async def make_policy(client: Client) -> None:
+    """Make the ClusterPolicy."""
+    spec = {**{name: {} for name in REQUIRED}, **{name: {"enabled": True} for name in SWITCHES}}
+    content = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}}
+    await client.create(CLUSTER_POLICIES, {**content, "spec": spec}, StoredPolicy)
+
+
+def table(measured: Sequence[Bench]) -> str:
+    """Return the figures as a table in Markdown."""
+    ours, *peers = measured
+    head = "| | gpuvirt | peer | gpuvirt / peer |" if peers else "| | gpuvirt |"
+    lines = [head, "|---|---|---|---|" if peers else "|---|---|"]
+    for what, value in ours.rows.items():
+        others = [other for peer in peers if (other := peer.rows.get(what))]
+        cells = [what, f"{value:.3g}", *(text for other in others for text in (f"{other:.3g}", f"{value / other:.2f}"))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=500)
+    parser.add_argument("--peer", metavar="CMD", help="another operator's program")
+    arguments = parser.parse_args()
+    lab = cluster()
+    lab.up_control_plane()
+    try:
+        install(lab)
+        asyncio.run(make_policy(Client(credentials.from_kubeconfig(lab.kubeconfig))))
+        commands: list[Sequence[str]] = [(*OURS, "--namespace", NAMESPACE)]
+        if arguments.peer:
+            commands.append(shlex.split(arguments.peer))
+        with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
+            print(table(asyncio.run(compare(lab, arguments.nodes, commands, Path(folder)))))
+    finally:
+        lab.down()
+
+
+if __name__ == "__main__":
+    main()
