@@ -36,10 +36,17 @@ def once(target: Path, make: Callable[[Path], None]) -> Path:
     """Return `target`, which `make` fills in a folder beside it if it is not there yet.
 
     It gets its name when it is complete, so a run that was interrupted leaves nothing that a later one would trust.
+    Several may ask for it at once: one makes it, and the others wait.
     """
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    alone = target.with_name(f"{target.name}-alone")
+    alone.mkdir(parents=True, exist_ok=True)
+    with locked(alone):
+        return target if target.exists() else _made(target, make)
+
+
+def _made(target: Path, make: Callable[[Path], None]) -> Path:
     for left in target.parent.glob(f".{target.name}-*"):
         shutil.rmtree(left)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.cache import cache_root
+from lab.cluster.helm import helm_lacks
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
@@ -88,6 +89,11 @@ RINGS = {
         _cluster_lacks,
         "apt-get install etcd-server runc containernetworking-plugins busybox-static iproute2 nftables curl openssl"
         " debootstrap",
+    ),
+    "helm": Ring(
+        "the chart as helm renders and installs it",
+        helm_lacks,
+        "python -m lab.cluster build, which fetches a Go where there is none",
     ),
     "mount": Ring("a simulated machine as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
     "kernel": Ring(

@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 
-from lab.cluster.binaries import BuildError
 from lab.cluster.cluster import ClusterError, cluster
+from lab.cluster.golang import BuildError
+from lab.cluster.helm import helm
 
 
 def main() -> int:
@@ -18,16 +19,18 @@ def main() -> int:
         lab = cluster()
         if arguments.what == "down":
             lab.down()
+            return 0
+        charts = helm()
         if arguments.what in {"up", "shell"} and not lab.kubeconfig.exists():
             lab.up()
     except (BuildError, ClusterError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     if arguments.what == "up":
-        print(f"export KUBECONFIG={lab.kubeconfig} PATH={lab.binaries}:$PATH")
+        print(f"export KUBECONFIG={lab.kubeconfig} PATH={lab.binaries}:{charts.parent}:$PATH")
     if arguments.what == "shell":
-        path = f"{lab.binaries}:{os.environ['PATH']}"
-        print("kubectl get nodes; exit ends the shell; make lab-down ends the cluster")
+        path = f"{lab.binaries}:{charts.parent}:{os.environ['PATH']}"
+        print("kubectl get nodes; helm list; exit ends the shell; make lab-down ends the cluster")
         environment = os.environ | {"KUBECONFIG": str(lab.kubeconfig), "PATH": path}
         return subprocess.run([os.environ.get("SHELL", "/bin/sh")], env=environment, check=False).returncode
     return 0

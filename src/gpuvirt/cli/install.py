@@ -1,0 +1,60 @@
+"""`gpuvirt install`: what the chart's Jobs do before and after an install or upgrade."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt.cli import apiserver
+
+app = typer.Typer(no_args_is_help=True, help="Write what helm can't; the chart's Jobs run it.")
+
+
+@app.command("crds")
+def crds(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where their manifests lie, one a file.")],
+    *,
+    only_missing: Annotated[
+        bool, typer.Option("--only-missing", help="Make those that are missing, and leave the others as they are.")
+    ] = False,
+    kubeconfig: apiserver.KubeConfigOption = None,
+) -> None:
+    """Make our CustomResourceDefinitions, or bring them up to date; another product's are left as they are."""
+    from gpuvirt.apps import installing
+    from gpuvirt.clock import RealClock
+    from gpuvirt.cluster.client import Client
+
+    manifests = installing.read_kinds(folder)
+    client = Client(apiserver.demanded_credentials(kubeconfig))
+    done = installing.install_kinds(client, manifests, RealClock(), only_missing=only_missing)
+    print("\n".join(asyncio.run(done)))
+
+
+@app.command("namespace")
+def namespace(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Where agents run.")],
+    *,
+    kubeconfig: apiserver.KubeConfigOption = None,
+) -> None:
+    """Label a namespace, so that pod security admission lets agents be privileged there."""
+    from gpuvirt.apps import installing
+    from gpuvirt.cluster.client import Client
+
+    client = Client(apiserver.demanded_credentials(kubeconfig))
+    print(asyncio.run(installing.install_namespace(client, name)))
+
+
+@app.command("policy")
+def policy(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The ClusterPolicy.")],
+    *,
+    kubeconfig: apiserver.KubeConfigOption = None,
+) -> None:
+    """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
+    from gpuvirt.apps import installing
+    from gpuvirt.cluster.client import Client
+
+    manifest = installing.read_policy(file)
+    client = Client(apiserver.demanded_credentials(kubeconfig))
+    print(asyncio.run(installing.install_policy(client, manifest)))

@@ -1,0 +1,96 @@
+"""The chart as helm renders it, and what tests look up in that."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from gpuvirt.plain import Plain
+
+ROOT = Path(__file__).parent.parent.parent
+CHART = ROOT / "deploy/chart"
+NAMESPACE = "gpu-operator"
+
+Manifest = Mapping[str, Plain]
+
+
+def at(content: Plain | Manifest, *steps: str | int) -> Plain:
+    """Return what stands in a document at some place; None where there is nothing."""
+    for step in steps:
+        if isinstance(content, Mapping) and isinstance(step, str):
+            content = content.get(step)
+        elif isinstance(content, list) and isinstance(step, int) and step < len(content):
+            content = content[step]
+        else:
+            return None
+    assert not isinstance(content, Mapping) or isinstance(content, dict)
+    return content
+
+
+def items(content: Plain) -> list[Plain]:
+    """Return a list of a document; none is an empty one."""
+    assert content is None or isinstance(content, list)
+    return content or []
+
+
+def said(content: str) -> str:
+    """Return what helm says on one line."""
+    return " ".join(content.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """All manifests of one rendering, hooks too."""
+
+    manifests: Sequence[Manifest]
+
+    def named(self, kind: str) -> Mapping[str, Manifest]:
+        """Return the objects of a kind by their names."""
+        return {str(at(one, "metadata", "name")): one for one in self.manifests if one["kind"] == kind}
+
+    def one(self, kind: str, name: str) -> Manifest:
+        """Return one object."""
+        return self.named(kind)[name]
+
+    @property
+    def policy(self) -> Plain:
+        """What is wanted of all nodes: the ClusterPolicy that a Job writes."""
+        text = at(self.one("ConfigMap", "gpuvirt-policy"), "data", "clusterpolicy.yaml")
+        policy: Plain = yaml.safe_load(str(text))
+        return policy
+
+    def hooks(self) -> Sequence[Manifest]:
+        """Return what is there for a while alone."""
+        return [one for one in self.manifests if at(one, "metadata", "annotations", "helm.sh/hook")]
+
+    def pods(self) -> Mapping[str, Plain]:
+        """Return the specs of all pods, by what makes them."""
+        makers = {"Deployment", "DaemonSet", "Job"}
+        found = (one for one in self.manifests if one["kind"] in makers)
+        return {str(at(one, "metadata", "name")): at(one, "spec", "template", "spec") for one in found}
+
+
+@dataclass(frozen=True, slots=True)
+class Helm:
+    """The command."""
+
+    command: Path
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run it."""
+        return subprocess.run([self.command, *arguments], capture_output=True, text=True, check=False)
+
+    def template(self, *values: str, options: Sequence[str] = (), chart: Path = CHART) -> Rendered:
+        """Render the chart with values as `--set` has them."""
+        sets = [f"--set={value}" for value in values]
+        done = self.run("template", "x", str(chart), f"--namespace={NAMESPACE}", *sets, *options)
+        assert done.returncode == 0, done.stderr
+        return Rendered([one for one in yaml.safe_load_all(done.stdout) if one])
+
+    def refusal(self, *values: str) -> str:
+        """Return what is said against values."""
+        done = self.run("template", "x", str(CHART), *(f"--set={value}" for value in values))
+        assert done.returncode != 0, done.stdout
+        return said(done.stderr)

@@ -1,0 +1,345 @@
+"""What helm makes of the chart and of values."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, said
+
+from gpuvirt import __version__
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
+from gpuvirt.cluster.kinds.operandparts import ImageParts
+from gpuvirt.cluster.kinds.workloads import encoded
+from gpuvirt.cluster.operator.operands.accounts import accounts
+from gpuvirt.cluster.operator.unsupported import unsupported
+from gpuvirt.plain import Plain
+
+pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
+
+SEED = ("sandboxWorkloads.enabled=true",)
+SEED_VGPU = (
+    *SEED,
+    "vgpuManager.enabled=true",
+    "vgpuManager.repository=my/private/registry",
+    "vgpuManager.image=vgpu-manager",
+    "vgpuManager.version=510.73.06",
+    "vgpuManager.imagePullSecrets={registry-secret}",
+)
+REGISTRY = (*SEED, "nvidiaRegistry=registry.example:5000/mirror/")
+CONTAINER_PARTS = ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd")
+
+
+def policy(rendered: Rendered) -> ClusterPolicy:
+    """Return the policy as the controller reads it."""
+    content = msgspec.json.encode(rendered.policy)
+    read = read_policy(msgspec.json.decode(content, type=StoredPolicy))
+    assert isinstance(read, ClusterPolicy), read
+    return read
+
+
+def rules(manifest: Manifest) -> list[Plain]:
+    return items(at(manifest, "rules"))
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    done = helm.run("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+def test_the_seeds_first_command(helm: Helm) -> None:
+    spec = policy(helm.template(*SEED)).spec
+    assert spec.sandbox_workloads.enabled
+    assert spec.sandbox_workloads.default_workload == "container"
+    assert (spec.vgpu_manager.enabled, spec.vfio_manager.enabled) == (False, True)
+    assert (spec.vgpu_device_manager.enabled, spec.sandbox_device_plugin.enabled) == (True, True)
+    assert [spec.driver.enabled, spec.toolkit.enabled, spec.dcgm_exporter.enabled, spec.gfd.enabled] == [False] * 4
+    assert [one.key for one in spec.daemonsets.tolerations] == ["nvidia.com/gpu"]
+
+
+def test_the_seeds_second_command(helm: Helm) -> None:
+    manager = policy(helm.template(*SEED_VGPU)).spec.vgpu_manager
+    assert manager.enabled
+    assert (manager.repository, manager.image, manager.version) == ("my/private/registry", "vgpu-manager", "510.73.06")
+    assert manager.image_pull_secrets == ("registry-secret",)
+
+
+def test_a_vgpu_manager_whose_image_is_one_text(helm: Helm) -> None:
+    rendered = helm.template(*SEED, "vgpuManager.enabled=true", "vgpuManager.image=registry.example/vgpu-manager:1")
+    assert policy(rendered).spec.vgpu_manager.image == "registry.example/vgpu-manager:1"
+
+
+def test_with_nvidias_registry_all_parts_for_container_nodes_run(helm: Helm) -> None:
+    rendered = helm.template(*REGISTRY, "dcgm.enabled=true", *SEED_VGPU)
+    spec = policy(rendered).spec
+    parts: list[ImageParts] = [spec.driver, spec.toolkit, spec.device_plugin, spec.dcgm, spec.dcgm_exporter, spec.gfd]
+    parts.append(spec.driver.manager)
+    assert all(one.repository.startswith("registry.example:5000/mirror/nvidia") for one in parts)
+    assert all(one.image and one.version for one in parts)
+    assert [at(rendered.policy, "spec", name, "enabled") for name in CONTAINER_PARTS] == [True] * len(CONTAINER_PARTS)
+    assert spec.toolkit.repository == "registry.example:5000/mirror/nvidia/k8s"
+
+
+def test_a_part_of_its_own_repository_runs_alone_and_one_that_is_off_stays_so(helm: Helm) -> None:
+    spec = policy(helm.template(*SEED, "toolkit.repository=registry.example/a")).spec
+    assert (spec.toolkit.enabled, spec.toolkit.repository) == (True, "registry.example/a")
+    assert not spec.driver.enabled
+    assert not policy(helm.template(*REGISTRY, "driver.enabled=false")).spec.driver.enabled
+
+
+def test_values_that_the_policy_takes_reach_it(helm: Helm) -> None:
+    rendered = helm.template(
+        *SEED,
+        "sandboxWorkloads.defaultWorkload=vm-vgpu",
+        "vgpuDeviceManager.config.name=mine",
+        "hostPaths.kubeletRootDir=/data/kubelet",
+        "daemonsets.rollingUpdate.maxUnavailable=10%",
+        "ccManager.defaultMode=devtools",
+        "driver.repository=registry.example/a",
+        "driver.manager.repository=registry.example/b",
+        "driver.upgradePolicy.autoUpgrade=true",
+    )
+    spec = policy(rendered).spec
+    assert spec.sandbox_workloads.default_workload == "vm-vgpu"
+    assert spec.vgpu_device_manager.config is not None
+    assert spec.vgpu_device_manager.config.name == "mine"
+    assert spec.host_paths.kubelet_root_dir == "/data/kubelet"
+    assert at(rendered.policy, "spec", "daemonsets", "rollingUpdate", "maxUnavailable") == "10%"
+    assert at(rendered.policy, "spec", "ccManager", "defaultMode") == "devtools"
+    assert at(rendered.policy, "spec", "driver", "upgradePolicy", "autoUpgrade") is True
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("sandboxWorkload.enabled=true", "additional properties 'sandboxWorkload' not allowed"),
+        (
+            "sandboxWorkloads.defaultWorkload=vm",
+            "'/sandboxWorkloads/defaultWorkload': value must be one of 'container'",
+        ),
+        ("sandboxWorkloads.enabled=maybe", "'/sandboxWorkloads/enabled': got string, want boolean"),
+        ("vgpuManager.imagePullSecrets=name", "'/vgpuManager/imagePullSecrets': got string, want array"),
+        ("vgpuManager.repository=https://registry.example", "'/vgpuManager/repository': 'https://registry.example'"),
+        ("daemonsets.rollingUpdate.maxUnavailable=0%", "'/daemonsets/rollingUpdate/maxUnavailable': '0%'"),
+        ("operator.replicas=two", "'/operator/replicas': got string, want integer"),
+        ("image.tag=a b", "'/image/tag': 'a b'"),
+        ("sandboxWorkloads.mode=kata", "sandboxWorkloads.mode: kata can't be served yet; set it to kubevirt"),
+        ("vgpuManager.enabled=true", "set vgpuManager.repository and vgpuManager.version, too"),
+        ("driver.enabled=true", "set driver.repository, or nvidiaRegistry for all parts"),
+        ("driver.repository=registry.example/a", "set driver.manager.repository, too"),
+        ("gpuCluster.deployCR=true", "GPUCluster objects are not read by gpuvirt; leave it out"),
+        ("driver.nvidiaDriverCRD.enabled=true", "set driver.repository and driver.version instead"),
+    ],
+)
+def test_bad_values_are_refused_with_the_place_and_the_fix(helm: Helm, value: str, words: str) -> None:
+    assert words in helm.refusal(value)
+
+
+def test_no_policy_is_written_where_none_is_wanted(helm: Helm) -> None:
+    assert {"gpuvirt-crds", "gpuvirt-policy"} <= helm.template().named("Job").keys()
+    assert "gpuvirt-policy" not in helm.template("clusterPolicy.deployCR=false").named("Job")
+
+
+@pytest.mark.parametrize("values", [SEED, (*SEED, "operator.cleanupCRD=true", "operator.replicas=2")])
+def test_pods_of_ours_may_do_nothing_that_they_need_not(helm: Helm, values: tuple[str, ...]) -> None:
+    pods = helm.template(*values).pods()
+    assert "gpuvirt-controller" in pods
+    for name, pod in pods.items():
+        assert at(pod, "securityContext", "runAsNonRoot") is True, name
+        assert at(pod, "securityContext", "seccompProfile", "type") == "RuntimeDefault", name
+        assert not any(at(pod, one) for one in ("hostPID", "hostNetwork", "hostIPC")), name
+        for container in items(at(pod, "containers")):
+            may = at(container, "securityContext")
+            assert at(may, "capabilities") == {"drop": ["ALL"]}, name
+            assert (at(may, "allowPrivilegeEscalation"), at(may, "readOnlyRootFilesystem")) == (False, True), name
+            assert at(container, "resources", "requests"), name
+            assert at(container, "resources", "limits", "memory"), name
+
+
+def test_two_controllers_keep_apart_and_leave_nodes_one_at_a_time(helm: Helm) -> None:
+    one, two = helm.template(*SEED), helm.template(*SEED, "operator.replicas=2")
+    assert not one.named("PodDisruptionBudget")
+    assert at(two.one("PodDisruptionBudget", "gpuvirt-controller"), "spec", "maxUnavailable") == 1
+    anti = ("affinity", "podAntiAffinity")
+    assert at(one.pods()["gpuvirt-controller"], *anti) is None
+    assert at(two.pods()["gpuvirt-controller"], *anti, "preferredDuringSchedulingIgnoredDuringExecution")
+    labels = at(two.one("Deployment", "gpuvirt-controller"), "spec", "selector", "matchLabels")
+    assert at(two.one("PodDisruptionBudget", "gpuvirt-controller"), "spec", "selector", "matchLabels") == labels
+
+
+def test_the_controller_knows_its_image_and_its_namespace(helm: Helm) -> None:
+    digest = f"sha256:{'0' * 64}"
+    pod = helm.template(*SEED, "image.repository=registry.example/gpuvirt", f"image.tag={digest}").pods()
+    container = at(pod["gpuvirt-controller"], "containers", 0)
+    image = f"registry.example/gpuvirt@{digest}"
+    assert at(container, "image") == image
+    assert {"name": "GPUVIRT_IMAGE", "value": image} in items(at(container, "env"))
+    assert {"name": "GPUVIRT_IMAGE_PULL_POLICY", "value": "IfNotPresent"} in items(at(container, "env"))
+    assert at(container, "env", 0, "valueFrom", "fieldRef", "fieldPath") == "metadata.namespace"
+    assert at(helm.template().pods()["gpuvirt-controller"], "containers", 0, "image") == f"gpuvirt:{__version__}"
+
+
+def test_beside_nvidias_operator_the_controller_is_told_so(helm: Helm) -> None:
+    def arguments(*values: str) -> Plain:
+        return at(helm.template(*values).pods()["gpuvirt-controller"], "containers", 0, "args")
+
+    assert "--coexist" in items(arguments("operator.coexist=true"))
+    assert "--coexist" not in items(arguments())
+
+
+def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
+    rendered = helm.template(*SEED, "image.pullSecrets={mine}")
+    found = rendered.named("ServiceAccount")
+    assert {"gpuvirt-controller", "gpuvirt-node"} <= found.keys()
+    ours = {name: one for name, one in found.items() if name.startswith("gpuvirt-")}
+    assert all(at(one, "imagePullSecrets") == [{"name": "mine"}] for one in ours.values())
+    told = {"name": "GPUVIRT_IMAGE_PULL_SECRETS", "value": "mine"}
+    assert told in items(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "env"))
+    assert {at(pod, "serviceAccountName") for pod in rendered.pods().values()} <= found.keys()
+
+
+@pytest.mark.parametrize("name", ["node.yaml", "discover.yaml"])
+def test_pods_on_nodes_may_do_what_the_manifests_without_helm_let_them(helm: Helm, name: str) -> None:
+    rendered = helm.template(*SEED)
+    manifests = yaml.safe_load_all((ROOT / "deploy" / name).read_text().replace(":gpuvirt:", f":{NAMESPACE}:"))
+    kinds = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    chosen = [one for one in manifests if one["kind"] in kinds | {"Role", "RoleBinding"}]
+    assert kinds <= {one["kind"] for one in chosen}
+    # Which ConfigMap it is, the policy says: that is the controller's to write.
+    chosen = [one for one in chosen if one["kind"] in kinds or one["metadata"]["name"] != "gpuvirt-node"]
+    for wanted in chosen:
+        found = rendered.one(wanted["kind"], wanted["metadata"]["name"])
+        for subject in wanted.get("subjects", ()):
+            subject["namespace"] = NAMESPACE
+        for part in ("rules", "roleRef", "subjects", "spec"):
+            assert at(found, part) == wanted.get(part)
+
+
+def test_agents_are_held_to_their_nodes_where_tokens_name_them(helm: Helm) -> None:
+    old, new = (
+        helm.template(*SEED, options=("--kube-version", version)).named("ValidatingAdmissionPolicy")
+        for version in ("1.31.9", "1.32.0")
+    )
+    assert (set(old), set(new)) == (set(), {"gpuvirt-node", "gpuvirt-gpunode", "gpuvirt-discover"})
+
+
+def test_nodes_are_discovered_where_nobody_else_does_it(helm: Helm) -> None:
+    def discovers(*values: str) -> bool:
+        rendered = helm.template(*values)
+        kinds = ("DaemonSet", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
+        names = {"gpuvirt-discover" in rendered.named(kind) for kind in kinds}
+        assert len(names) == 1, "all of it, or nothing"
+        return names.pop()
+
+    assert discovers()
+    assert not discovers("nfd.enabled=true")
+    assert discovers("nfd.enabled=true", "discover.enabled=true")
+    assert not discovers("discover.enabled=false")
+
+
+def test_the_discoverer_is_the_one_without_helm_with_the_charts_image(helm: Helm) -> None:
+    manifests = yaml.safe_load_all((ROOT / "deploy/discover.yaml").read_text())
+    (wanted,) = (one["spec"] for one in manifests if one["kind"] == "DaemonSet")
+    (container,) = wanted["template"]["spec"]["containers"]
+    container |= {"image": "registry.example/gpuvirt:v1", "imagePullPolicy": "Always"}
+    image = ("image.repository=registry.example/gpuvirt", "image.tag=v1", "image.pullPolicy=Always")
+    rendered = helm.template(*SEED, *image)
+    assert at(rendered.one("DaemonSet", "gpuvirt-discover"), "spec") == wanted
+
+
+def test_a_namespace_is_labelled_only_where_that_is_wanted(helm: Helm) -> None:
+    def labels(rendered: Rendered) -> list[Plain]:
+        role = rendered.one("ClusterRole", "gpuvirt-install")
+        return [at(rule, "resourceNames") for rule in rules(role) if at(rule, "resources") == ["namespaces"]]
+
+    plain, privileged = helm.template(*SEED), helm.template(*SEED, "psa.enabled=true")
+    assert (labels(plain), labels(privileged)) == ([], [[NAMESPACE]])
+    assert "gpuvirt-namespace" not in plain.pods()
+    job = privileged.pods()["gpuvirt-namespace"]
+    assert at(job, "containers", 0, "args") == ["install", "namespace", NAMESPACE]
+
+
+@pytest.mark.parametrize("values", [(), SEED, SEED_VGPU, REGISTRY, (*REGISTRY, "dcgm.enabled=true")])
+def test_the_policy_asks_for_nothing_that_nobody_acts_on(helm: Helm, values: tuple[str, ...]) -> None:
+    assert unsupported(at(helm.template(*values).policy, "spec")) == ()
+
+
+def test_operands_have_the_accounts_that_they_run_under(helm: Helm) -> None:
+    rendered = helm.template(*SEED)
+    for account in accounts(NAMESPACE):
+        wanted = yaml.safe_load(encoded(account))
+        assert rendered.one(wanted["kind"], wanted["metadata"]["name"]) == wanted
+
+
+def test_the_kinds_are_those_of_the_manifests(helm: Helm) -> None:
+    rendered = helm.template(*SEED)
+    data = at(rendered.one("ConfigMap", "gpuvirt-crds"), "data")
+    assert isinstance(data, dict)
+    assert sorted(data) == ["clusterpolicies.yaml", "gpunodes.yaml"]
+    for name, text in data.items():
+        assert text == (ROOT / "deploy" / name).read_text()
+    names = sorted(yaml.safe_load(str(text))["metadata"]["name"] for text in data.values())
+    for role in (rendered, helm.template("operator.cleanupCRD=true")):
+        kinds = [
+            at(rule, "resourceNames")
+            for one in role.named("ClusterRole").values()
+            for rule in rules(one)
+            if at(rule, "resources") == ["customresourcedefinitions"]
+        ]
+        assert kinds
+        assert all(sorted(map(str, items(one))) == names for one in kinds)
+
+
+def test_kinds_that_are_there_can_be_left_as_they_are(helm: Helm) -> None:
+    def arguments(*values: str) -> Plain:
+        return at(helm.template(*values).pods()["gpuvirt-crds"], "containers", 0, "args")
+
+    assert arguments() == ["install", "crds", "/given"]
+    assert arguments("operator.upgradeCRD=false") == ["install", "crds", "/given", "--only-missing"]
+
+
+def test_jobs_come_before_what_needs_them_and_go(helm: Helm) -> None:
+    rendered = helm.template(*SEED)
+    hooks = {str(at(one, "metadata", "name")): at(one, "metadata", "annotations") for one in rendered.hooks()}
+    assert {name.removeprefix("gpuvirt-") for name in hooks} == {"install", "crds", "policy", "uninstall"}
+    assert at(hooks["gpuvirt-crds"], "helm.sh/hook") == "pre-install,pre-upgrade"
+    assert at(hooks["gpuvirt-policy"], "helm.sh/hook") == "post-install,post-upgrade,post-rollback"
+    assert at(hooks["gpuvirt-uninstall"], "helm.sh/hook") == "pre-delete"
+    assert all("hook-succeeded" in str(at(one, "helm.sh/hook-delete-policy")) for one in hooks.values())
+
+
+def test_networks_let_in_whoever_reads_metrics_and_out_to_the_api_server(helm: Helm) -> None:
+    found = helm.template(*SEED, "networkPolicy.apiServerPorts={16443}").named("NetworkPolicy")
+    everywhere = at(found["gpuvirt"], "spec")
+    assert at(everywhere, "podSelector", "matchLabels") == {"app.kubernetes.io/name": "gpuvirt"}
+    assert (at(everywhere, "policyTypes"), at(everywhere, "ingress")) == (["Ingress", "Egress"], None)
+    assert at(everywhere, "egress", 0, "ports") == [{"protocol": "TCP", "port": 16443}]
+    ports = {
+        name: at(one, "spec", "ingress", 0, "ports", 0, "port") for name, one in found.items() if name != "gpuvirt"
+    }
+    assert ports == {"gpuvirt-controller-metrics": 8080, "gpuvirt-discover-metrics": 9410, "gpuvirt-node-metrics": 9410}
+    assert not helm.template("networkPolicy.enabled=false").named("NetworkPolicy")
+
+
+def test_a_package_is_what_its_folder_is(helm: Helm, tmp_path: Path) -> None:
+    done = helm.run("package", str(CHART), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert helm.template(*SEED, chart=tmp_path / f"gpuvirt-{__version__}.tgz") == helm.template(*SEED)
+
+
+def test_notes_say_what_to_do_next(helm: Helm) -> None:
+    def notes(*values: str) -> str:
+        options = ["install", "x", str(CHART), "--dry-run=client", f"--namespace={NAMESPACE}"]
+        done = helm.run(*options, *(f"--set={value}" for value in values))
+        assert done.returncode == 0, done.stderr
+        return said(done.stdout.partition("NOTES:")[2])
+
+    plain, vgpu = notes(*SEED), notes(*SEED_VGPU, "psa.enabled=true", "nvidiaRegistry=registry.example")
+    assert "kubectl label node NODE --overwrite nvidia.com/gpu.workload.config=vm-passthrough" in plain
+    assert "kubectl get gpunodes" in plain
+    assert "kubectl label namespace gpu-operator pod-security" in plain
+    assert "the hosts of such nodes must have NVIDIA's vGPU driver" in plain
+    assert "pod-security" not in vgpu
+    assert "vGPU driver" not in vgpu
+    assert "upgrade with --set sandboxWorkloads.enabled=true" in notes()

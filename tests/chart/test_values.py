@@ -1,0 +1,97 @@
+"""The chart's values, their schema, and the kind that they go into; no helm is needed for it."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from helmchart import CHART, ROOT, at
+
+from gpuvirt.plain import Plain
+
+VALUES: Plain = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: Plain = json.loads((CHART / "values.schema.json").read_text())
+CRD: Plain = yaml.safe_load((ROOT / "deploy/clusterpolicies.yaml").read_text())
+SPEC = at(CRD, "spec", "versions", 0, "schema", "openAPIV3Schema", "properties", "spec")
+
+ELSEWHERE = {
+    *(
+        "global",
+        "image",
+        "nvidiaRegistry",
+        "nfd",
+        "discover",
+        "clusterPolicy",
+        "gpuCluster",
+        "networkPolicy",
+        "operator",
+    ),
+    "driver.nvidiaDriverCRD",
+}
+"""What of the values does not go into the ClusterPolicy as it is."""
+
+
+def resolved(schema: Plain) -> Plain:
+    """Return a schema, or what it refers to."""
+    reference = at(schema, "$ref")
+    return at(SCHEMA, *reference.removeprefix("#/").split("/")) if isinstance(reference, str) else schema
+
+
+def keys(schema: Plain, before: str = "") -> Iterator[tuple[str, Plain]]:
+    """Yield all keys that a schema names, with theirs."""
+    properties = at(schema, "properties")
+    for name, one in properties.items() if isinstance(properties, dict) else ():
+        inner = resolved(one)
+        yield f"{before}{name}", inner
+        yield from keys(inner, f"{before}{name}.")
+
+
+def paths(values: Plain, before: str = "") -> Iterator[str]:
+    for name, value in values.items() if isinstance(values, dict) else ():
+        yield f"{before}{name}"
+        yield from paths(value, f"{before}{name}.")
+
+
+KEYS = dict(keys(SCHEMA))
+OF_THE_POLICY = sorted(
+    key for key in KEYS if not any(key == one or key.startswith(f"{one}.") for one in ELSEWHERE) and "." in key
+)
+
+
+def test_the_schema_knows_all_values() -> None:
+    free = [key for key, schema in KEYS.items() if at(schema, "properties") is None and at(schema, "type") == "object"]
+    unknown = [path for path in paths(VALUES) if path not in KEYS and not any(path.startswith(one) for one in free)]
+    assert unknown == []
+
+
+def test_values_are_set_for_all_that_the_top_of_the_schema_names_but_what_others_have() -> None:
+    theirs = {"global", "gpuCluster", "kataSandboxDevicePlugin", "ccManager", "kataManager", "gds", "gdrcopy"}
+    assert isinstance(VALUES, dict)
+    assert {key for key in KEYS if "." not in key} == set(VALUES) | theirs
+
+
+@pytest.mark.parametrize("key", OF_THE_POLICY)
+def test_types_are_those_of_the_policy(key: str) -> None:
+    found = SPEC
+    for step in key.split("."):
+        found = at(found, "properties", step)
+    assert isinstance(found, dict), "the API server would refuse it, or drop it"
+    schema = KEYS[key]
+    types = at(schema, "type")
+    if types is not None:
+        assert at(found, "type") in (types if isinstance(types, list) else [types])
+    enum = at(schema, "enum")
+    if isinstance(enum, list) and at(found, "enum") is not None:
+        assert at(found, "enum") == enum
+
+
+def test_no_image_has_a_registry_that_somebody_else_chose() -> None:
+    assert isinstance(VALUES, dict)
+    repositories = {path: at(VALUES, *path.split(".")) for path in paths(VALUES) if path.endswith("repository")}
+    assert len(repositories) > 8
+    assert {path: value for path, value in repositories.items() if value} == {"image.repository": "gpuvirt"}
+
+
+def test_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"]

@@ -1,0 +1,50 @@
+"""Which kinds are ours, and what an install refuses before it asks any API server."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.apps.installing import read_kinds, read_policy
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.operator.definitions import OURS, PART_OF, Definition, Spec, Status, is_ours, is_served
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.errors import ConfigError
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+
+
+@pytest.mark.parametrize(
+    ("group", "labels", "ours"),
+    [
+        ("nvidia.com", {}, False),
+        ("nvidia.com", {PART_OF: "gpu-operator"}, False),
+        ("nvidia.com", {PART_OF: OURS}, True),
+        ("gpuvirt.io", {}, True),
+        ("other.gpuvirt.io", {}, False),
+    ],
+)
+def test_a_kind_is_ours_by_its_group_or_its_label(group: str, labels: dict[str, str], ours: bool) -> None:
+    assert is_ours(Definition(Metadata(labels=labels), Spec(group))) is ours
+
+
+@pytest.mark.parametrize(("status", "served"), [("True", True), ("False", False), (None, False)])
+def test_a_kind_is_served_once_it_is_established(status: str | None, served: bool) -> None:
+    conditions = [("NamesAccepted", "True"), *([("Established", status)] if status else [])]
+    found = tuple(Condition(type=kind, status=one, reason="R", last_transition_time="") for kind, one in conditions)
+    assert is_served(Definition(Metadata(), Spec("gpuvirt.io"), Status(found))) is served
+
+
+def test_our_own_kinds_say_that_they_are_ours() -> None:
+    kinds = read_kinds(DEPLOY / "chart/files/crds")
+    assert [one.metadata.name for one in kinds] == ["clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io"]
+    assert all(one.metadata.labels == {PART_OF: OURS} for one in kinds)
+
+
+def test_what_is_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no definitions; expected files \*.yaml"):
+        read_kinds(tmp_path)
+    with pytest.raises(ConfigError, match=r"\$.kind: expected a ClusterPolicy of nvidia.com/v1, found Custom"):
+        read_policy(DEPLOY / "gpunodes.yaml")
+    (tmp_path / "node.yaml").write_text("{apiVersion: v1, kind: Node, metadata: {name: a}, spec: {}}")
+    with pytest.raises(ConfigError, match=r"node.yaml: .*expected a CustomResourceDefinition .* found Node of v1"):
+        read_kinds(tmp_path)

@@ -1,0 +1,65 @@
+"""What values.yaml says of its keys, in its comments: a table in Markdown."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One key, with the comment that stands right above it."""
+
+    key: str
+    default: str
+    text: str
+
+
+def values(text: str) -> Iterator[Value]:
+    """Yield the keys of a values file that have a comment, or no keys below them, in their order."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):
+        raise TypeError("values.yaml is no mapping")
+    yield from _values(root, text.splitlines(), "")
+
+
+def _values(node: yaml.MappingNode, lines: list[str], before: str) -> Iterator[Value]:
+    for key, value in node.value:
+        name = f"{before}{key.value}"
+        said = _above(lines, key.start_mark.line)
+        nested = isinstance(value, yaml.MappingNode) and bool(value.value) and not value.flow_style
+        below = list(_values(value, lines, f"{name}.")) if nested else []
+        described = any(one.text for one in below)
+        if said or not below:
+            yield Value(name, "" if nested else json.dumps(_plain(value)), said)
+        if described or not said:
+            yield from below
+        else:
+            yield from (one for one in below if one.default not in {'""', "[]", "{}"})
+
+
+def _above(lines: list[str], line: int) -> str:
+    """Return the comment that ends right above a line, of the same indentation."""
+    indent = len(lines[line]) - len(lines[line].lstrip())
+    mark = " " * indent + "# "
+    found: list[str] = []
+    while line > 0 and lines[line - 1].startswith(mark):
+        line -= 1
+        found.insert(0, lines[line].removeprefix(mark))
+    return " ".join(found)
+
+
+def _plain(node: yaml.Node) -> object:
+    loader = yaml.SafeLoader("")
+    return loader.construct_object(node, deep=True)
+
+
+def table(text: str) -> str:
+    """Return the table."""
+    rows = (f"| `{one.key}` | {_code(one.default)} | {one.text} |\n" for one in values(text))
+    return "| key | default | |\n|---|---|---|\n" + "".join(rows)
+
+
+def _code(default: str) -> str:
+    return f"`{default}`" if default else ""

@@ -1,0 +1,113 @@
+"""Generates what the chart shares with deploy/*.yaml, and its table in docs/install.md; --check says if all is current.
+
+What agents may do stands in deploy/node.yaml, kinds in their own manifests, and what is said of a value in values.yaml:
+each in one place, so that no two can differ.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from chartvalues import table
+
+from gpuvirt import __version__
+from gpuvirt.cluster.kinds.workloads import encoded
+from gpuvirt.cluster.operator.operands.accounts import accounts
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "chart"
+INSTALL = ROOT / "docs/install.md"
+KINDS = ("clusterpolicies.yaml", "gpunodes.yaml")
+CONTROLLERS = ("ConfigMap gpuvirt-node", "DaemonSet gpuvirt-node", "Role gpuvirt-node", "RoleBinding gpuvirt-node")
+"""What of deploy/node.yaml the controller makes, as the ClusterPolicy says."""
+CHARTS = ("Namespace gpuvirt", "ServiceAccount gpuvirt-node", "ServiceAccount gpuvirt-discover")
+"""What helm, or the chart, makes in its own way."""
+POLICIES = "ValidatingAdmissionPolicy"
+IN_A_RELEASE = (
+    ("namespace: gpuvirt\n", "namespace: {{ .Release.Namespace }}\n"),
+    ("namespace: gpuvirt}", "namespace: {{ .Release.Namespace }}}"),
+    ("system:serviceaccount:gpuvirt:", "system:serviceaccount:{{ .Release.Namespace }}:"),
+)
+OF_THE_IMAGE = (
+    (f"image: gpuvirt:{__version__}\n", 'image: {{ include "gpuvirt.image" . | quote }}\n'),
+    ("imagePullPolicy: IfNotPresent\n", "imagePullPolicy: {{ .Values.image.pullPolicy }}\n"),
+)
+BEGIN, END = "<!-- values: generated -->\n", "<!-- values: end -->\n"
+
+
+def documents(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each document of a manifest as it is written, comments and all, with its kind and name."""
+    for document in text.split("\n---\n"):
+        lines = document.splitlines()
+        found = (next(line for line in lines if line.startswith(field)) for field in ("kind: ", "  name: "))
+        yield " ".join(line.split()[1] for line in found), document.strip("\n")
+
+
+def template(name: str, leaves_out: Sequence[str], only_if: str = "") -> str:
+    """Return a manifest of deploy/ as a template, as far as it stands where a condition is met."""
+    begin, end = (f"{{{{- if {only_if} }}}}\n", "{{- end }}\n") if only_if else ("", "")
+    parts = []
+    for what, document in documents((DEPLOY / name).read_text()):
+        if what in (*CHARTS, *leaves_out):
+            continue
+        text = f"---\n{document}\n"
+        for found, put in (*IN_A_RELEASE, *OF_THE_IMAGE):
+            text = text.replace(found, put)
+        # Before 1.32 a token does not say which node its pod is on.
+        guarded = '{{- if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version }}\n' + text + "{{- end }}\n"
+        parts.append(guarded if what.startswith(POLICIES) else text)
+    return "".join((begin, f"# Generated from deploy/{name} by `make generate`.\n", *parts, end))
+
+
+def operands() -> str:
+    """Return the template of what operands with NVIDIA's images may do: the controller can give no rights."""
+    manifests = (yaml.safe_load(encoded(one)) for one in accounts("{{ .Release.Namespace }}"))
+    text = "".join(f"---\n{yaml.safe_dump(one, sort_keys=False)}" for one in manifests)
+    return f"# Generated from src/gpuvirt/cluster/operator/operands/accounts.py by `make generate`.\n{text}"
+
+
+def versioned() -> str:
+    """Return Chart.yaml with the version of this tree."""
+    lines = (CHART / "Chart.yaml").read_text().splitlines()
+    fields = ("version: ", "appVersion: ")
+    found = ((line, next(filter(line.startswith, fields), None)) for line in lines)
+    return "".join(f"{line if field is None else field + __version__}\n" for line, field in found)
+
+
+def documented() -> str:
+    """Return docs/install.md with the table of values."""
+    text = INSTALL.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + table((CHART / "values.yaml").read_text()) + END + after
+
+
+def generated() -> dict[Path, str]:
+    """Return each file with its content."""
+    kinds = {CHART / "files/crds" / name: (DEPLOY / name).read_text() for name in KINDS}
+    return kinds | {
+        CHART / "Chart.yaml": versioned(),
+        CHART / "templates/agent-access.yaml": template("node.yaml", CONTROLLERS),
+        CHART / "templates/operand-access.yaml": operands(),
+        CHART / "templates/discover.yaml": template("discover.yaml", (), 'include "gpuvirt.discovers" .'),
+        INSTALL: documented(),
+    }
+
+
+def main() -> int:
+    """Generate, or compare."""
+    files = generated()
+    if "--check" not in sys.argv[1:]:
+        for file, text in files.items():
+            file.write_text(text)
+        return 0
+    stale = [file for file, text in files.items() if not file.exists() or file.read_text() != text]
+    for file in stale:
+        print(f"{file.relative_to(ROOT)} is not what it is made from; run make generate", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
