@@ -7,6 +7,7 @@ import yaml
 from typing_extensions import override
 
 from gpuvirt.cluster.kinds.schema import Schema
+from gpuvirt.cluster.operator.definitions import OURS, PART_OF
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Crd:
         content = {
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{self.plural}.{self.group}"},
+            "metadata": {"name": f"{self.plural}.{self.group}", "labels": {PART_OF: OURS}},
             "spec": {"group": self.group, "scope": "Cluster", "names": names, "versions": [version]},
         }
         return self.head + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=120)

@@ -17,6 +17,7 @@ from gpuvirt.cli import (
     devices,
     discover,
     doctor,
+    install,
     k8svgpudm,
     node,
     sim,
@@ -53,6 +54,7 @@ app.command("discover")(discover.discover)
 app.command("demo")(demo.demo)
 app.add_typer(vfio.app, name="vfio")
 app.add_typer(vgpu.app, name="vgpu")
+app.add_typer(install.app, name="install")
 app.command("support")(support.support)
 app.add_typer(sim.app, name="sim")
 app.add_typer(validate.app, name="validate")
