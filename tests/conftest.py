@@ -11,9 +11,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from clusterlab import LabNode, lab_node
 from guesthost import Guests
+from helmchart import Helm
 from hosts import CdevHost, Host, MemoryHost, mounted
 from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
+from lab.cluster.helm import helm as built_helm
 from lab.cluster.ourimage import make_image
 from lab.kernel.kit import Flavour
 from typing_extensions import override
@@ -66,7 +68,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-ONE_WORKER = {"guest": ("[guest", "/test_guest.py"), "cluster": ("tests/cluster/",)}
+ONE_WORKER = {"guest": ("[guest", "/test_guest.py"), "cluster": ("tests/cluster/",), "helm": ("/test_templates.py",)}
 """What is there once on a machine, with what is in the ids of the tests that need it."""
 
 
@@ -177,6 +179,12 @@ def image(lab: Cluster) -> None:
     archive = lab.folder / "gpuvirt.tar"
     make_image(Path(__file__).parent.parent, archive)
     lab.import_image(archive)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    """The command, built when it is first asked for."""
+    return Helm(built_helm())
 
 
 @pytest.fixture
