@@ -1,12 +1,16 @@
 """What an install writes that helm can't: kinds that are to be upgraded, too, and an object of such a kind."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from gpuvirt import documents
+from gpuvirt.apps.controller import LEASE
+from gpuvirt.apps.uninstall import HOLDER
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.election import Lease, leases
 from gpuvirt.cluster.failures import NotFoundError
 from gpuvirt.cluster.kinds import clusterpolicy
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
@@ -78,6 +82,19 @@ async def _install(client: Client, manifest: Manifest, clock: Clock, *, only_mis
         return f"{name}: made"
     same = before.metadata.generation == after.metadata.generation
     return f"{name}: {'up to date' if same else 'brought up to date'}"
+
+
+async def lift_hold(client: Client, namespace: str) -> str | None:
+    """Let controllers lead again where an uninstall keeps them from it; return what was done, for people.
+
+    Raises ApiError.
+    """
+    held = await _found(client, leases(namespace), LEASE, Lease)
+    if held is None or not (held.spec.holder_identity or "").startswith(HOLDER):
+        return None
+    with suppress(NotFoundError):
+        await client.delete(leases(namespace), LEASE, held.metadata.uid)
+    return "controllers may lead again, after an uninstall"
 
 
 async def install_namespace(client: Client, name: str) -> str:

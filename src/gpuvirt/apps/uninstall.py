@@ -11,11 +11,14 @@ from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.operator.uninstall import Goals, Uninstaller
 
+HOLDER = "uninstall-"
+"""What the identity of one who uninstalls begins with, in the lease that keeps controllers from leading."""
+
 
 async def run(credentials: Credentials, goals: Goals, say: Callable[[str], None]) -> None:
     """Take away what is to go, and say each thing that was done; raises ApiError, StillThereError."""
     client, clock = Client(credentials), RealClock()
-    candidacy = Candidacy(goals.namespace, LEASE, f"uninstall-{socket.gethostname()}")
+    candidacy = Candidacy(goals.namespace, LEASE, f"{HOLDER}{socket.gethostname()}")
     election = Election(client, candidacy, clock, Random())  # noqa: S311  no secrets
     async for line in Uninstaller(client, goals, clock, election).run():
         say(line)

@@ -18,17 +18,28 @@ def crds(
     only_missing: Annotated[
         bool, typer.Option("--only-missing", help="Make those that are missing, and leave the others as they are.")
     ] = False,
+    namespace: apiserver.HomeOption = "",
     kubeconfig: apiserver.KubeConfigOption = None,
 ) -> None:
-    """Make our CustomResourceDefinitions, or bring them up to date; another product's are left as they are."""
+    """Make our CustomResourceDefinitions, or bring them up to date; another product's are left as they are.
+
+    Where an uninstall keeps controllers from leading, they may again.
+    """
     from gpuvirt.apps import installing
     from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
 
     manifests = installing.read_kinds(folder)
-    client = Client(apiserver.demanded_credentials(kubeconfig))
-    done = installing.install_kinds(client, manifests, RealClock(), only_missing=only_missing)
-    print("\n".join(asyncio.run(done)))
+    credentials = apiserver.demanded_credentials(kubeconfig)
+    client, home = Client(credentials), apiserver.home_of(namespace, credentials)
+
+    async def run() -> None:
+        for line in await installing.install_kinds(client, manifests, RealClock(), only_missing=only_missing):
+            print(line)
+        if (lifted := await installing.lift_hold(client, home)) is not None:
+            print(lifted)
+
+    asyncio.run(run())
 
 
 @app.command("namespace")

@@ -9,16 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
-
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import RENEW_S, Election
 from gpuvirt.cluster.failures import NotFoundError
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GROUP, GpuNode
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
+from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
 from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, VGPU_DRIVER
 from gpuvirt.cluster.operator.nodelabels import taken_back
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
@@ -28,20 +27,11 @@ from gpuvirt.errors import GpuvirtError
 
 T = TypeVar("T", bound=KubernetesObject)
 
-PART_OF, OURS = "app.kubernetes.io/part-of", "gpuvirt"
-"""What an install writes on kinds and on the ClusterPolicy that it makes."""
 HELD_S = 600
 """For how long no controller leads afterwards: it is taken away meanwhile, or puts all back."""
 GONE_WITHIN_S = 120.0
 LOOK_S = 1.0
 KINDS = ("gpunodes.gpuvirt.io", "clusterpolicies.nvidia.com")
-CRDS = Resource("customresourcedefinitions", "apiextensions.k8s.io", "v1")
-
-
-class Named(msgspec.Struct, frozen=True):
-    """Any object, by its name and labels alone."""
-
-    metadata: Metadata
 
 
 class StillThereError(GpuvirtError):
@@ -149,11 +139,11 @@ class Uninstaller:
     async def _delete_kinds(self) -> AsyncIterator[str]:
         for name in KINDS:
             try:
-                found = await self._client.get(CRDS, name, Named)
+                found = await self._client.get(DEFINITIONS, name, Definition)
             except NotFoundError:
                 continue
-            if name.endswith(f".{GROUP}") or found.metadata.labels.get(PART_OF) == OURS:
-                await self._delete(CRDS, found)
+            if is_ours(found):
+                await self._delete(DEFINITIONS, found)
                 yield f"deleted the kind {name}, and all of it"
             else:
                 yield f"left the kind {name}, which another product has made"
@@ -168,6 +158,6 @@ class Uninstaller:
         except NotFoundError:
             return ()
 
-    async def _delete(self, resource: Resource, found: Named) -> None:
+    async def _delete(self, resource: Resource, found: KubernetesObject) -> None:
         with suppress(NotFoundError):
             await self._client.delete(resource, found.metadata.name, found.metadata.uid)
