@@ -18,6 +18,7 @@ from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.selectors import ResourceKind, selectors_of
 from gpuvirt.model.validation import Condition
 from gpuvirt.model.workload import Workload
 from gpuvirt.paths import HostPath
@@ -63,6 +64,11 @@ class ResourceView:
     """What the PCI ID database calls it today, where it was first offered under another name."""
     registered: bool = False
     not_registered_because: Reason | None = None
+    kind: ResourceKind = ResourceKind.WHOLE
+    pci_vendor_selectors: tuple[str, ...] = ()
+    """By what KubeVirt selects its devices: `10DE:2236`; none for mdevs, and where it has no devices now."""
+    mdev_name_selectors: tuple[str, ...] = ()
+    """The same for mdevs: `NVIDIA A10-24Q`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +253,7 @@ def _users(sitter: Sitter, device: str, group: IommuGroup | Unread | None) -> tu
 def _resource(sitter: Sitter, offer: Offer) -> ResourceView:
     holders = {entry.device: entry.holder for entry in sitter.entries if entry.resource == offer.resource}
     registration = sitter.registrations.get(offer.resource, Registration(registered=False))
+    selectors = selectors_of(sitter.inventory, (device.candidate for device in offer.devices.values()))
     return ResourceView(
         name=offer.resource,
         devices=tuple(
@@ -265,6 +272,9 @@ def _resource(sitter: Sitter, offer: Offer) -> ResourceView:
         also_called=tuple(sorted(sitter.offers.other_names.get(offer.resource, ()))),
         registered=registration.registered,
         not_registered_because=registration.because,
+        kind=selectors.kind,
+        pci_vendor_selectors=selectors.pci,
+        mdev_name_selectors=selectors.mdev,
     )
 
 

@@ -155,6 +155,9 @@ def _offered(resource: ResourceView) -> Offered:
         healthy=sum(device.healthy for device in resource.devices),
         held=sum(device.holder is not None for device in resource.devices),
         registered=resource.registered,
+        kind=resource.kind,
+        pci_vendor_selectors=resource.pci_vendor_selectors,
+        mdev_name_selectors=resource.mdev_name_selectors,
     )
 
 

@@ -12,6 +12,7 @@ from msgspec import Meta
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.parts import Part
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.selectors import ResourceKind
 from gpuvirt.model.wanted import WantedMode
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
@@ -102,6 +103,14 @@ class Offered(Part, frozen=True, kw_only=True):
     healthy: int
     held: Annotated[int, Meta(description="How many pods have.")]
     registered: Annotated[bool, Meta(description="Whether the kubelet knows it.")]
+    kind: Annotated[ResourceKind | None, Meta(description="Whether its devices are whole functions or vGPUs.")] = None
+    pci_vendor_selectors: Annotated[
+        tuple[str, ...],
+        Meta(description="By what KubeVirt selects its devices, where they are PCI functions: 10DE:2236."),
+    ] = ()
+    mdev_name_selectors: Annotated[
+        tuple[str, ...], Meta(description="The same where they are mediated devices: NVIDIA A10-24Q.")
+    ] = ()
 
 
 class Totals(Part, frozen=True, kw_only=True):

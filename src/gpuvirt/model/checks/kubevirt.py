@@ -1,14 +1,13 @@
 """Checks of KubeVirt's configuration: whether machines may have what we offer, and who makes mediated devices."""
 
-import re
 from collections.abc import Iterator, Mapping
 
-from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine
 from gpuvirt.model.kubevirt import KubeVirt, Permitted
 from gpuvirt.model.nearness import nearest
+from gpuvirt.model.selectors import normal
 from gpuvirt.model.view import ResourceView
 
 GRACE = {"10de:2342", "10de:2348", "10de:2941"}
@@ -41,9 +40,9 @@ def permitted_names(evidence: Evidence) -> Iterator[Finding]:
         ours = {str(one.name): one for one in evidence.view.resources if one.devices}
         for name, resource in ours.items():
             if name in entries:
-                yield from _permitted(evidence, kubevirt, resource, entries[name])
+                yield from _permitted(kubevirt, resource, entries[name])
             else:
-                yield _not_permitted(evidence, kubevirt, resource, entries)
+                yield _not_permitted(kubevirt, resource, entries)
 
 
 def near_misses(evidence: Evidence) -> Iterator[Finding]:
@@ -65,10 +64,8 @@ def near_misses(evidence: Evidence) -> Iterator[Finding]:
                 )
 
 
-def _permitted(
-    evidence: Evidence, kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[str, Permitted]]
-) -> Iterator[Finding]:
-    wanted = _selectors(evidence, resource)
+def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[str, Permitted]]) -> Iterator[Finding]:
+    wanted = _selectors(resource)
     selectors = [entry.pci_vendor_selector or entry.mdev_name_selector or "" for _, entry in entries]
     theirs = [(place, entry) for place, entry in entries if not entry.external_resource_provider]
     for place, _ in theirs:
@@ -81,7 +78,7 @@ def _permitted(
             why="KubeVirt's own plugin and gpuvirt take turns at the kubelet, with other ids for the same devices",
             fix=(f"# in {place}", "externalResourceProvider: true"),
         )
-    if wanted and not {_normal(one) for one in selectors} & {_normal(one) for one in wanted}:
+    if wanted and not {normal(one) for one in selectors} & {normal(one) for one in wanted}:
         yield Finding(
             Level.WARNING,
             resource.name,
@@ -89,7 +86,7 @@ def _permitted(
             FindingCode.SELECTOR_MISMATCH,
             (Seen(_place(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
             why="the name alone counts while externalResourceProvider is true; else KubeVirt would offer another card",
-            fix=_entry(resource.name, wanted[0], evidence),
+            fix=_entry(resource, wanted[0]),
         )
     elif not theirs:
         yield fine(
@@ -98,11 +95,11 @@ def _permitted(
 
 
 def _not_permitted(
-    evidence: Evidence, kubevirt: KubeVirt, resource: ResourceView, entries: Mapping[str, list[tuple[str, Permitted]]]
+    kubevirt: KubeVirt, resource: ResourceView, entries: Mapping[str, list[tuple[str, Permitted]]]
 ) -> Finding:
     meant = nearest(resource.name, entries)
     also = f"; {meant} is permitted, which is nearly it" if meant is not None else ""
-    wanted = _selectors(evidence, resource)
+    wanted = _selectors(resource)
     return Finding(
         Level.ERROR,
         resource.name,
@@ -110,48 +107,24 @@ def _not_permitted(
         FindingCode.NOT_PERMITTED,
         (Seen(_place(kubevirt, "permittedHostDevices"), ", ".join(entries)[:200] or "empty"),),
         why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
-        fix=_entry(resource.name, wanted[0] if wanted else "VENDOR:DEVICE", evidence),
+        fix=_entry(resource, wanted[0] if wanted else "VENDOR:DEVICE"),
     )
 
 
-def _entry(name: ResourceName, selector: str, evidence: Evidence) -> tuple[str, ...]:
-    mdev = _is_mdev(evidence, name)
+def _entry(resource: ResourceView, selector: str) -> tuple[str, ...]:
+    mdev = bool(resource.mdev_name_selectors)
     kind, key = ("mediatedDevices", "mdevNameSelector") if mdev else ("pciHostDevices", "pciVendorSelector")
     return (
         f"# in spec.configuration.permittedHostDevices.{kind} (kubectl edit kubevirt -A):",
         f'- {key}: "{selector}"',
-        f"  resourceName: {name}",
+        f"  resourceName: {resource.name}",
         "  externalResourceProvider: true",
     )
 
 
-def _is_mdev(evidence: Evidence, name: str) -> bool:
-    devices = {device.id for one in evidence.view.resources if one.name == name for device in one.devices}
-    mdevs = {vgpu.live.id for vgpu in evidence.inventory.vgpus.values() if vgpu.framework is Framework.MDEV}
-    return any(str(one) in devices for one in mdevs)
-
-
-def _selectors(evidence: Evidence, resource: ResourceView) -> list[str]:
-    """Return what KubeVirt would select a resource's devices by: types of mdevs, ids of PCI functions."""
-    vgpus, found = {str(one): vgpu for one, vgpu in evidence.inventory.vgpus.items()}, set()
-    functions = {str(address): one for address, one in evidence.inventory.facts.functions.items()}
-    for device in resource.devices:
-        vgpu = vgpus.get(device.id)
-        if vgpu is not None and vgpu.framework is Framework.MDEV:
-            if isinstance(vgpu.live.type, str):
-                found.add(str(vgpu.live.type))
-        elif (function := functions.get(device.id)) is not None:
-            found.add(str(function.id).upper())
-    return sorted(found)
-
-
-def _normal(selector: str) -> str:
-    """Return a selector as KubeVirt compares it: ids in any case, types with `_` for spaces."""
-    return (
-        selector.lower()
-        if re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}", selector)
-        else selector.replace(" ", "_").strip()
-    )
+def _selectors(resource: ResourceView) -> tuple[str, ...]:
+    """Return what KubeVirt would select a resource's devices by: ids of PCI functions, types of mdevs."""
+    return (*resource.pci_vendor_selectors, *resource.mdev_name_selectors)
 
 
 def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
@@ -164,7 +137,7 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
         configuration = kubevirt.configuration
         mediated, permitted = configuration.mediated_devices_configuration, configuration.permitted_host_devices
         external = {
-            _normal(entry.mdev_name_selector or "")
+            normal(entry.mdev_name_selector or "")
             for entry in (permitted.mediated_devices if permitted is not None else None) or ()
             if entry.external_resource_provider
         }
@@ -173,7 +146,7 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
         )
         if (mediated is not None and mediated.enabled is False) or MDEV_GATE in kubevirt.gates:
             yield fine("KubeVirt", "leaves mediated devices alone", shown)
-        elif {_normal(one) for one in types} <= external:
+        elif {normal(one) for one in types} <= external:
             yield fine("KubeVirt", "leaves mediated devices of our types alone", shown)
         else:
             yield Finding(

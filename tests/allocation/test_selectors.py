@@ -1,0 +1,66 @@
+"""By what KubeVirt selects what a node offers: ids of functions, VFs that carry a vGPU too, and types of mdevs."""
+
+import pytest
+
+from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.candidates import Candidate, Target
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.naming import Named
+from gpuvirt.model.selectors import ResourceKind, Selectors, normal, selectors_of
+from gpuvirt.model.settings import Settings
+from gpuvirt.node import onelook
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt.sim.machine import load_machine
+from simnode import IDS
+
+
+@pytest.mark.parametrize(
+    ("machine", "resource", "expected"),
+    [
+        ("2xA10", "nvidia.com/GA102GL_A10", Selectors(ResourceKind.WHOLE, ("10DE:2236",))),
+        ("4xT4", "nvidia.com/GRID_T4-8Q", Selectors(ResourceKind.VGPU, (), ("GRID T4-8Q",))),
+        ("4xL40S", "nvidia.com/NVIDIA_L40S-24Q", Selectors(ResourceKind.VGPU, ("10DE:26B9",))),
+    ],
+)
+def test_a_resource_says_what_selects_it(machine: str, resource: str, expected: Selectors) -> None:
+    view = onelook.take(build_machine(load_machine(machine)), Settings(), IDS, SimClock())
+    (found,) = (one for one in view.resources if one.name == resource)
+    assert Selectors(found.kind, found.pci_vendor_selectors, found.mdev_name_selectors) == expected
+    status = status_of(view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)
+    (told,) = (one for one in status.resources if one.name == resource)
+    assert (told.kind, told.pci_vendor_selectors, told.mdev_name_selectors) == (
+        expected.kind,
+        expected.pci,
+        expected.mdev,
+    )
+
+
+def held(gpu: str, vgpu: str | None = None, vgpu_type: str | None = None) -> Candidate:
+    target = Target(
+        PciAddress(gpu),
+        VgpuId(vgpu) if vgpu is not None else None,
+        VgpuType(vgpu_type) if vgpu_type is not None else None,
+    )
+    name = Named(ResourceName("nvidia.com/x"))
+    return Candidate(DeviceId(vgpu or gpu), target, name, None, None, None, carrier=PciAddress(gpu))
+
+
+def test_a_vgpu_that_is_gone_is_still_selected_by_its_type_and_never_by_its_gpu() -> None:
+    inventory = build_inventory(scan(build_machine(load_machine("2xA10"))))
+    uuid = "a97c1d93-75b0-5502-bafc-fef8d1839ded"
+    (gpu, *_) = inventory.gpus
+    assert selectors_of(inventory, [held(gpu, uuid, "NVIDIA A10-4Q")]) == Selectors(
+        ResourceKind.VGPU, (), ("NVIDIA A10-4Q",)
+    )
+    assert selectors_of(inventory, [held(gpu, uuid)]) == Selectors(ResourceKind.VGPU)
+    assert selectors_of(inventory, [held("0000:ff:00.0")]) == Selectors()
+
+
+def test_selectors_are_compared_as_kubevirt_does() -> None:
+    assert normal("10DE:2236") == normal("10de:2236")
+    assert normal("NVIDIA A10-24Q") == normal("NVIDIA_A10-24Q") != normal("nvidia A10-24Q")
