@@ -36,10 +36,27 @@ class PermittedHostDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=
                 yield f"{name}[{index}]", entry
 
 
+class NodeTypes(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What KubeVirt makes on some nodes; by the field's new and old name."""
+
+    mediated_device_types: tuple[str, ...] | None = None
+    mediated_devices_types: tuple[str, ...] | None = None
+
+
 class MediatedDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Whether and how KubeVirt makes mediated devices, and deletes others."""
 
     enabled: bool | None = None
+    """Since v1.8; it goes before the gate DisableMDEVConfiguration."""
+    mediated_device_types: tuple[str, ...] | None = None
+    mediated_devices_types: tuple[str, ...] | None = None
+    """The same, by its old name."""
+    node_mediated_device_types: tuple[NodeTypes, ...] | None = None
+
+    @property
+    def makes_own(self) -> bool:
+        """Whether KubeVirt is told to make mediated devices itself."""
+        return bool(self.mediated_device_types or self.mediated_devices_types or self.node_mediated_device_types)
 
 
 class DeveloperConfiguration(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

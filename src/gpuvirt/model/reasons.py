@@ -89,6 +89,18 @@ class ReasonCode(StrEnum):
     API_SERVER_AWAY = "ApiServerAway"
     API_FORBIDDEN = "ApiForbidden"
 
+    # KubeVirt's configuration
+    FOREIGN_PROVIDER = "ForeignProvider"
+    CONFIG_REVERTED = "ConfigReverted"
+    KUBEVIRT_NOT_MANAGED = "KubeVirtNotManaged"
+    KUBEVIRT_UNHEARD = "KubeVirtUnheard"
+    KUBEVIRT_TOO_OLD = "KubeVirtTooOld"
+    NAME_UNLISTED = "NameUnlisted"
+    SELECTOR_TAKEN = "SelectorTaken"
+    GATE_DISABLED = "GateDisabled"
+    MDEVS_AT_RISK = "MdevsAtRisk"
+    STILL_NAMED = "StillNamed"
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:

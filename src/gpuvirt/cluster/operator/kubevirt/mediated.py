@@ -1,0 +1,99 @@
+"""Who handles mediated devices: KubeVirt deletes those that it did not make, unless it is told to leave them alone.
+
+virt-handler does so at each heartbeat, and does not ask who uses them. It spares the types that are permitted with
+`externalResourceProvider: true`. Where somebody has KubeVirt make its own, that stays, and ours are spared by their
+entries; else the handling is switched off.
+"""
+
+from dataclasses import dataclass
+
+from gpuvirt.cluster.operator.kubevirt.changes import Switch
+from gpuvirt.cluster.operator.kubevirt.operations import at
+from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, Subject
+from gpuvirt.cluster.operator.kubevirt.versions import Version, has_mdev_field, has_mdev_gate
+from gpuvirt.model.checks.kubevirt import MDEV_GATE
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """Who does, and what is to be done about it."""
+
+    off: bool
+    """KubeVirt leaves them alone."""
+    switch: Switch | None = None
+    """The field that has it do so."""
+    gate: str | None = None
+    """The gate that does, where there is no field."""
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def will_be_off(self) -> bool:
+        """Whether it is, once that is done."""
+        return self.off or self.switch is not None or self.gate is not None
+
+
+def handling_of(subject: Subject, version: Version | None) -> Handling:
+    """Return who handles mediated devices, and how KubeVirt is to be kept from it."""
+    mediated = subject.mediated
+    gated = subject.hco_leaves_mdevs is True if subject.is_hco else MDEV_GATE in subject.gates
+    if mediated.enabled is False or (mediated.enabled is None and gated):
+        return Handling(off=True)
+    if mediated.makes_own:
+        return Handling(off=False)
+    if not has_mdev_gate(version):
+        return Handling(off=False, reasons=(_too_old(subject),))
+    if mediated.enabled is None and subject.is_hco:
+        pointer = f"{subject.root}{at(GATES, 'disableMDevConfiguration')}"
+        return Handling(off=False, switch=Switch(pointer, value=True, was=subject.hco_leaves_mdevs))
+    # A field that stands there is known, and goes before any gate.
+    return _by_field(subject) if mediated.enabled is not None or has_mdev_field(version) else _by_gate(subject)
+
+
+def _by_field(subject: Subject) -> Handling:
+    pointer = f"{subject.root}{at(MEDIATED, 'enabled')}"
+    return Handling(off=False, switch=Switch(pointer, value=False, was=subject.mediated.enabled))
+
+
+def _by_gate(subject: Subject) -> Handling:
+    if MDEV_GATE in subject.disabled_gates:
+        return Handling(off=False, reasons=(disabled(subject, MDEV_GATE),))
+    return Handling(off=False, gate=MDEV_GATE)
+
+
+def holds(subject: Subject, switch: Switch) -> bool:
+    """Return whether a field is as we have set it."""
+    if switch.pointer == f"{subject.root}{at(MEDIATED, 'enabled')}":
+        return subject.mediated.enabled is switch.value
+    return subject.hco_leaves_mdevs is switch.value
+
+
+def at_risk(subject: Subject, types: frozenset[str]) -> Reason:
+    """Return what KubeVirt would do to mediated devices of these types."""
+    return Reason(
+        ReasonCode.MDEVS_AT_RISK,
+        subject.where,
+        f"has KubeVirt delete mediated devices of the types {', '.join(sorted(types))}, so none are made",
+        seen="no mediatedDevicesConfiguration.enabled: false, no gate DisableMDEVConfiguration, and no entry in"
+        " permittedHostDevices.mediatedDevices with externalResourceProvider: true for them",
+        fix="set one of these",
+    )
+
+
+def disabled(subject: Subject, gate: str) -> Reason:
+    """Return that somebody has switched off a gate that is needed."""
+    return Reason(
+        ReasonCode.GATE_DISABLED,
+        subject.where,
+        f"has the gate {gate} in disabledFeatureGates, and it is needed; it is left as it is",
+        fix=f"take {gate} out of developerConfiguration.disabledFeatureGates",
+    )
+
+
+def _too_old(subject: Subject) -> Reason:
+    return Reason(
+        ReasonCode.KUBEVIRT_TOO_OLD,
+        subject.where,
+        "is of a KubeVirt that deletes mediated devices which it did not make, and can't be told not to",
+        fix="update KubeVirt to 0.58.2, 0.59.1 or later",
+    )

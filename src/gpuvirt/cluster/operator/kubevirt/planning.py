@@ -1,0 +1,153 @@
+"""What is to be written so that KubeVirt permits what nodes offer, and leaves it to them: a patch, and reasons.
+
+One step leads there from anywhere, and a second one is none. The patch names the version that it was decided by; where
+the object has another by then, nothing of it is done, and the next decision is made from what stands there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpuvirt.cluster.operator.kubevirt import history as histories
+from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes, Part, changes_of
+from gpuvirt.cluster.operator.kubevirt.drafting import Due, drafted
+from gpuvirt.cluster.operator.kubevirt.gates import gates_needed
+from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
+from gpuvirt.cluster.operator.kubevirt.listing import Ground, is_ours, listing_of
+from gpuvirt.cluster.operator.kubevirt.mediated import at_risk, disabled, handling_of
+from gpuvirt.cluster.operator.kubevirt.operations import Operation, conditional
+from gpuvirt.cluster.operator.kubevirt.providers import selects
+from gpuvirt.cluster.operator.kubevirt.scene import Scene, subject_of, withheld
+from gpuvirt.cluster.operator.kubevirt.subject import Subject
+from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.selectors import normal
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How it is done."""
+
+    manage: bool = True
+    """Whether anything is written; what would be is said all the same."""
+    prune: bool = False
+    """Whether entries of ours go that no node offers and nothing names; else they stay, for a node may be away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done about one KubeVirt."""
+
+    history: History
+    """To be kept before the patch is sent."""
+    resource: Resource | None = None
+    """The collection of the object to be patched; None where it is not known which."""
+    name: str = ""
+    patch: tuple[Operation, ...] = ()
+    """What it lacks; empty where that is nothing."""
+    dry_run: bool = False
+    """The patch is not to be sent."""
+    reasons: tuple[Reason, ...] = ()
+    withheld: Mapping[str, Reason] = field(default_factory=dict)
+    """By resource: what agents are not to offer."""
+    stops_carving: bool = False
+    """No vGPUs are to be made: what they need was taken back too often, or KubeVirt would delete them."""
+    wanted: tuple[str, ...] = ()
+
+    @property
+    def writes(self) -> tuple[Operation, ...]:
+        """The patch to be sent; empty for none."""
+        return () if self.dry_run else self.patch
+
+    def landed(self, metadata: Metadata) -> History:
+        """Return the history after the patch was taken; `metadata` is that of the answer."""
+        return histories.landed(self.history, metadata, self.wanted)
+
+
+def plan(scene: Scene, manner: Manner, history: History, at: datetime) -> Plan:
+    """Return what is to be done about a KubeVirt; `history` is that of the plan before."""
+    subject = subject_of(scene)
+    if isinstance(subject, Reason):
+        return Plan(history, reasons=(subject,), withheld=withheld(scene, None))
+    ours, held_back = changes_of(subject.metadata.annotations), withheld(scene, subject)
+    due, reasons = _due(scene, manner, subject, ours, held_back)
+    patch = conditional(subject.metadata.resource_version, drafted(subject, ours, due))
+    managed, stale = manner.manage and not scene.is_opted_out, history.is_of_later(subject.metadata)
+    if managed and not stale:
+        history = histories.step(history, subject.metadata, due.items, due.lacking(subject), at)
+    dry_run = not managed or history.stopped
+    if patch and not managed:
+        reasons = (*reasons, _not_managed(subject))
+    if patch and history.stopped:
+        reasons = (*reasons, _reverted(subject))
+    risk = _risk(scene, subject, due, written=not dry_run)
+    return Plan(
+        history,
+        subject.resource,
+        subject.metadata.name,
+        () if stale else patch,
+        dry_run,
+        (*reasons, *held_back.values(), *((risk,) if risk is not None else ())),
+        held_back,
+        stops_carving=risk is not None or (managed and bool(patch) and history.stopped),
+        wanted=due.items,
+    )
+
+
+def _due(
+    scene: Scene, manner: Manner, subject: Subject, ours: Changes, held_back: Mapping[str, Reason]
+) -> tuple[Due, tuple[Reason, ...]]:
+    """Return what the object is to become, and what can't be."""
+    handling = handling_of(subject, scene.version)
+    foreign = [one for one in (*scene.effective, *(subject.entries or ())) if not is_ours(ours, one)]
+    own = [one for one in foreign if not one.external and not one.disabled]
+    offered = {
+        name: selectors
+        for name, selectors in scene.offered.items()
+        if not any(one.resource == name or selects(one, selectors) for one in own)
+    }
+    off = handling.off or (scene.mdevs and handling.will_be_off)
+    listing = listing_of(Ground(subject, ours, offered, scene.names, off, manner.prune, frozenset(held_back)))
+    needed = gates_needed(subject, scene.version, scene.offered, scene.names)
+    missing = [gate for gate in needed if gate not in subject.gates]
+    denied = [gate for gate in missing if gate in subject.disabled_gates]
+    due = Due(
+        listing,
+        gates=tuple(gate for gate in needed if gate not in denied),
+        handling=handling if scene.mdevs else None,
+    )
+    reasons = (*listing.reasons, *(disabled(subject, gate) for gate in denied))
+    return due, (*reasons, *(handling.reasons if scene.mdevs else ()))
+
+
+def _risk(scene: Scene, subject: Subject, due: Due, *, written: bool) -> Reason | None:
+    """Return which mediated devices KubeVirt would delete, as things stand and with what is written now."""
+    handling = due.handling
+    if handling is None or handling.off or (handling.will_be_off and written):
+        return None
+    listed = (one for one in (*scene.effective, *(subject.entries or ())) if one.external and not one.disabled)
+    spared = {normal(one.selector) for one in listed if one.part is Part.MDEV}
+    spared |= {normal(one.selector) for one in due.listing.add if written and one.part is Part.MDEV}
+    types = {one for selectors in scene.offered.values() for one in selectors.mdev if normal(one) not in spared}
+    return at_risk(subject, frozenset(types)) if types else None
+
+
+def _not_managed(subject: Subject) -> Reason:
+    return Reason(
+        ReasonCode.KUBEVIRT_NOT_MANAGED,
+        subject.where,
+        "lacks what machines need to have what nodes offer, and is not to be written",
+        seen=f"the annotation {MANAGE_ANNOTATION}, or the controller's settings",
+        fix="write what the dry run shows, or let the controller do it",
+    )
+
+
+def _reverted(subject: Subject) -> Reason:
+    return Reason(
+        ReasonCode.CONFIG_REVERTED,
+        subject.where,
+        f"was written {MOST_REVERTS} times, and somebody took it back each time; it is not written again, and no more"
+        " vGPUs are made",
+        seen="generations of the object that lack what the ones before had",
+        fix="have whoever writes it (a GitOps tool, as a rule) write what the dry run shows, or leave these fields out",
+    )

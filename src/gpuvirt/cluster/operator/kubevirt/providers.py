@@ -1,0 +1,44 @@
+"""Which of our resources KubeVirt offers itself: those must not be offered twice.
+
+An entry without `externalResourceProvider: true` has KubeVirt's own plugin offer whatever its selector finds, under
+its own name. The same devices under two names would be given away twice, and of one name the kubelet hears whoever has
+registered last. So it is not the name alone that counts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from gpuvirt.cluster.operator.kubevirt.changes import Part
+from gpuvirt.cluster.operator.kubevirt.offered import Offered
+from gpuvirt.cluster.operator.kubevirt.subject import Entry
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.selectors import Selectors, normal
+
+
+def offered_by_kubevirt(
+    entries: Iterable[Entry], offered: Offered, where: Callable[[Entry], str]
+) -> Mapping[str, Reason]:
+    """Return the resources of ours that KubeVirt offers, by name; `where` says where an entry stands."""
+    own = [one for one in entries if not one.external and not one.disabled]
+    found: dict[str, Reason] = {}
+    for name, selectors in offered.items():
+        entry = next((one for one in own if one.resource == name or selects(one, selectors)), None)
+        if entry is not None:
+            found[name] = _reason(name, entry, where(entry))
+    return found
+
+
+def selects(entry: Entry, selectors: Selectors) -> bool:
+    """Return whether an entry's selector finds devices of a resource."""
+    its = {Part.PCI: selectors.pci, Part.MDEV: selectors.mdev, Part.USB: ()}[entry.part]
+    return normal(entry.selector) in {normal(one) for one in its}
+
+
+def _reason(name: str, entry: Entry, where: str) -> Reason:
+    called = "" if entry.resource == name else f" as {entry.resource}"
+    return Reason(
+        ReasonCode.FOREIGN_PROVIDER,
+        name,
+        f"is offered by KubeVirt itself{called}, so gpuvirt does not offer it",
+        seen=f"{where}: externalResourceProvider is not true",
+        fix="set externalResourceProvider: true there, or take the entry out, once no machine runs by it",
+    )

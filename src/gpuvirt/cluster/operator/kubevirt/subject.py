@@ -1,0 +1,199 @@
+"""The object that decides what KubeVirt permits, in one form: a KubeVirt, or the HyperConverged that owns it.
+
+HCO writes the KubeVirt's lists anew from its own, so what is written to the KubeVirt is gone a moment later.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuvirt.cluster.kinds.kubevirt import (
+    HYPER_CONVERGEDS,
+    KUBEVIRTS,
+    HcoPermitted,
+    HcoPermittedHostDevices,
+    HcoSpec,
+    HyperConverged,
+    KubeVirt,
+    OwnedMetadata,
+)
+from gpuvirt.cluster.operator.kubevirt.changes import Part
+from gpuvirt.cluster.operator.kubevirt.operations import at
+from gpuvirt.cluster.resources import Resource
+from gpuvirt.model.kubevirt import Configuration, DeveloperConfiguration, MediatedDevices, PermittedHostDevices
+
+MANAGED_BY, HCO = "app.kubernetes.io/managed-by", "hco-operator"
+"""The label by which HCO marks what it writes; it does not name itself as the owner in all versions."""
+PERMITTED, MEDIATED, DEVELOPER, GATES = (
+    "permittedHostDevices",
+    "mediatedDevicesConfiguration",
+    "developerConfiguration",
+    "featureGates",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a list."""
+
+    part: Part
+    index: int
+    selector: str
+    resource: str
+    external: bool
+    disabled: bool = False
+    """It is written down, and counts for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The object."""
+
+    kind: str
+    resource: Resource
+    """Its collection, with its namespace."""
+    metadata: OwnedMetadata
+    root: str
+    """Where its configuration is."""
+    pci_key: str
+    """What the selector of a PCI device is called."""
+    there: frozenset[str]
+    """The containers that it has, of those that we may need."""
+    entries: tuple[Entry, ...] | None
+    """None: no list stands there, and everything is permitted."""
+    mediated: MediatedDevices
+    gates: tuple[str, ...]
+    """KubeVirt's gates that are switched on by name."""
+    disabled_gates: frozenset[str]
+    hco_leaves_mdevs: bool | None = None
+    """HCO's own gate for that."""
+
+    @property
+    def is_hco(self) -> bool:
+        """Whether it is HCO's."""
+        return self.resource.group == HYPER_CONVERGEDS.group
+
+    @property
+    def where(self) -> str:
+        """The object in words."""
+        return f"{self.kind} {self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def permitted(self) -> str:
+        """The pointer to the lists."""
+        return f"{self.root}{at(PERMITTED)}"
+
+    @property
+    def gates_pointer(self) -> str:
+        """The pointer to KubeVirt's gates."""
+        return f"{self.root}{at(DEVELOPER, GATES)}"
+
+
+def is_owned_by_hco(kubevirt: KubeVirt) -> bool:
+    """Return whether HCO writes a KubeVirt."""
+    owners = {one.kind for one in kubevirt.metadata.owner_references}
+    return "HyperConverged" in owners or kubevirt.metadata.labels.get(MANAGED_BY) == HCO
+
+
+def of_kubevirt(kubevirt: KubeVirt) -> Subject:
+    """Return a KubeVirt as what decides."""
+    configuration = kubevirt.spec.configuration or Configuration()
+    permitted, mediated = configuration.permitted_host_devices, configuration.mediated_devices_configuration
+    developer = configuration.developer_configuration
+    root = at("spec", "configuration")
+    found = {
+        at("spec"): True,
+        root: kubevirt.spec.configuration is not None,
+        f"{root}{at(PERMITTED)}": permitted is not None,
+        f"{root}{at(MEDIATED)}": mediated is not None,
+        f"{root}{at(DEVELOPER)}": developer is not None,
+        f"{root}{at(DEVELOPER, GATES)}": developer is not None and developer.feature_gates is not None,
+    }
+    lists = permitted or PermittedHostDevices()
+    found |= _lists(f"{root}{at(PERMITTED)}", lists.pci_host_devices, lists.mediated_devices)
+    gates = developer or DeveloperConfiguration()
+    return Subject(
+        kind="KubeVirt",
+        resource=Resource(KUBEVIRTS.plural, KUBEVIRTS.group, KUBEVIRTS.version, kubevirt.metadata.namespace),
+        metadata=kubevirt.metadata,
+        root=root,
+        pci_key="pciVendorSelector",
+        there=_there(kubevirt.metadata, found),
+        entries=entries_of(permitted) if permitted is not None else None,
+        mediated=mediated or MediatedDevices(),
+        gates=gates.feature_gates or (),
+        disabled_gates=frozenset(gates.disabled_feature_gates or ()),
+    )
+
+
+def of_hyper_converged(hyper_converged: HyperConverged) -> Subject:
+    """Return a HyperConverged as what decides."""
+    spec, metadata = hyper_converged.spec or HcoSpec(), hyper_converged.metadata
+    permitted, gates, root = spec.permitted_host_devices, spec.feature_gates, at("spec")
+    found = {
+        root: hyper_converged.spec is not None,
+        f"{root}{at(PERMITTED)}": permitted is not None,
+        f"{root}{at(MEDIATED)}": spec.mediated_devices_configuration is not None,
+        f"{root}{at(GATES)}": gates is not None,
+    }
+    lists = permitted or HcoPermittedHostDevices()
+    found |= _lists(f"{root}{at(PERMITTED)}", lists.pci_host_devices, lists.mediated_devices)
+    return Subject(
+        kind="HyperConverged",
+        resource=Resource(
+            HYPER_CONVERGEDS.plural, HYPER_CONVERGEDS.group, HYPER_CONVERGEDS.version, metadata.namespace
+        ),
+        metadata=metadata,
+        root=root,
+        pci_key="pciDeviceSelector",
+        there=_there(metadata, found),
+        entries=tuple(_hco_entries(permitted)) if permitted is not None else None,
+        mediated=spec.mediated_devices_configuration or MediatedDevices(),
+        gates=(),
+        disabled_gates=frozenset(),
+        hco_leaves_mdevs=gates.disable_mdev_configuration if gates is not None else None,
+    )
+
+
+def entries_of(permitted: PermittedHostDevices | None) -> tuple[Entry, ...]:
+    """Return the entries of a KubeVirt's lists."""
+    lists = permitted or PermittedHostDevices()
+    return tuple(
+        Entry(
+            part,
+            index,
+            (one.mdev_name_selector if part is Part.MDEV else one.pci_vendor_selector) or "",
+            one.resource_name,
+            one.external_resource_provider,
+        )
+        for part, entries in (
+            (Part.PCI, lists.pci_host_devices),
+            (Part.MDEV, lists.mediated_devices),
+            (Part.USB, lists.usb),
+        )
+        for index, one in enumerate(entries or ())
+    )
+
+
+def _hco_entries(permitted: HcoPermittedHostDevices) -> Iterator[Entry]:
+    lists: tuple[tuple[Part, tuple[HcoPermitted, ...] | None], ...] = (
+        (Part.PCI, permitted.pci_host_devices),
+        (Part.MDEV, permitted.mediated_devices),
+        (Part.USB, permitted.usb_host_devices),
+    )
+    for part, entries in lists:
+        for index, one in enumerate(entries or ()):
+            selector = one.mdev_name_selector if part is Part.MDEV else one.pci_device_selector
+            external, disabled = one.external_resource_provider, one.disabled
+            yield Entry(part, index, selector or "", one.resource_name, external, disabled)
+
+
+def _lists(permitted: str, pci: object, mediated: object) -> Mapping[str, bool]:
+    return {
+        f"{permitted}{at(Part.PCI)}": pci is not None,
+        f"{permitted}{at(Part.MDEV)}": mediated is not None,
+    }
+
+
+def _there(metadata: OwnedMetadata, found: Mapping[str, bool]) -> frozenset[str]:
+    annotated = {at("metadata", "annotations")} if metadata.annotations else set[str]()
+    return frozenset({at("metadata"), *annotated, *(pointer for pointer, there in found.items() if there)})

@@ -1,0 +1,137 @@
+"""What machines ask for by name, in whatever kind of object, and what nodes offer."""
+
+import msgspec
+import pytest
+import yaml
+
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, GpuWish, Offered, Spec, Status
+from gpuvirt.cluster.kinds.kubevirt import (
+    Instancetype,
+    InstancetypeRevision,
+    VirtualMachine,
+    VirtualMachineInstance,
+    VirtualMachinePool,
+)
+from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
+from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
+from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.heard import Heard
+from gpuvirt.model.selectors import ResourceKind, Selectors
+from gpuvirt.model.wanted import WantedMode
+
+CLAIMED = """
+metadata: {name: a}
+spec:
+  domain:
+    devices:
+      gpus: [{deviceName: nvidia.com/a, name: gpu1}, {name: claimed, claimName: c, requestName: r}]
+      hostDevices: [{deviceName: example.com/b, name: x}]
+"""
+TEMPLATE = "{spec: {domain: {cpu: {cores: 2}, devices: {disks: [], gpus: [{deviceName: nvidia.com/%s, name: g}]}}}}"
+VMI = "{metadata: {name: a}, spec: {domain: {devices: {gpus: [{deviceName: nvidia.com/%s, name: gpu1}]}}}}"
+VM = "{metadata: {name: a}, spec: {runStrategy: Always, template: " + TEMPLATE + "}}"
+POOL = "{metadata: {name: a}, spec: {virtualMachineTemplate: {spec: {template: " + TEMPLATE + "}}}}"
+TYPE = "{metadata: {name: a}, spec: {cpu: {guest: 1}, hostDevices: [{deviceName: nvidia.com/%s, name: x}]}}"
+REVISION = (
+    "{metadata: {name: a}, data: {kind: VirtualMachineInstancetype, spec: {gpus: [{deviceName: nvidia.com/%s}]}}}"
+)
+
+
+def every_kind() -> Machines:
+    def read(text: str, name: str) -> bytes:
+        return msgspec.json.encode(yaml.safe_load(text % name))
+
+    old = b'{"metadata": {"name": "b"}, "data": {"apiVersion": "v1alpha1", "spec": "eyJjcHUiOnt9fQ=="}}'
+    return Machines(
+        machines=Heard((msgspec.json.decode(read(VM, "vm"), type=VirtualMachine),)),
+        instances=Heard((msgspec.json.decode(read(VMI, "vmi"), type=VirtualMachineInstance),)),
+        replica_sets=Heard((msgspec.json.decode(read(VM, "set"), type=VirtualMachine),)),
+        pools=Heard((msgspec.json.decode(read(POOL, "pool"), type=VirtualMachinePool),)),
+        instancetypes=Heard((msgspec.json.decode(read(TYPE, "type"), type=Instancetype),)),
+        cluster_instancetypes=Heard(None),
+        instancetype_revisions=Heard(
+            (
+                msgspec.json.decode(read(REVISION, "revision"), type=InstancetypeRevision),
+                msgspec.json.decode(old, type=InstancetypeRevision),
+            )
+        ),
+    )
+
+
+def test_names_are_found_in_every_kind() -> None:
+    gpus = frozenset(f"nvidia.com/{name}" for name in ("vm", "vmi", "set", "pool", "revision"))
+    assert names_of(every_kind()) == Names(gpus, frozenset({"nvidia.com/type"}))
+
+
+def test_what_was_not_heard_is_not_taken_for_absent() -> None:
+    assert names_of(Machines(pools=Heard(None))).unheard == (
+        "machines",
+        "instances",
+        "replica_sets",
+        "instancetypes",
+        "cluster_instancetypes",
+        "instancetype_revisions",
+    )
+
+
+def test_what_a_claim_gives_has_no_name() -> None:
+    found = msgspec.convert(yaml.safe_load(CLAIMED), VirtualMachineInstance)
+    assert names_of(Machines(instances=Heard((found,)))).used == {"nvidia.com/a", "example.com/b"}
+
+
+def node(*resources: Offered, spec: Spec | None = None, gpus: tuple[Gpu, ...] = ()) -> GpuNode:
+    return GpuNode(metadata=Metadata(name="a"), spec=spec, status=Status(resources=resources, gpus=gpus))
+
+
+def resource(name: str, pci: tuple[str, ...] = (), mdev: tuple[str, ...] = ()) -> Offered:
+    kind = ResourceKind.VGPU if mdev else ResourceKind.WHOLE
+    return Offered(
+        name=name, healthy=0, held=0, registered=True, kind=kind, pci_vendor_selectors=pci, mdev_name_selectors=mdev
+    )
+
+
+def test_nodes_offer_together_what_each_does() -> None:
+    nodes = [
+        node(resource("a", ("10DE:2236",)), resource("empty")),
+        node(resource("a", ("10DE:2235", "10DE:2236")), resource("b", mdev=("NVIDIA A10-4Q",))),
+        GpuNode(metadata=Metadata(name="new")),
+    ]
+    assert offered_of(nodes) == {
+        "a": Selectors(ResourceKind.WHOLE, ("10DE:2235", "10DE:2236")),
+        "b": Selectors(ResourceKind.VGPU, (), ("NVIDIA A10-4Q",)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "wants"),
+    [
+        (node(resource("a", ("10DE:2236",))), False),
+        (node(resource("a", mdev=("NVIDIA A10-4Q",))), True),
+        (node(spec=Spec(mode=WantedMode.VGPU)), True),
+        (node(spec=Spec(gpus=(GpuWish(address="0000:65:00.0", mode=WantedMode.VGPU),))), True),
+        (node(gpus=(Gpu(address="0000:65:00.0", mode="vgpu", vgpu_config="default"),)), True),
+    ],
+)
+def test_nodes_that_may_come_to_have_mediated_devices(found: GpuNode, wants: bool) -> None:
+    assert wants_mdevs([found]) is wants
+
+
+@pytest.mark.parametrize(
+    ("text", "gate", "field"),
+    [
+        ("v0.58.1", False, False),
+        ("v0.58.2", True, False),
+        ("v0.59.0", False, False),
+        ("v0.59.0-rc.1", False, False),
+        ("v0.59.1", True, False),
+        ("v1.8.0-beta.0", True, False),
+        ("1.8.0", True, True),
+        ("v1.10.2", True, True),
+        ("devel", True, False),
+        (None, True, False),
+    ],
+)
+def test_what_a_version_has(text: str | None, gate: bool, field: bool) -> None:
+    version = version_of(text)
+    assert (has_mdev_gate(version), has_mdev_field(version)) == (gate, field)

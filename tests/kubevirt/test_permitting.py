@@ -1,0 +1,295 @@
+"""KubeVirt permits what nodes offer: what is written, what is left alone, and what is said of both."""
+
+import pytest
+
+from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
+from gpuvirt.cluster.operator.kubevirt.names import Names
+from gpuvirt.cluster.operator.kubevirt.planning import Manner
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.selectors import ResourceKind, Selectors
+from gpuvirt.plain import Plain
+from jsonpatches import PatchError, operations, patched
+from kubevirts import A10, OFFERED, T4_4Q, T4_8Q, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt
+
+LISTS = ("spec", "configuration", "permittedHostDevices")
+PCI, MDEV = (*LISTS, "pciHostDevices"), (*LISTS, "mediatedDevices")
+GATES = ("spec", "configuration", "developerConfiguration", "featureGates")
+ENABLED = ("spec", "configuration", "mediatedDevicesConfiguration", "enabled")
+OUR_A10, OUR_T4 = entry("10DE:2236", A10), entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")
+SEEDS_PATCH = operations(
+    '[{"op": "add", "path": "/spec/configuration/developerConfiguration/featureGates/-",'
+    ' "value": "DisableMDEVConfiguration" }]'
+)
+OWNED_BY_HCO: Plain = {"app.kubernetes.io/managed-by": "hco-operator"}
+
+
+def permitting(*pci: Fields, **more: Plain) -> Fields:
+    return {"permittedHostDevices": {"pciHostDevices": [*pci], **more}}
+
+
+def converged(cluster: Cluster) -> Plain:
+    """Return the document after one step; there is no second."""
+    cluster.step()
+    assert cluster.plan.patch == ()
+    return cluster.subject
+
+
+def test_a_fresh_kubevirt_is_given_all_that_it_lacks() -> None:
+    after = converged(Cluster(kubevirt()))
+    assert at(after, *PCI) == [OUR_A10]
+    assert at(after, *MDEV) == [OUR_T4]
+    assert at(after, *ENABLED) is False
+    assert at(after, *GATES) is None, "gpus need no gate since v1.4"
+
+
+def test_the_patch_fits_one_version_alone() -> None:
+    cluster = Cluster(kubevirt())
+    patch = cluster.plan.patch
+    cluster.restore({})
+    with pytest.raises(PatchError, match="resourceVersion"):
+        patched(cluster.document, patch)
+
+
+def test_what_somebody_has_permitted_already_stays_as_it_is() -> None:
+    theirs = [entry("8086:56C0", "intel.com/flex"), entry("10de:2236", A10)]
+    after = converged(Cluster(kubevirt(permitting(*theirs))))
+    assert at(after, *PCI) == theirs, "an id is the same in any case"
+    assert at(after, *MDEV) == [OUR_T4]
+
+
+def test_a_second_selector_feeds_the_same_resource() -> None:
+    cluster = Cluster(kubevirt(permitting(OUR_A10)), offered={A10: Selectors(ResourceKind.WHOLE, ("10DE:2235",))})
+    assert at(converged(cluster), *PCI) == [OUR_A10, entry("10DE:2235", A10)]
+
+
+def test_where_a_name_cannot_be_listed_no_list_is_made() -> None:
+    cluster = Cluster(kubevirt(), names=Names(gpus=frozenset({A10, "amd.com/mi210"})))
+    after = converged(cluster)
+    assert at(after, *LISTS) is None
+    assert codes(cluster.plan) == [ReasonCode.NAME_UNLISTED]
+    assert "amd.com/mi210" in cluster.plan.reasons[0].text
+    assert at(after, *ENABLED) is False, "which needs no list"
+
+
+def test_no_list_is_made_before_all_kinds_were_heard() -> None:
+    cluster = Cluster(kubevirt(), names=Names(unheard=("pools",)))
+    assert at(converged(cluster), *LISTS) is None
+    assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_UNHEARD]
+
+
+def test_a_list_of_ours_goes_again_where_it_would_refuse_what_was_permitted_without() -> None:
+    cluster = Cluster(kubevirt())
+    converged(cluster)
+    cluster.names = Names(host_devices=frozenset({"example.com/fpga"}))
+    after = converged(cluster)
+    assert at(after, *LISTS) is None
+    assert ReasonCode.NAME_UNLISTED in codes(cluster.plan)
+    cluster.names = Names()
+    assert at(converged(cluster), *PCI) == [OUR_A10]
+
+
+def test_a_list_that_others_have_written_to_stays() -> None:
+    cluster = Cluster(kubevirt())
+    converged(cluster)
+    theirs = entry("8086:56C0", "intel.com/flex")
+    lists = at(cluster.document, *PCI)
+    assert isinstance(lists, list)
+    lists.append(theirs)
+    cluster.names = Names(host_devices=frozenset({"example.com/fpga"}))
+    assert at(converged(cluster), *PCI) == [OUR_A10, theirs]
+    assert ReasonCode.NAME_UNLISTED in codes(cluster.plan)
+
+
+def test_entries_of_a_node_that_is_away_stay() -> None:
+    cluster = Cluster(kubevirt())
+    before = converged(cluster)
+    cluster.offered = {}
+    assert converged(cluster) == before
+
+
+def test_unused_entries_go_where_that_is_asked_for() -> None:
+    cluster = Cluster(kubevirt(permitting(entry("8086:56C0", "intel.com/flex"))), manner=Manner(prune=True))
+    converged(cluster)
+    cluster.offered = {T4_4Q: Selectors(ResourceKind.VGPU, (), ("GRID T4-4Q",))}
+    cluster.names = Names(gpus=frozenset({T4_8Q}))
+    after = converged(cluster)
+    assert at(after, *PCI) == [entry("8086:56C0", "intel.com/flex")]
+    assert at(after, *MDEV) == [OUR_T4, entry("GRID T4-4Q", T4_4Q, key="mdevNameSelector")]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [entry("10de:2236", A10, None), entry("10DE:2236", A10, external=False), entry("10DE:2236", "a10.com/x", None)],
+)
+def test_what_kubevirt_offers_itself_is_withheld_until_it_does_not(theirs: Fields) -> None:
+    cluster = Cluster(kubevirt(permitting(theirs)))
+    after = converged(cluster)
+    assert at(after, *PCI) == [theirs], "somebody's own entry is not changed"
+    assert {name: reason.code for name, reason in cluster.plan.withheld.items()} == {A10: ReasonCode.FOREIGN_PROVIDER}
+    lists = at(cluster.document, *PCI)
+    assert isinstance(lists, list)
+    lists[0] = theirs | {"externalResourceProvider": True}
+    converged(cluster)
+    assert cluster.plan.withheld == {}
+
+
+def test_an_entry_of_ours_that_somebody_has_changed_is_mended() -> None:
+    cluster = Cluster(kubevirt())
+    converged(cluster)
+    lists = at(cluster.document, *PCI)
+    assert isinstance(lists, list)
+    lists[0] = entry("10DE:2236", A10, external=False)
+    assert A10 in cluster.plan.withheld, "until it is mended KubeVirt offers it"
+    assert at(converged(cluster), *PCI) == [OUR_A10]
+
+
+@pytest.mark.parametrize(
+    ("version", "enabled", "gates"),
+    [
+        ("v1.9.0", False, None),
+        ("v1.8.0", False, None),
+        ("v1.8.0-rc.1", None, ["DisableMDEVConfiguration"]),
+        ("v1.4.0", None, ["DisableMDEVConfiguration"]),
+        ("v1.3.1", None, ["GPU", "DisableMDEVConfiguration"]),
+        ("v0.58.2", None, ["GPU", "DisableMDEVConfiguration"]),
+        ("v0.59.0", None, ["GPU"]),
+        ("devel", None, ["DisableMDEVConfiguration"]),
+    ],
+)
+def test_mediated_devices_are_left_alone_as_the_version_has_it(
+    version: str, enabled: bool | None, gates: list[str] | None
+) -> None:
+    cluster = Cluster(kubevirt(version=version))
+    after = converged(cluster)
+    assert at(after, *ENABLED) is enabled
+    assert at(after, *GATES) == gates
+    old = [ReasonCode.KUBEVIRT_TOO_OLD] if version == "v0.59.0" else []
+    assert codes(cluster.plan) == old, "the types are spared by their entries"
+
+
+def test_where_kubevirt_makes_its_own_ours_are_spared_by_entries() -> None:
+    own: Fields = {"mediatedDevicesConfiguration": {"nodeMediatedDeviceTypes": [{"nodeSelector": {}}]}}
+    cluster = Cluster(kubevirt(own))
+    after = converged(cluster)
+    assert at(after, *ENABLED) is None
+    assert at(after, *MDEV) == [OUR_T4]
+    assert not cluster.plan.stops_carving
+    cluster = Cluster(kubevirt(own), names=Names(gpus=frozenset({"amd.com/mi210"})))
+    converged(cluster)
+    assert cluster.plan.stops_carving
+    assert codes(cluster.plan) == [ReasonCode.NAME_UNLISTED, ReasonCode.MDEVS_AT_RISK]
+
+
+def test_a_list_that_spares_mediated_devices_is_not_taken_away() -> None:
+    cluster = Cluster(kubevirt({"mediatedDevicesConfiguration": {"mediatedDevicesTypes": ["nvidia-222"]}}))
+    converged(cluster)
+    cluster.names = Names(gpus=frozenset({"amd.com/mi210"}))
+    assert at(converged(cluster), *MDEV) == [OUR_T4]
+    assert codes(cluster.plan) == [ReasonCode.NAME_UNLISTED]
+
+
+def test_without_mediated_devices_nobody_is_kept_from_handling_them() -> None:
+    cluster = Cluster(kubevirt(), offered={A10: OFFERED[A10]}, mdevs=False)
+    after = converged(cluster)
+    assert at(after, "spec", "configuration", "mediatedDevicesConfiguration") is None
+
+
+def test_host_devices_need_their_gate_and_a_denied_gate_is_said() -> None:
+    names = Names(host_devices=frozenset({A10}))
+    developer: Fields = {"featureGates": ["Snapshot", "Snapshot"]}
+    after = converged(Cluster(kubevirt({"developerConfiguration": developer}), names=names))
+    assert at(after, *GATES) == ["Snapshot", "Snapshot", "HostDevices"]
+    developer = {"disabledFeatureGates": ["HostDevices", "DisableMDEVConfiguration"]}
+    cluster = Cluster(kubevirt({"developerConfiguration": developer}, version="v1.7.0"), names=names)
+    assert at(converged(cluster), *GATES) is None
+    assert codes(cluster.plan) == [ReasonCode.GATE_DISABLED, ReasonCode.GATE_DISABLED]
+
+
+@pytest.mark.parametrize("version", ["v1.8.0", "v1.2.0", "v0.58.2"])
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (2, 0), (0, 2), (1, 1)])
+def test_the_admins_patch_beside_us_converges(version: str, before: int, after: int) -> None:
+    developer: Fields = {"featureGates": []}
+    cluster = Cluster(kubevirt({"developerConfiguration": developer}, version))
+    for _ in range(before):
+        cluster.write(SEEDS_PATCH)
+    converged(cluster)
+    for _ in range(after):
+        cluster.write(SEEDS_PATCH)
+        converged(cluster)
+    gates = at(cluster.document, *GATES)
+    assert isinstance(gates, list)
+    assert gates.count("DisableMDEVConfiguration") in {before + after, before + after + 1}
+    assert not cluster.history.stopped
+    assert cluster.plan.reasons == ()
+
+
+def test_the_admins_patch_needs_a_list_of_gates_with_us_or_without() -> None:
+    with pytest.raises(PatchError):
+        patched(kubevirt(), SEEDS_PATCH)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(kubevirt(annotations={"gpuvirt.io/manage": "false"})),
+        Cluster(kubevirt(), manner=Manner(manage=False)),
+        Cluster(
+            kubevirt(labels=OWNED_BY_HCO), hco=hyper_converged() | kubevirt(annotations={"gpuvirt.io/manage": "False"})
+        ),
+    ],
+)
+def test_who_is_left_alone_is_told_what_would_be_written(cluster: Cluster) -> None:
+    plan = cluster.step()
+    assert plan.dry_run
+    assert plan.patch
+    assert plan.writes == ()
+    assert ReasonCode.KUBEVIRT_NOT_MANAGED in codes(plan)
+    assert plan.stops_carving, "KubeVirt would delete what is made"
+
+
+def test_hco_is_written_in_its_own_words() -> None:
+    theirs: Fields = {"pciDeviceSelector": "10DE:1DB6", "resourceName": "nvidia.com/V100", "disabled": True}
+    spec: Fields = {
+        "featureGates": {"disableMDevConfiguration": False, "alignCPUs": True},
+        "permittedHostDevices": {"pciHostDevices": [theirs]},
+    }
+    cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hyper_converged(spec))
+    after = converged(cluster)
+    assert at(after, "spec", "permittedHostDevices") == {
+        "pciHostDevices": [theirs, entry("10DE:2236", A10, key="pciDeviceSelector")],
+        "mediatedDevices": [OUR_T4],
+    }
+    assert at(after, "spec", "featureGates") == {"disableMDevConfiguration": True, "alignCPUs": True}
+    assert cluster.plan.resource is not None
+    assert cluster.plan.resource.path_of(cluster.plan.name).endswith(
+        "/apis/hco.kubevirt.io/v1beta1/namespaces/kubevirt-hyperconverged/hyperconvergeds/kubevirt-hyperconverged"
+    )
+    cluster.write(cluster.undoing.patch)
+    assert at(cluster.hco, "spec") == spec
+
+
+def test_hco_takes_each_selector_once() -> None:
+    taken: Fields = {
+        "pciDeviceSelector": "10DE:2236",
+        "resourceName": "example.com/a10",
+        "externalResourceProvider": True,
+    }
+    hco = hyper_converged({"permittedHostDevices": {"pciHostDevices": [taken]}})
+    cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hco)
+    after = converged(cluster)
+    assert at(after, "spec", "permittedHostDevices", "pciHostDevices") == [taken]
+    assert codes(cluster.plan) == [ReasonCode.SELECTOR_TAKEN]
+
+
+def test_nothing_is_written_to_a_kubevirt_whose_owner_was_not_heard() -> None:
+    owner: Plain = [{"apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged", "name": "x"}]
+    cluster = Cluster(kubevirt(ownerReferences=owner))
+    assert cluster.plan.patch == ()
+    assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_UNHEARD]
+
+
+def test_an_annotation_that_nobody_can_read_makes_nothing_ours() -> None:
+    cluster = Cluster(kubevirt(permitting(OUR_A10), annotations={ANNOTATION: "{"}))
+    converged(cluster)
+    cluster.write(cluster.undoing.patch)
+    assert at(cluster.document, *PCI) == [OUR_A10]

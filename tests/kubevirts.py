@@ -1,0 +1,155 @@
+"""KubeVirts and HyperConvergeds as documents, and what becomes of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt, OwnedMetadata
+from gpuvirt.cluster.operator.kubevirt.history import History
+from gpuvirt.cluster.operator.kubevirt.names import Names
+from gpuvirt.cluster.operator.kubevirt.offered import Offered
+from gpuvirt.cluster.operator.kubevirt.operations import Operation
+from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
+from gpuvirt.cluster.operator.kubevirt.scene import Scene
+from gpuvirt.cluster.operator.kubevirt.undoing import Undoing, undo
+from gpuvirt.model.heard import Heard
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.selectors import ResourceKind, Selectors
+from gpuvirt.plain import Plain
+from jsonpatches import patched
+
+BEGINNING = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+A10, T4_8Q, T4_4Q = "nvidia.com/GA102GL_A10", "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"
+OFFERED: Offered = {
+    A10: Selectors(ResourceKind.WHOLE, ("10DE:2236",)),
+    T4_8Q: Selectors(ResourceKind.VGPU, (), ("GRID T4-8Q",)),
+}
+Fields = dict[str, Plain]
+
+
+def kubevirt(configuration: Fields | None = None, version: str = "v1.8.0", **metadata: Plain) -> Fields:
+    """Return a KubeVirt."""
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {
+            "name": "kubevirt",
+            "namespace": "kubevirt",
+            "uid": "1",
+            "resourceVersion": "10",
+            "generation": 1,
+            **metadata,
+        },
+        "spec": {} if configuration is None else {"configuration": configuration},
+        "status": {"observedKubeVirtVersion": version},
+    }
+
+
+def hyper_converged(spec: Fields | None = None) -> Fields:
+    """Return a HyperConverged."""
+    found = kubevirt(name="kubevirt-hyperconverged", namespace="kubevirt-hyperconverged", uid="2")
+    return found | {"apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged", "spec": spec or {}}
+
+
+def at(document: Plain, *keys: str | int) -> Plain:
+    """Return what the keys lead to, None where that is not there."""
+    for key in keys:
+        if isinstance(document, dict) and isinstance(key, str):
+            document = document.get(key)
+        elif isinstance(document, list) and isinstance(key, int) and key < len(document):
+            document = document[key]
+        else:
+            return None
+    return document
+
+
+def entry(selector: str, resource: str, external: bool | None = True, key: str = "pciVendorSelector") -> Fields:
+    """Return an entry of a list."""
+    found: Fields = {key: selector, "resourceName": resource}
+    return found if external is None else found | {"externalResourceProvider": external}
+
+
+@dataclass
+class Cluster:
+    """What the controller sees of a cluster, and does to it."""
+
+    document: Fields
+    offered: Offered = field(default_factory=lambda: OFFERED)
+    names: Names = field(default_factory=Names)
+    hco: Fields | None = None
+    mdevs: bool = True
+    manner: Manner = field(default_factory=Manner)
+    history: History = field(default_factory=History)
+    now: datetime = BEGINNING
+
+    @property
+    def scene(self) -> Scene:
+        return Scene(
+            msgspec.convert(self.document, KubeVirt),
+            self.offered,
+            self.names,
+            Heard((msgspec.convert(self.hco, HyperConverged),) if self.hco is not None else None),
+            self.mdevs,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        return plan(self.scene, self.manner, self.history, self.now)
+
+    @property
+    def undoing(self) -> Undoing:
+        return undo(self.scene)
+
+    @property
+    def subject(self) -> Fields:
+        return self.document if self.hco is None else self.hco
+
+    def step(self) -> Plan:
+        """Have the controller do what it does once."""
+        done = self.plan
+        self.history = done.history
+        if done.writes:
+            before = self.subject.get("spec")
+            self.write(done.writes)
+            if self.subject.get("spec") != before:
+                self.history = done.landed(self.metadata)
+        return done
+
+    def write(self, operations: Iterable[Operation]) -> None:
+        """Apply a patch as the API server does: versions and generations go on."""
+        before = self.subject
+        after = patched(before, operations)
+        assert isinstance(after, dict)
+        metadata = after["metadata"]
+        assert isinstance(metadata, dict)
+        metadata["resourceVersion"] = str(int(str(metadata["resourceVersion"])) + 1)
+        if after.get("spec") != before.get("spec"):
+            metadata["generation"] = int(str(metadata["generation"])) + 1
+        if metadata.get("annotations") == {}:
+            del metadata["annotations"]
+        if self.hco is None:
+            self.document = after
+        else:
+            self.hco = after
+
+    @property
+    def metadata(self) -> OwnedMetadata:
+        if self.hco is not None:
+            return msgspec.convert(self.hco, HyperConverged).metadata
+        return msgspec.convert(self.document, KubeVirt).metadata
+
+    def restore(self, spec: Plain) -> None:
+        """Have somebody else write the spec as they want it."""
+        self.subject["spec"] = spec
+        metadata = self.subject["metadata"]
+        assert isinstance(metadata, dict)
+        metadata["resourceVersion"] = str(int(str(metadata["resourceVersion"])) + 1)
+        metadata["generation"] = int(str(metadata["generation"])) + 1
+        self.now += timedelta(minutes=3)
+
+
+def codes(found: Plan | Undoing) -> list[ReasonCode]:
+    """Return the codes of what was said."""
+    return [reason.code for reason in found.reasons]
