@@ -29,10 +29,11 @@ def _schema() -> Schema:
     spec, status = structural(gpunode.Spec), structural(gpunode.Status)
     message = "container and vgpu can't be on one node: both need nvidia.ko, each from another driver; use one of them"
     gpus = replace(spec.properties["gpus"], list_type="map", list_map_keys=("address",), max_items=256)
+    withheld = replace(spec.properties["withheld"], list_type="map", list_map_keys=("resource",), max_items=256)
     conditions = replace(status.properties["conditions"], list_type="map", list_map_keys=("type",))
     return whole(
         description_of(gpunode.GpuNode),
-        replace(spec, properties={**spec.properties, "gpus": gpus}, rules=(Rule(ODDS, message),)),
+        replace(spec, properties={**spec.properties, "gpus": gpus, "withheld": withheld}, rules=(Rule(ODDS, message),)),
         replace(status, properties={**status.properties, "conditions": conditions}),
     )
 

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
 from gpuvirt.cluster.agent.happenings import happenings
 from gpuvirt.cluster.events import Happening, Kind
+from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import GpuNode, GpuWish, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
@@ -78,6 +79,11 @@ def test_a_spec_is_a_wish_and_none_is_heard_to_be_none() -> None:
     wanted = NodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
     assert wish_of_spec(spec) == NodeRequest(spec=Heard(wanted))
     assert wish_of_spec(None) == NodeRequest(spec=Heard(None))
+    told = gpunode.Withheld(resource=A10_4Q, code="ForeignProvider", message="is KubeVirt's", offered_as="a.com/x")
+    found = wish_of_spec(Spec(withheld=(told,))).spec
+    assert found == Heard(
+        NodeSpec("unmanaged", withheld=(Withheld(A10_4Q, "ForeignProvider", "is KubeVirt's", "a.com/x"),))
+    )
 
 
 class Hears:

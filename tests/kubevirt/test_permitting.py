@@ -125,12 +125,15 @@ def test_what_kubevirt_offers_itself_is_withheld_until_it_does_not(theirs: Field
     cluster = Cluster(kubevirt(permitting(theirs)))
     after = converged(cluster)
     assert at(after, *PCI) == [theirs], "somebody's own entry is not changed"
-    assert {name: reason.code for name, reason in cluster.plan.withheld.items()} == {A10: ReasonCode.FOREIGN_PROVIDER}
+    (withheld,) = cluster.plan.withheld
+    assert (withheld.resource, withheld.code) == (A10, ReasonCode.FOREIGN_PROVIDER)
+    assert withheld.offered_as == (None if theirs["resourceName"] == A10 else theirs["resourceName"])
+    assert "permittedHostDevices.pciHostDevices[0]" in withheld.message
     lists = at(cluster.document, *PCI)
     assert isinstance(lists, list)
     lists[0] = theirs | {"externalResourceProvider": True}
     converged(cluster)
-    assert cluster.plan.withheld == {}
+    assert cluster.plan.withheld == ()
 
 
 def test_an_entry_of_ours_that_somebody_has_changed_is_mended() -> None:
@@ -139,7 +142,7 @@ def test_an_entry_of_ours_that_somebody_has_changed_is_mended() -> None:
     lists = at(cluster.document, *PCI)
     assert isinstance(lists, list)
     lists[0] = entry("10DE:2236", A10, external=False)
-    assert A10 in cluster.plan.withheld, "until it is mended KubeVirt offers it"
+    assert [one.resource for one in cluster.plan.withheld] == [A10], "until it is mended KubeVirt offers it"
     assert at(converged(cluster), *PCI) == [OUR_A10]
 
 

@@ -44,6 +44,13 @@ WHOLE = st.sampled_from([LEFT, RIGHT, RTX, A10])
 FUNCTIONS = st.sampled_from([LEFT, RIGHT, RTX, A10, AUDIO])
 DRIVERS = st.sampled_from(["vfio-pci", "nvidia", None])
 ATTRIBUTES = st.sampled_from(["vendor", "device", "class", "driver", "iommu_group", "numa_node", "config"])
+RESOURCES = st.sampled_from(
+    [
+        ResourceName("nvidia.com/TU104GL_TESLA_T4"),
+        ResourceName("nvidia.com/GA102GL_A10"),
+        ResourceName("nvidia.com/GRID_T4-8Q"),
+    ]
+)
 MDEV_CREATE = HostPath(f"/sys/class/mdev_bus/{T4}/mdev_supported_types/nvidia-233/create")
 
 
@@ -72,6 +79,7 @@ class Life(RuleBasedStateMachine):
         self.strangers: list[Process] = []
         self.count = 0
         self.listed: dict[ResourceName, list[DeviceId]] = {}
+        self.withheld: set[ResourceName] = set()
         self.human_writes = 0
         self.human_requests = 0
         self.holders_are_said()
@@ -228,6 +236,7 @@ class Life(RuleBasedStateMachine):
         except AllocationRefusedError as error:
             event(f"refused: {error.reason.code}")
             return
+        assert resource not in self.withheld
         groups = {IommuGroup(int(node.removeprefix("/dev/vfio/"))) for node in answer.device_nodes[1:]}
         assert list(answer.env.values()) == [",".join(chosen)]
         self.check_given(chosen, groups)
@@ -284,6 +293,11 @@ class Life(RuleBasedStateMachine):
     def holders_are_unheard(self) -> None:
         self.rig.say_holders(None)
 
+    @rule(resources=st.sets(RESOURCES, max_size=2))
+    def resources_are_withheld(self, resources: set[ResourceName]) -> None:
+        self.withheld = resources
+        self.rig.withhold(resources)
+
     @rule()
     def kubelet_restarts(self) -> None:
         self.listed = {}
@@ -327,6 +341,14 @@ class Life(RuleBasedStateMachine):
             )
 
     @invariant()
+    def of_what_is_withheld_pods_keep_what_they_have(self) -> None:
+        if hasattr(self, "rig"):
+            withheld = [one for one in self.rig.view.resources if one.withheld]
+            assert {one.name for one in withheld} <= self.withheld
+            assert all(device.holder is not None for one in withheld for device in one.devices)
+            assert not any(one.registered for one in withheld)
+
+    @invariant()
     def nothing_is_done_to_the_host(self) -> None:
         if hasattr(self, "kernel"):
             assert len(self.kernel.writes) == self.human_writes
@@ -342,6 +364,7 @@ class Life(RuleBasedStateMachine):
         for stranger in self.strangers:
             self.kernel.end_machine(stranger)
         self.all_is_mended()
+        self.resources_are_withheld(set())
         for _ in range(4):
             self.rig.pass_time(15)
             self.rig.look()

@@ -1,7 +1,7 @@
 """Two ways of playing an agent's life: its conclusions alone, and the whole agent in virtual time."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,9 +10,11 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.ledger import Consumer, Holders, Ledger
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView
+from gpuvirt.model.withholding import withholdings
 from gpuvirt.node import journal
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.broker import Broker
@@ -27,6 +29,11 @@ from simnode import IDS
 Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
 WHO = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
+
+
+def spec_of(resources: Iterable[ResourceName]) -> NodeSpec:
+    withheld = (Withheld(one, "ForeignProvider", "is offered by KubeVirt itself") for one in resources)
+    return NodeSpec("unmanaged", withheld=tuple(withheld))
 
 
 class Rig(Protocol):
@@ -44,6 +51,10 @@ class Rig(Protocol):
     def pass_time(self, seconds: float) -> None: ...
 
     def say_holders(self, held: Held | None) -> None: ...
+
+    def withhold(self, resources: Iterable[ResourceName]) -> None:
+        """Have the cluster say that these are not to be offered, and no others."""
+        ...
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment: ...
 
@@ -64,10 +75,12 @@ class Conclusions:
         self._now = SimClock()
         self._stored = journal.encode(Ledger())
         self._facts: Facts | None = None
+        self._spec: NodeSpec | None = None
         self._start(Ledger())
 
     def _start(self, ledger: Ledger) -> None:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
+        self._state.withholdings = withholdings(self._spec)
         self._broker = Broker(self._state, self.kernel, self._now, lambda: None)
         self._facts = None
         self.look()
@@ -90,6 +103,11 @@ class Conclusions:
 
     def say_holders(self, held: Held | None) -> None:
         self._state.hear_holders(None if held is None else Holders(self._now.now(), held))
+        self._conclude()
+
+    def withhold(self, resources: Iterable[ResourceName]) -> None:
+        self._spec = spec_of(resources)
+        self._state.withholdings = withholdings(self._spec)
         self._conclude()
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
@@ -131,6 +149,7 @@ class WholeAgent:
             giving=InlineLane(),
             ledger=self._ledger,
             state_file=None,
+            wishes=self._ledger.with_name("wishes.json"),
         )
         self._agent = Agent(site, Settings(), IDS, WHO, Pace())
         self._task = self._loop.create_task(self._agent.run())
@@ -148,6 +167,10 @@ class WholeAgent:
 
     def say_holders(self, held: Held | None) -> None:
         self._agent.hear_holders(None if held is None else Holders(self._clock.now(), held))
+        self._runner.run(self._clock.settle())
+
+    def withhold(self, resources: Iterable[ResourceName]) -> None:
+        self._agent.hear_wish(NodeRequest(spec=Heard(spec_of(resources))))
         self._runner.run(self._clock.settle())
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:

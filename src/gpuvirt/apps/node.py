@@ -162,7 +162,7 @@ def _not_ready(agent: Agent) -> list[str]:
         if resource.not_registered_because
         else f"{resource.name} is not registered"
         for resource in agent.views.get().resources
-        if resource.devices and not resource.registered
+        if resource.devices and not resource.registered and not resource.withheld
     ]
 
 

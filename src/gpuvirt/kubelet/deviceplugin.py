@@ -74,6 +74,7 @@ class DevicePlugin:
         self._identity: sockets.FileIdentity | None = None
         self._watchers: set[Signal] = set()
         self._ending = False
+        self._silent = False
 
     @property
     def serves(self) -> bool:
@@ -85,6 +86,25 @@ class DevicePlugin:
         before, self._view = self._list(), view
         if self._list() != before:
             self.resend()
+
+    def fall_silent(self) -> None:
+        """Tell the kubelet nothing more, and leave its stream open.
+
+        Another plugin registers the same name: what is sent would count as that one's list, and if the stream ended
+        the kubelet would take that one for gone.
+        """
+        self._silent = True
+
+    def speak(self) -> None:
+        """Tell the kubelet again, which has just registered the resource anew."""
+        if self._silent:
+            self._silent = False
+            self.resend()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the kubelet is told nothing."""
+        return self._silent
 
     async def start(self) -> None:
         """Listen at the socket; raises OSError when that can't be done.
@@ -126,7 +146,9 @@ class DevicePlugin:
         await server.stop(STOP_GRACE_S)
 
     def resend(self) -> None:
-        """Have the kubelet told again."""
+        """Have the kubelet told again; one that is silent wakes its streams only to end."""
+        if self._silent and not self._ending:
+            return
         for watcher in self._watchers:
             watcher.set()
 

@@ -56,6 +56,8 @@ class _Attempts:
     """The kubelet's socket at the last failure; a new one is worth a try at once."""
     tending: bool = False
     """An attempt is under way."""
+    withheld: bool = False
+    """It is not to be registered."""
     pauses: Iterator[float] = field(default_factory=backoff_s)
 
 
@@ -72,7 +74,7 @@ class Plugins:
         self._unknown_numa_is_node_0 = unknown_numa_is_node_0
         self._plugins: dict[ResourceName, DevicePlugin] = {}
         self._attempts: dict[ResourceName, _Attempts] = {}
-        self._added = Signal()
+        self._due = Signal()
 
     async def run(self) -> None:
         """Serve what the node's view shows, for ever; at the end the sockets are gone."""
@@ -91,10 +93,24 @@ class Plugins:
 
     def _show(self, view: NodeView) -> None:
         for resource in view.resources:
-            if plugin := self._plugins.get(resource.name):
-                plugin.show(resource)
-            elif resource.devices:
-                self._add(resource)
+            plugin = self._plugins.get(resource.name)
+            if plugin is None:
+                if resource.devices and not resource.withheld:
+                    self._add(resource)
+                continue
+            self._withhold(plugin, resource)
+            plugin.show(resource)
+
+    def _withhold(self, plugin: DevicePlugin, resource: ResourceView) -> None:
+        """Take whether a resource is to be registered; one that may be again is, at once."""
+        attempts = self._attempts[plugin.resource]
+        if resource.silent:
+            plugin.fall_silent()
+        elif plugin.is_silent:
+            attempts.kubelet = None  # the kubelet has asked another plugin meanwhile
+        if attempts.withheld and not resource.withheld:
+            self._due.set()
+        attempts.withheld = resource.withheld
 
     def _add(self, view: ResourceView) -> None:
         try:
@@ -106,7 +122,7 @@ class Plugins:
             view, path, self._node, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0
         )
         self._attempts[view.name] = _Attempts()
-        self._added.set()
+        self._due.set()
 
     async def _tend_all(self, group: asyncio.TaskGroup) -> None:
         """Tend each resource in a task of its own: a call to the kubelet that hangs holds up no other."""
@@ -118,12 +134,12 @@ class Plugins:
                     group.create_task(self._tend(plugin, kubelet))
             now_s = self._clock.monotonic_s()
             pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
-            await self._added.wait_for(self._clock, min([until_tick_s(now_s, self._pace.kubelet_s), *pauses]))
+            await self._due.wait_for(self._clock, min([until_tick_s(now_s, self._pace.kubelet_s), *pauses]))
 
     def _needs_tending(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> bool:
         attempts = self._attempts[plugin.resource]
         too_soon = attempts.not_before_s > self._clock.monotonic_s() and kubelet == attempts.failed_at
-        if too_soon or attempts.tending:
+        if too_soon or attempts.tending or attempts.withheld:
             return False
         return not plugin.serves or kubelet is None or kubelet != attempts.kubelet or self._is_unwatched(plugin)
 
@@ -146,9 +162,13 @@ class Plugins:
             attempts.tending = False
 
     async def _register(self, plugin: DevicePlugin, attempts: _Attempts, kubelet: sockets.FileIdentity) -> None:
+        if attempts.withheld:
+            return
         await register(self._paths, plugin.resource, plugin.path.name)
         attempts.kubelet = kubelet
         attempts.pauses = backoff_s()
+        if not attempts.withheld:
+            plugin.speak()
         plugin.streamless_since_s = self._clock.monotonic_s()
         self._node.telemetry.registrations[plugin.resource, "ok"] += 1
         self._node.hear_registration(plugin.resource, Registration(registered=True))

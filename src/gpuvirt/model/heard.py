@@ -30,6 +30,18 @@ class ConfigText:
 
 
 @dataclass(frozen=True, slots=True)
+class Withheld:
+    """A resource that is not to be offered."""
+
+    resource: str
+    code: str
+    """Why, as a ReasonCode; one of a later controller may be unknown."""
+    message: str
+    offered_as: str | None = None
+    """What KubeVirt offers its devices as; None: as the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSpec:
     """What the cluster has concluded that is wanted of a node; it goes before labels and settings."""
 
@@ -38,6 +50,8 @@ class NodeSpec:
     gpus: Mapping[str, str] = field(default_factory=dict)
     """The same for single GPUs, by address."""
     vgpu_config: str | None = None
+    withheld: tuple[Withheld, ...] = ()
+    """What is not to be offered to the kubelet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,13 @@ class Offers:
     verdict: Verdict = field(default_factory=Verdict)
     other_names: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
     """What the PCI ID database calls a resource today, where its first name was another."""
+    held_back: Mapping[ResourceName, tuple[Candidate, ...]] = field(default_factory=dict)
+    """Devices that would be offered if their resource were not withheld."""
+
+    @property
+    def names(self) -> frozenset[ResourceName]:
+        """Every resource that there is, offered or withheld."""
+        return frozenset(self.by_resource.keys() | self.held_back.keys())
 
     def devices(self) -> Iterator[tuple[ResourceName, OfferedDevice]]:
         """Yield every offered device with its resource."""
@@ -72,6 +79,8 @@ class Ground:
     """Functions that are to go back to the host."""
     unwanted: frozenset[VgpuId] = frozenset()
     """vGPUs that are to be removed."""
+    withheld: Mapping[ResourceName, Reason] = field(default_factory=dict)
+    """Resources that are not to be offered; what pods have of them stays listed."""
 
 
 def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
@@ -83,17 +92,25 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
     holds = find_holds(ground.entries, ground.resources)
     free: list[Candidate] = []
     withheld: dict[str, Reason] = {}
+    held_back: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
     for found in _candidates(inventory, ground):
         standing = found if isinstance(found, Reason) else _as_held(inventory, ground, holds, found)
         if isinstance(standing, Reason):
             withheld[standing.subject] = standing
+        elif (why := _why_held_back(ground, holds, standing)) is not None:
+            withheld[standing.id] = why
+            held_back[standing.named.resource].append(standing)
         else:
             free.append(standing)
     for candidate in _of_another_kind(free, before):
         free.remove(candidate)
         withheld[candidate.id] = _name_taken(candidate)
     keys = {_key(candidate) for candidate in free}
-    kept = dict(_kept(inventory, before, holds, keys, withheld))
+    kept = {
+        candidate: reason
+        for candidate, reason in _kept(inventory, before, holds, keys, withheld)
+        if candidate.named.resource not in ground.withheld or candidate.target in holds.by_target
+    }
     seen = {
         _key(candidate): tuple(symptoms(inventory, holds, candidate, holders_heard=ground.holders_heard))
         for candidate in free
@@ -110,6 +127,7 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
         withheld={subject: reason for subject, reason in withheld.items() if not _is_kept(subject, kept)},
         verdict=verdict,
         other_names=_other_names(free),
+        held_back={resource: tuple(held_back[resource]) for resource in sorted(held_back)},
     )
 
 
@@ -128,6 +146,15 @@ def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Cand
             fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
         )
     return holds.as_held(candidate)
+
+
+def _why_held_back(ground: Ground, holds: Holds, candidate: Candidate) -> Reason | None:
+    reason = ground.withheld.get(candidate.named.resource)
+    return (
+        replace(reason, subject=candidate.id)
+        if reason is not None and candidate.target not in holds.by_target
+        else None
+    )
 
 
 def _of_another_kind(free: Iterable[Candidate], before: Offers) -> tuple[Candidate, ...]:

@@ -4,29 +4,27 @@ It is written to `/run/gpuvirt/node.json` as it stands here, so its fields are a
 added to, and not renamed. `version` counts changes that a reader must know of.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.attachment import vm_nodes
 from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu, mode_of
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Naming
+from gpuvirt.model.oddities import oddities
 from gpuvirt.model.offers import Offer, OfferedDevice, Offers
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason
 from gpuvirt.model.selectors import ResourceKind, selectors_of
 from gpuvirt.model.validation import Condition
+from gpuvirt.model.withholding import Withholding
 from gpuvirt.model.workload import Workload
 from gpuvirt.paths import HostPath
 
 VERSION = 1
-
-VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
-"""Attributes of a function that speak against its device when they can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,10 @@ class ResourceView:
     """By what KubeVirt selects its devices: `10DE:2236`; none for mdevs, and where it has no devices now."""
     mdev_name_selectors: tuple[str, ...] = ()
     """The same for mdevs: `NVIDIA A10-24Q`."""
+    withheld: bool = False
+    """It is not to be offered; `not_registered_because` says why."""
+    silent: bool = False
+    """The kubelet is told nothing of it, whatever changes: another plugin registers the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,8 @@ class Sitter:
     """How the vGPUs of GPUs share their time, where that was asked."""
     workload: Workload = Workload.PASSTHROUGH
     conditions: tuple[Condition, ...] = ()
+    withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
+    """Resources that are not to be offered."""
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
@@ -189,8 +193,8 @@ def draw(sitter: Sitter, at: datetime) -> NodeView:
             if address not in gpus and VgpuId(address) not in sitter.inventory.vgpus
             if address in offered or (function.physfn is None and sitter.inventory.matters(function))
         ),
-        resources=tuple(_resource(sitter, offer) for offer in sitter.offers.by_resource.values()),
-        notes=(*sitter.notes, *_oddities(facts)),
+        resources=tuple(_resource(sitter, name) for name in sorted(sitter.offers.names)),
+        notes=(*sitter.notes, *oddities(facts)),
         boot_id=facts.platform.boot_id,
         agent=sitter.agent,
         workload=sitter.workload,
@@ -250,12 +254,17 @@ def _users(sitter: Sitter, device: str, group: IommuGroup | Unread | None) -> tu
     return tuple(f"{user.command} (pid {user.pid})" for user in using)
 
 
-def _resource(sitter: Sitter, offer: Offer) -> ResourceView:
-    holders = {entry.device: entry.holder for entry in sitter.entries if entry.resource == offer.resource}
-    registration = sitter.registrations.get(offer.resource, Registration(registered=False))
-    selectors = selectors_of(sitter.inventory, (device.candidate for device in offer.devices.values()))
+def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
+    offer, held_back = sitter.offers.by_resource.get(name, Offer(name)), sitter.offers.held_back.get(name, ())
+    holders = {entry.device: entry.holder for entry in sitter.entries if entry.resource == name}
+    withholding = sitter.withholdings.get(name)
+    registration = sitter.registrations.get(name, Registration(registered=False))
+    if withholding is not None:
+        registration = Registration(registered=False, because=withholding.reason)
+    devices = (device.candidate for device in offer.devices.values())
+    selectors = selectors_of(sitter.inventory, (*devices, *held_back))
     return ResourceView(
-        name=offer.resource,
+        name=name,
         devices=tuple(
             DeviceView(
                 id=device.id,
@@ -269,29 +278,12 @@ def _resource(sitter: Sitter, offer: Offer) -> ResourceView:
             )
             for device in offer.devices.values()
         ),
-        also_called=tuple(sorted(sitter.offers.other_names.get(offer.resource, ()))),
+        also_called=tuple(sorted(sitter.offers.other_names.get(name, ()))),
         registered=registration.registered,
         not_registered_because=registration.because,
         kind=selectors.kind,
         pci_vendor_selectors=selectors.pci,
         mdev_name_selectors=selectors.mdev,
+        withheld=withholding is not None,
+        silent=withholding is not None and withholding.silent,
     )
-
-
-def _oddities(facts: Facts) -> Iterable[Reason]:
-    for oddity in facts.oddities:
-        yield Reason(ReasonCode.ODD_ENTRY, oddity.path, oddity.what)
-    for unread in _odd_attributes(facts):
-        yield Reason(ReasonCode.ODD_ENTRY, unread.path, f"can't be understood: {unread.said}; it is passed over")
-    for unread in facts.unread:
-        yield Reason(
-            ReasonCode.UNREAD, unread.path, "could not be read; what it showed before is taken to stand", unread.said
-        )
-
-
-def _odd_attributes(facts: Facts) -> Iterable[Unread]:
-    """Yield what reads as nothing that it could be, and speaks against no device: a NUMA node, a revision."""
-    for function in facts.functions.values():
-        for unread in function.unread:
-            if unread.seen is not None and unread.path.rpartition("/")[2] not in VITAL:
-                yield unread

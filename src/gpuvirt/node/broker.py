@@ -94,6 +94,8 @@ class Broker:
             raise AllocationRefusedError(
                 Reason(ReasonCode.UNKNOWN_RESOURCE, resource, "is not offered on this node", fix="see: gpuvirt devices")
             )
+        if (withholding := self._state.withholdings.get(resource)) is not None:
+            raise AllocationRefusedError(withholding.reason)  # also of a device whose pod has just ended
         looked = self.look(resource, containers) if looked is None else looked
         entries = self._state.entries
         attachments: list[Attachment] = []

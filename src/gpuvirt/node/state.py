@@ -23,6 +23,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
 from gpuvirt.model.wanted import Modes, wishes_of, withdrawn
+from gpuvirt.model.withholding import Withholding
 from gpuvirt.node.carveplans import CarvePlans
 from gpuvirt.node.notice import Notice
 
@@ -73,6 +74,8 @@ class NodeState:
         """Why the node's label, or its GpuNode, does not say what is wanted of them."""
         self.follows_cluster = False
         """Whether one of the two says it."""
+        self.withholdings: Mapping[ResourceName, Withholding] = {}
+        """Resources that are not to be offered."""
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids = ids
@@ -172,6 +175,7 @@ class NodeState:
             now_s,
             self.withdrawn,
             self.unwanted,
+            {name: one.reason for name, one in self.withholdings.items()},
         )
         if not self._carves_only:
             self.offers = make_offers(self.inventory, ground, self.offers)
@@ -194,6 +198,7 @@ class NodeState:
             schedulers={gpu: told.scheduler for gpu, told in self.carving.schedulers.items()},
             workload=workload,
             conditions=conditions(self.inventory, workload, wishes),
+            withholdings=self.withholdings,
         )
         return draw(sitter, at)
 
@@ -208,6 +213,7 @@ class NodeState:
     def _registered(self) -> Offers:
         """The resources of which the kubelet gives what we offer; of others somebody else's plugin may."""
         known = {name for name, registration in self.registrations.items() if registration.registered}
+        known -= self.withholdings.keys()
         ours = {name: offer for name, offer in self.offers.by_resource.items() if name in known}
         return replace(self.offers, by_resource=ours)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuwanted import Book, config_name, read_book, without_text
+from gpuvirt.model.withholding import withholdings
 from gpuvirt.model.workload import modes_of
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.state import NodeState
@@ -47,6 +48,7 @@ class Wants:
         heard = not self._in_cluster or request.configs is not None or self._book.good is not None
         self._state.carving.book = self._book if heard else None
         self._note("vgpu configs", self._book.trouble)
+        self._state.withholdings = withholdings(request.spec.value if request.spec is not None else None)
         if self._hears_spec and request.spec is None:
             return  # labels and settings count where there is no spec, and whether there is one is not known yet
         settings = self._state.settings

@@ -8,7 +8,7 @@ from gpuvirt.cluster.agent.wishes import Listener
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
 from gpuvirt.cluster.mirror import News, ObjectKey
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.validation import Check
 from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
@@ -28,7 +28,8 @@ def wish_of_spec(spec: Spec | None) -> NodeRequest:
     if spec is None:
         return NodeRequest(spec=Heard(None))
     gpus = {one.address: str(one.mode) for one in spec.gpus}
-    return NodeRequest(spec=Heard(NodeSpec(str(spec.mode), gpus, spec.vgpu_config)))
+    withheld = tuple(Withheld(one.resource, one.code, one.message, one.offered_as) for one in spec.withheld)
+    return NodeRequest(spec=Heard(NodeSpec(str(spec.mode), gpus, spec.vgpu_config, withheld)))
 
 
 class SpecListener(Listener, Protocol):
@@ -112,7 +113,7 @@ def _against(view: NodeView) -> Iterator[Reason]:
     """Yield what speaks against a node: its own troubles, devices that are offered and ill, resources unregistered."""
     yield from view.notes
     for resource in view.resources:
-        if resource.devices and resource.not_registered_because is not None:
+        if (resource.devices or resource.withheld) and resource.not_registered_because is not None:
             yield resource.not_registered_because
         for device in resource.devices:
             if not device.healthy:

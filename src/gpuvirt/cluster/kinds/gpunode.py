@@ -44,6 +44,17 @@ class Origins(Part, frozen=True, kw_only=True):
     vgpu_config: str = ""
 
 
+class Withheld(Part, frozen=True, kw_only=True):
+    """A resource that is not to be offered to the kubelet, since KubeVirt offers its devices itself."""
+
+    resource: str
+    code: Annotated[str, Meta(description="Why, as one word: ForeignProvider.")]
+    message: Annotated[str, Meta(description="Why, where it was seen, and what to do about it.")]
+    offered_as: Annotated[
+        str | None, Meta(description="What KubeVirt offers the devices as, where it is another name.")
+    ] = None
+
+
 class Spec(Part, frozen=True, kw_only=True):
     """What is wanted. Without a spec the node's labels say it, and the agent's settings."""
 
@@ -60,6 +71,10 @@ class Spec(Part, frozen=True, kw_only=True):
     ] = None
     gpus: Annotated[tuple[GpuWish, ...], Meta(description="What is wanted of single GPUs instead.")] = ()
     origins: Annotated[Origins | None, Meta(description="Where the wishes come from; the controller writes it.")] = None
+    withheld: Annotated[
+        tuple[Withheld, ...],
+        Meta(description="Resources that are not to be offered; what pods have of them, they keep."),
+    ] = ()
 
 
 class Why(Part, frozen=True, kw_only=True):

@@ -5,9 +5,10 @@ the object has another by then, nothing of it is done, and the next decision is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
+from gpuvirt.cluster.kinds.gpunode import Withheld
 from gpuvirt.cluster.operator.kubevirt import history as histories
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes, Part, changes_of
 from gpuvirt.cluster.operator.kubevirt.drafting import Due, drafted
@@ -16,7 +17,7 @@ from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import Ground, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import at_risk, disabled, handling_of
 from gpuvirt.cluster.operator.kubevirt.operations import Operation, conditional
-from gpuvirt.cluster.operator.kubevirt.providers import selects
+from gpuvirt.cluster.operator.kubevirt.providers import ByKubeVirt, selects
 from gpuvirt.cluster.operator.kubevirt.scene import Scene, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
 from gpuvirt.cluster.resources import Metadata, Resource
@@ -48,8 +49,8 @@ class Plan:
     dry_run: bool = False
     """The patch is not to be sent."""
     reasons: tuple[Reason, ...] = ()
-    withheld: Mapping[str, Reason] = field(default_factory=dict)
-    """By resource: what agents are not to offer."""
+    withheld: tuple[Withheld, ...] = ()
+    """What agents are not to offer, as their GpuNodes' specs say it."""
     stops_carving: bool = False
     """No vGPUs are to be made: what they need was taken back too often, or KubeVirt would delete them."""
     wanted: tuple[str, ...] = ()
@@ -68,7 +69,8 @@ def plan(scene: Scene, manner: Manner, history: History, at: datetime) -> Plan:
     """Return what is to be done about a KubeVirt; `history` is that of the plan before."""
     subject = subject_of(scene)
     if isinstance(subject, Reason):
-        return Plan(history, reasons=(subject,), withheld=withheld(scene, None))
+        held_back = withheld(scene, None)
+        return Plan(history, reasons=(subject, *_reasons(held_back)), withheld=_withheld(held_back))
     ours, held_back = changes_of(subject.metadata.annotations), withheld(scene, subject)
     due, reasons = _due(scene, manner, subject, ours, held_back)
     patch = conditional(subject.metadata.resource_version, drafted(subject, ours, due))
@@ -87,15 +89,23 @@ def plan(scene: Scene, manner: Manner, history: History, at: datetime) -> Plan:
         subject.metadata.name,
         () if stale else patch,
         dry_run,
-        (*reasons, *held_back.values(), *((risk,) if risk is not None else ())),
-        held_back,
+        (*reasons, *_reasons(held_back), *((risk,) if risk is not None else ())),
+        _withheld(held_back),
         stops_carving=risk is not None or (managed and bool(patch) and history.stopped),
         wanted=due.items,
     )
 
 
+def _reasons(held_back: Mapping[str, ByKubeVirt]) -> tuple[Reason, ...]:
+    return tuple(one.reason for one in held_back.values())
+
+
+def _withheld(held_back: Mapping[str, ByKubeVirt]) -> tuple[Withheld, ...]:
+    return tuple(one.withheld for one in held_back.values())
+
+
 def _due(
-    scene: Scene, manner: Manner, subject: Subject, ours: Changes, held_back: Mapping[str, Reason]
+    scene: Scene, manner: Manner, subject: Subject, ours: Changes, held_back: Mapping[str, ByKubeVirt]
 ) -> tuple[Due, tuple[Reason, ...]]:
     """Return what the object is to become, and what can't be."""
     handling = handling_of(subject, scene.version)

@@ -7,7 +7,7 @@ from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
-from gpuvirt.cluster.operator.kubevirt.providers import offered_by_kubevirt
+from gpuvirt.cluster.operator.kubevirt.providers import ByKubeVirt, offered_by_kubevirt
 from gpuvirt.cluster.operator.kubevirt.subject import (
     Entry,
     Subject,
@@ -79,7 +79,7 @@ def subject_of(scene: Scene) -> Subject | Reason:
     return of_hyper_converged(hcos[0])
 
 
-def withheld(scene: Scene, subject: Subject | None) -> Mapping[str, Reason]:
+def withheld(scene: Scene, subject: Subject | None) -> Mapping[str, ByKubeVirt]:
     """Return what agents are not to offer, since KubeVirt does."""
     written = subject.entries or () if subject is not None and subject.is_hco else ()
     effective, where = scene.effective, _where(scene)

@@ -1,0 +1,144 @@
+"""What the kubelet is told of a resource that KubeVirt offers itself, over gRPC on real sockets."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.kubelet.deviceplugin import DevicePlugin
+from gpuvirt.kubelet.registration import register
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kubelet.kubelet import Container, running
+from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt.sim.machine import load_machine
+from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+
+A10, OTHER = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("a10.com/x")
+FIRST = PciAddress("0000:65:00.0")
+
+
+class KubeVirts:
+    """Who decides in KubeVirt's plugin; it names devices by their groups."""
+
+    def __init__(self) -> None:
+        self.given: list[Sequence[DeviceId]] = []
+
+    def prefer(
+        self, _resource: ResourceName, _available: Sequence[DeviceId], _must: Sequence[DeviceId], _size: int
+    ) -> tuple[DeviceId, ...]:
+        return ()
+
+    async def give(self, _resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        self.given += containers
+        return tuple(Attachment({}, ()) for _ in containers)
+
+
+@asynccontextmanager
+async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator[KubeVirts]:
+    """Have KubeVirt's own plugin offer both cards under a name."""
+    devices = tuple(DeviceView(DeviceId(group), True, None, None, FIRST) for group in ("12", "22"))
+    giver, paths = KubeVirts(), KubeletPaths(folder)
+    path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"
+    plugin = DevicePlugin(ResourceView(resource, devices), path, giver, CLOCK, unknown_numa_is_node_0=False)
+    await plugin.start()
+    await register(paths, resource, path.name)
+    await until(lambda: plugin.streams == 1)
+    try:
+        yield giver
+    finally:
+        await plugin.stop()
+
+
+def withhold(node: Cluster, *withheld: Withheld) -> None:
+    node.agent.hear_wish(NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=withheld))))
+
+
+SAME = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself")
+ANOTHER = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself", OTHER)
+
+
+def is_withheld(node: Cluster) -> bool:
+    return any(one.withheld for one in node.view.resources)
+
+
+def registrations(node: Cluster) -> int:
+    return node.kubelet.registrations.count(A10)
+
+
+async def test_kubevirts_list_of_the_same_name_stands(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        ours = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
+        assert ours.held[0].devices == [FIRST]
+        withhold(node, SAME)
+        await until(lambda: is_withheld(node))
+        async with kubevirt_offers(short_path, A10) as kubevirts:
+            await until(lambda: node.kubelet.manager.resources[A10].healthy == {"12", "22"})
+            before = registrations(node)
+            node.kernel.delete_node(IommuGroup(12))
+            await until(lambda: any(not one.healthy for shown in node.view.resources for one in shown.devices))
+            await node.kubelet.run_pod("vm-b", Container("compute", {A10: 1}))
+            assert kubevirts.given == [["12"]]
+            assert node.kubelet.manager.resources[A10].healthy == {"12", "22"}, "nothing is sent beside KubeVirt's list"
+            assert registrations(node) == before
+            node.kernel.restore_node(IommuGroup(12))
+            node.kubelet.end_pod("vm-a")
+            node.kubelet.end_pod("vm-b")
+        assert node.kubelet.allocatable() == {A10: 0}
+        withhold(node)
+        await until(lambda: node.kubelet.allocatable() == {A10: 2})
+        pod = await node.kubelet.run_pod("vm-c", Container("compute", {A10: 1}))
+        assert list(pod.env().values()) == [FIRST]
+
+
+async def test_until_kubevirt_registers_the_name_nothing_is_given_by_it(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        withhold(node, SAME)
+        await until(lambda: is_withheld(node))
+        with pytest.raises(AdmissionError, match="ForeignProvider"):
+            await node.kubelet.run_pod("vm", Container("compute", {A10: 1}))
+
+
+async def test_under_another_name_ours_is_cut_down_to_what_pods_have(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
+        async with kubevirt_offers(short_path, OTHER):
+            withhold(node, ANOTHER)
+            await until(lambda: node.kubelet.allocatable() == {A10: 1, OTHER: 2})
+            node.kubelet.end_pod("vm-a")
+            await until(lambda: node.kubelet.allocatable() == {A10: 0, OTHER: 2})
+        withhold(node)
+        await until(lambda: node.kubelet.allocatable().get(A10) == 2)
+        assert registrations(node) == 1, "its stream was open all the time"
+
+
+async def test_a_kubelet_that_comes_anew_is_told_nothing_of_it(short_path: Path) -> None:
+    async with cluster_on("4xT4", short_path) as node:
+        (name,) = (one.name for one in node.view.resources if one.name.endswith("8Q"))
+        withhold(node, Withheld(name, "ForeignProvider", "is offered by KubeVirt itself"))
+        await until(lambda: is_withheld(node))
+        before = node.kubelet.registrations.count(name)
+        await node.kubelet.restart()
+        others = [one.name for one in node.view.resources if one.name != name]
+        await until(lambda: all(node.kubelet.allocatable().get(one) for one in others))
+        assert node.kubelet.registrations.count(name) == before
+        withhold(node)
+        await until(lambda: bool(node.kubelet.allocatable().get(name)))
+
+
+async def test_who_starts_while_it_is_withheld_does_not_register_it(short_path: Path) -> None:
+    async with cluster_on("2xA10", short_path) as node:
+        withhold(node, SAME)
+        await until(lambda: is_withheld(node))
+    kernel = build_machine(load_machine("2xA10"))
+    async with running(short_path, CLOCK) as kubelet, agent_on(options_for(kernel, short_path)) as agent:
+        agent.hear_wish(NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=(SAME,)))))
+        node = Cluster(kernel, kubelet, agent)
+        await until(lambda: is_withheld(node))
+        assert node.view.resources[0].devices == ()
+        assert kubelet.registrations == []

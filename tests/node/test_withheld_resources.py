@@ -1,0 +1,106 @@
+"""A resource that KubeVirt offers itself is offered no more by the agent, and pods keep what they have of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.apps.node import _not_ready
+from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import Registration, ResourceView
+from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.web import metrics
+from simnode import SimNode, running_node
+
+A10, T4_8Q = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("nvidia.com/GRID_T4-8Q")
+FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"
+Machine = Callable[[str], SimKernel]
+
+
+async def withhold(node: SimNode, *withheld: Withheld) -> None:
+    node.agent.hear_wish(NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=withheld))))
+    await node.settle()
+
+
+def foreign(resource: str = A10, offered_as: str | None = None, code: str = "ForeignProvider") -> Withheld:
+    return Withheld(resource, code, "is offered by KubeVirt itself", offered_as)
+
+
+def resource(node: SimNode, name: str = A10) -> ResourceView:
+    (found,) = (one for one in node.view.resources if one.name == name)
+    return found
+
+
+async def test_nothing_of_it_is_given_and_what_pods_have_stays(two_a10: SimNode) -> None:
+    node = two_a10
+    node.agent.hear_registration(A10, Registration(registered=True))
+    node.allocate(A10, [FIRST])
+    node.hold(A10, FIRST)
+    await node.say_holders()
+    await withhold(node, foreign())
+    assert node.offered == {A10: {FIRST: True}}, "its machine runs on, and is well"
+    assert node.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
+    assert node.reasons(SECOND) == [ReasonCode.FOREIGN_PROVIDER]
+    found = resource(node)
+    assert (found.withheld, found.silent, found.registered) == (True, True, False)
+    assert found.not_registered_because is not None
+    assert found.not_registered_because.text == f"ForeignProvider: {A10} is offered by KubeVirt itself"
+    await node.advance(1)
+    node.free(FIRST)
+    await node.say_holders()
+    await node.say_holders()
+    assert node.offered == {A10: {}}
+    await withhold(node)
+    assert node.offered == {A10: {FIRST: True, SECOND: True}}
+    node.allocate(A10, [SECOND])
+
+
+async def test_its_selectors_are_still_told_or_nobody_would_know_that_it_is_to_be_withheld(two_a10: SimNode) -> None:
+    await withhold(two_a10, foreign())
+    assert resource(two_a10).pci_vendor_selectors == ("10DE:2236",)
+
+
+async def test_it_is_said_at_the_api_server_and_in_metrics_and_the_agent_is_ready(two_a10: SimNode) -> None:
+    await withhold(two_a10, foreign(offered_as="a10.com/x"))
+    assert not resource(two_a10).silent
+    status = status_of(two_a10.view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)
+    (ready,) = (one for one in status.conditions if one.type == "Ready")
+    assert (ready.status, ready.reason) == ("False", "ForeignProvider")
+    page = metrics.page(two_a10.view, two_a10.agent.telemetry)
+    assert f'gpuvirt_resource_registered{{resource="{A10}",reason="ForeignProvider"}} 0' in page
+    assert _not_ready(two_a10.agent) == [], "an agent that is not ready would hold up the update of others"
+
+
+async def test_what_is_unknown_here_changes_nothing(two_a10: SimNode) -> None:
+    await withhold(two_a10, foreign("nvidia.com/none"))
+    assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
+    assert [one.name for one in two_a10.view.resources] == [A10]
+
+
+async def test_a_code_of_a_later_controller_is_taken_for_what_it_must_be(two_a10: SimNode) -> None:
+    await withhold(two_a10, foreign(code="SomethingNew"))
+    assert two_a10.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
+
+
+@pytest.mark.parametrize("hears_spec", [True, False])
+async def test_it_is_remembered_while_the_api_server_is_away(
+    machine: Machine, tmp_path: Path, hears_spec: bool
+) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:
+        assert len(node.offered[T4_8Q]) > 0, "nothing was heard, and all is as before"
+        await withhold(node, foreign(T4_8Q))
+        assert T4_8Q not in node.offered or node.offered[T4_8Q] == {}
+    async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:
+        assert node.offered.get(T4_8Q, {}) == {}
+        assert resource(node, T4_8Q).mdev_name_selectors == ("GRID T4-8Q",)
+        node.agent.hear_wish(NodeRequest(spec=Heard(None)))
+        await node.settle()
+        assert len(node.offered[T4_8Q]) > 0
