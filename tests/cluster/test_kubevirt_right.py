@@ -1,0 +1,196 @@
+"""KubeVirt kept right on a real API server: our patches, an admin's beside them, and who is faster."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from clusterlab import LabNode
+from kubevirtkinds import SOURCES, install
+
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.credentials import from_kubeconfig
+from gpuvirt.cluster.failures import RefusedError
+from gpuvirt.cluster.kinds.kubevirt import (
+    HYPER_CONVERGEDS,
+    INSTANCES,
+    KUBEVIRTS,
+    MACHINES,
+    HyperConverged,
+    KubeVirt,
+)
+from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
+from gpuvirt.cluster.operator.kubevirt.history import History
+from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
+from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
+from gpuvirt.cluster.operator.kubevirt.scene import Scene
+from gpuvirt.cluster.operator.kubevirt.undoing import undo
+from gpuvirt.cluster.resources import Resource
+from gpuvirt.model.heard import Heard
+from gpuvirt.plain import Plain
+from kubevirts import A10, OFFERED, T4_8Q, at, entry
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+LISTS = ("spec", "configuration", "permittedHostDevices")
+SEEDS_PATCH = (
+    '[{"op": "add", "path": "/spec/configuration/developerConfiguration/featureGates/-",'
+    ' "value": "DisableMDEVConfiguration" }]'
+)
+VMI = """
+apiVersion: kubevirt.io/v1alpha3
+kind: VirtualMachineInstance
+metadata: {name: vmi}
+spec: {domain: {devices: {gpus: [{deviceName: nvidia.com/GA102GL_A10, name: gpu1}]}}}
+"""
+
+
+class Desk:
+    """The controller, as far as it has to do with one KubeVirt."""
+
+    def __init__(self, node: LabNode) -> None:
+        self.node = node
+        self.client = Client(from_kubeconfig(node.cluster.kubeconfig))
+        self.names = Names()
+        self.history = History()
+
+    async def scene(self) -> Scene:
+        """What is there now."""
+        kubevirt = await self.client.get(self._of(KUBEVIRTS), "kubevirt", KubeVirt)
+        found = await self.client.list(Collection(self._of(HYPER_CONVERGEDS), HyperConverged))
+        return Scene(kubevirt, OFFERED, self.names, Heard(found.items), mdevs=True)
+
+    async def plan(self) -> Plan:
+        done = plan(await self.scene(), Manner(), self.history, AT)
+        self.history = done.history
+        return done
+
+    async def send(self, done: Plan) -> None:
+        assert done.resource is not None
+        after = await self.client.patch(done.resource, done.name, done.writes, PatchType.JSON, KubeVirt)
+        self.history = done.landed(after.metadata)
+
+    async def converge(self) -> None:
+        """Write once; there is nothing to be written after that."""
+        done = await self.plan()
+        if done.writes:
+            await self.send(done)
+        assert (await self.plan()).patch == ()
+
+    def _of(self, resource: Resource) -> Resource:
+        return Resource(resource.plural, resource.group, resource.version, self.node.namespace)
+
+    def make(self, kind: str, spec: Plain, version: str = "kubevirt.io/v1", labels: Plain = None) -> None:
+        name = "kubevirt" if kind == "KubeVirt" else "kubevirt-hyperconverged"
+        metadata = {"name": name, "namespace": self.node.namespace, "labels": labels or {}}
+        self.node.apply({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+
+    def is_of_version(self, version: str) -> None:
+        """Have KubeVirt say its version."""
+        status = json.dumps({"status": {"observedKubeVirtVersion": version}})
+        self.node.kubectl("patch", "kubevirt", "kubevirt", "--subresource=status", "--type=merge", "-p", status)
+
+    def admin_patches(self) -> str:
+        """Do what seed 002 has an admin do."""
+        return self.node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", f"-p={SEEDS_PATCH}")
+
+    def found(self, kind: str, *keys: str | int) -> Plain:
+        document: Plain = json.loads(self.node.kubectl("get", kind, "-o", "json"))
+        return at(document, "items", 0, *keys)
+
+
+@pytest.fixture(params=SOURCES)
+def desk(node: LabNode, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """A cluster with KubeVirt's kinds, by what we know of them and by its own manifests."""
+    names = install(node, request.param)
+    try:
+        yield Desk(node)
+    finally:
+        node.kubectl("delete", "crd", *names)
+
+
+async def test_a_kubevirt_is_put_right_and_put_back(desk: Desk) -> None:
+    theirs = entry("8086:56C0", "intel.com/flex", None)
+    spec: Plain = {"configuration": {"permittedHostDevices": {"pciHostDevices": [theirs]}}}
+    desk.make("KubeVirt", spec)
+    desk.is_of_version("v1.8.0")
+    before = desk.found("kubevirt", "spec")
+    await desk.converge()
+    assert desk.found("kubevirt", *LISTS) == {
+        "pciHostDevices": [theirs, entry("10DE:2236", A10)],
+        "mediatedDevices": [entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")],
+    }
+    assert desk.found("kubevirt", "spec", "configuration", "mediatedDevicesConfiguration") == {"enabled": False}
+    undoing = undo(await desk.scene())
+    assert undoing.resource is not None
+    await desk.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, KubeVirt)
+    assert desk.found("kubevirt", "spec") == before
+    assert at(desk.found("kubevirt"), "metadata", "annotations", ANNOTATION) is None
+
+
+@pytest.mark.parametrize("version", ["v1.8.0", "v0.58.2"])
+async def test_the_admins_patch_before_beside_and_twice(desk: Desk, version: str) -> None:
+    desk.make("KubeVirt", {"configuration": {"developerConfiguration": {"featureGates": []}}})
+    desk.is_of_version(version)
+    assert desk.admin_patches().strip() == "kubevirt.kubevirt.io/kubevirt patched"
+    await desk.converge()
+    for _ in range(2):
+        desk.admin_patches()
+        await desk.converge()
+    assert (await desk.plan()).reasons == ()
+    assert not desk.history.stopped
+
+
+async def test_what_another_has_written_meanwhile_comes_first(desk: Desk) -> None:
+    desk.make("KubeVirt", {})
+    desk.is_of_version("v1.8.0")
+    late = await desk.plan()
+    theirs = entry("8086:56C0", "intel.com/flex")
+    lists = {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [theirs]}}}}
+    desk.node.kubectl("patch", "kubevirt", "kubevirt", "--type=merge", "-p", json.dumps(lists))
+    with pytest.raises(RefusedError, match="422"):
+        await desk.send(late)
+    await desk.converge()
+    assert desk.found("kubevirt", *LISTS, "pciHostDevices") == [theirs, entry("10DE:2236", A10)]
+    assert desk.history.reverts == ()
+
+
+async def test_a_text_that_is_applied_again_and_again_is_not_fought(desk: Desk) -> None:
+    spec: Plain = {"configuration": {}}
+    desk.make("KubeVirt", spec)
+    desk.is_of_version("v1.8.0")
+    for _ in range(3):
+        await desk.converge()
+        text = json.dumps([{"op": "replace", "path": "/spec", "value": spec}])
+        desk.node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", "-p", text)
+    done = await desk.plan()
+    assert (done.writes, done.stops_carving) == ((), True)
+
+
+async def test_hcos_lists_take_what_we_add(desk: Desk) -> None:
+    desk.make("KubeVirt", {}, labels={"app.kubernetes.io/managed-by": "hco-operator"})
+    desk.is_of_version("v1.8.0")
+    desk.make("HyperConverged", {}, "hco.kubevirt.io/v1beta1")
+    before = desk.found("hyperconverged", "spec")
+    await desk.converge()
+    assert desk.found("kubevirt", "spec") == {}
+    assert desk.found("hyperconverged", "spec") == {
+        "featureGates": {"disableMDevConfiguration": True},
+        "permittedHostDevices": {
+            "pciHostDevices": [entry("10DE:2236", A10, key="pciDeviceSelector")],
+            "mediatedDevices": [entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")],
+        },
+    }
+    undoing = undo(await desk.scene())
+    assert undoing.resource is not None
+    await desk.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, HyperConverged)
+    assert desk.found("hyperconverged", "spec") == before
+
+
+async def test_machines_are_read_for_the_names_of_their_devices(desk: Desk) -> None:
+    desk.node.cluster.kubectl("apply", "--namespace", desk.node.namespace, "-f", "-", given=VMI)
+    instances = await desk.client.list(INSTANCES)
+    machines = await desk.client.list(MACHINES)
+    names = names_of(Machines(machines=Heard(machines.items), instances=Heard(instances.items)))
+    assert names.used == {A10}
