@@ -1,5 +1,6 @@
 """GpuNode on a real API server: the agent makes its own, keeps its status, and obeys its spec."""
 
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +27,13 @@ def install_kind(node: LabNode) -> None:
 
 
 @contextmanager
-def reporting(node: LabNode, config: str = "") -> Iterator[None]:
-    """Run an agent in a cluster that knows GpuNodes, and take them away afterwards."""
+def reporting(node: LabNode, config: str = "") -> Iterator["subprocess.Popen[str]"]:
+    """Run an agent in a cluster that knows GpuNodes, and take them away afterwards; it gives the agent's process."""
     install_kind(node)
     try:
         asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-        with node.machine("4xT4"), node.agent(config, asks), node.nodes_kept():
-            yield
+        with node.machine("4xT4"), node.agent(config, asks) as agent, node.nodes_kept():
+            yield agent
     finally:
         node.kubectl("delete", "crd", "gpunodes.gpuvirt.io")
         node.kubectl("label", "node", NODE, "nvidia.com/vgpu.config.state-")

@@ -1,18 +1,12 @@
 """What the kubelet is told of a resource that KubeVirt offers itself, over gRPC on real sockets."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
-from gpuvirt.kubelet.deviceplugin import DevicePlugin
-from gpuvirt.kubelet.registration import register
-from gpuvirt.model.attachment import Attachment
+from foreignplugin import kubevirt_offers
+from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
-from gpuvirt.model.view import DeviceView, ResourceView
-from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kubelet.kubelet import Container, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
@@ -21,38 +15,6 @@ from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10, OTHER = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("a10.com/x")
 FIRST = PciAddress("0000:65:00.0")
-
-
-class KubeVirts:
-    """Who decides in KubeVirt's plugin; it names devices by their groups."""
-
-    def __init__(self) -> None:
-        self.given: list[Sequence[DeviceId]] = []
-
-    def prefer(
-        self, _resource: ResourceName, _available: Sequence[DeviceId], _must: Sequence[DeviceId], _size: int
-    ) -> tuple[DeviceId, ...]:
-        return ()
-
-    async def give(self, _resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        self.given += containers
-        return tuple(Attachment({}, ()) for _ in containers)
-
-
-@asynccontextmanager
-async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator[KubeVirts]:
-    """Have KubeVirt's own plugin offer both cards under a name."""
-    devices = tuple(DeviceView(DeviceId(group), True, None, None, FIRST) for group in ("12", "22"))
-    giver, paths = KubeVirts(), KubeletPaths(folder)
-    path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"
-    plugin = DevicePlugin(ResourceView(resource, devices), path, giver, CLOCK, unknown_numa_is_node_0=False)
-    await plugin.start()
-    await register(paths, resource, path.name)
-    await until(lambda: plugin.streams == 1)
-    try:
-        yield giver
-    finally:
-        await plugin.stop()
 
 
 def withhold(node: Cluster, *withheld: Withheld) -> None:

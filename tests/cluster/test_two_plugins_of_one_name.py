@@ -1,0 +1,46 @@
+"""A real kubelet to which KubeVirt registers a resource of ours: what it makes of two plugins of one name."""
+
+import json
+import signal
+
+import pytest
+from clusterlab import PATIENCE_S, LabNode
+from lab.cluster.cluster import KUBELET_ROOT
+from test_gpunodes import HALF, reporting, row, want
+
+from foreignplugin import GROUPS, kubevirt_offers_beside
+from gpuvirt.facts.ids import ResourceName
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+
+def withhold(node: LabNode, *, withheld: bool) -> None:
+    entry = {"resource": HALF, "code": "ForeignProvider", "message": "is offered by KubeVirt itself"}
+    want(node, json.dumps({"mode": "unmanaged", "withheld": [entry] if withheld else []}))
+
+
+def test_kubevirts_list_stands_while_ours_is_withheld(node: LabNode) -> None:
+    with reporting(node):
+        node.until(lambda: row(node)[-1:] == ["AsWanted"], lambda: str(row(node)))
+        ours = node.allocatable(HALF)
+        assert ours > len(GROUPS)
+        withhold(node, withheld=True)
+        node.until(lambda: row(node)[-1:] == ["ForeignProvider"], lambda: str(row(node)))
+        with kubevirt_offers_beside(KUBELET_ROOT, ResourceName(HALF)):
+            node.until_allocatable(HALF, len(GROUPS))
+        node.until_allocatable(HALF, 0)
+        withhold(node, withheld=False)
+        node.until_allocatable(HALF, ours)
+
+
+def test_an_agent_that_ends_takes_kubevirts_plugin_with_it(node: LabNode) -> None:
+    """A fault of the kubelet's, which takes the one for the other: the reference says so."""
+    with reporting(node) as agent:
+        node.until(lambda: row(node)[-1:] == ["AsWanted"], lambda: str(row(node)))
+        withhold(node, withheld=True)
+        node.until(lambda: row(node)[-1:] == ["ForeignProvider"], lambda: str(row(node)))
+        with kubevirt_offers_beside(KUBELET_ROOT, ResourceName(HALF)):
+            node.until_allocatable(HALF, len(GROUPS))
+            agent.send_signal(signal.SIGTERM)
+            agent.wait(PATIENCE_S)
+            node.until_allocatable(HALF, 0)

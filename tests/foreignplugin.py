@@ -1,0 +1,71 @@
+"""KubeVirt's own device plugin, as far as the kubelet sees it: it names devices by their groups."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.kubelet.deviceplugin import DevicePlugin
+from gpuvirt.kubelet.registration import register
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.paths import KubeletPaths
+
+GROUPS = ("12", "22")
+
+
+class Giver:
+    """Who decides in it."""
+
+    def __init__(self) -> None:
+        self.given: list[Sequence[DeviceId]] = []
+
+    def prefer(
+        self, _resource: ResourceName, _available: Sequence[DeviceId], _must: Sequence[DeviceId], _size: int
+    ) -> tuple[DeviceId, ...]:
+        return ()
+
+    async def give(self, _resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        self.given += containers
+        return tuple(Attachment({}, ()) for _ in containers)
+
+
+@asynccontextmanager
+async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator[Giver]:
+    """Have it offer the devices of both groups under a name, once the kubelet in `folder` listens to it."""
+    devices = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:65:00.0")) for one in GROUPS)
+    giver, paths, clock = Giver(), KubeletPaths(folder), RealClock()
+    path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"
+    plugin = DevicePlugin(ResourceView(resource, devices), path, giver, clock, unknown_numa_is_node_0=False)
+    await plugin.start()
+    await register(paths, resource, path.name)
+    while not plugin.streams:
+        await clock.sleep(0.005)
+    try:
+        yield giver
+    finally:
+        await plugin.stop()
+
+
+@contextmanager
+def kubevirt_offers_beside(folder: Path, resource: ResourceName) -> Iterator[None]:
+    """Have it do so in a thread, beside tests that wait for programs."""
+    ready, over = threading.Event(), threading.Event()
+
+    async def offer() -> None:
+        async with kubevirt_offers(folder, resource):
+            ready.set()
+            while not over.is_set():
+                await RealClock().sleep(0.05)
+
+    thread = threading.Thread(target=lambda: asyncio.run(offer()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield
+    finally:
+        over.set()
+        thread.join()
