@@ -271,16 +271,37 @@ def test_hco_is_written_in_its_own_words() -> None:
     assert at(cluster.hco, "spec") == spec
 
 
-def test_hco_takes_each_selector_once() -> None:
-    taken: Fields = {
-        "pciDeviceSelector": "10DE:2236",
-        "resourceName": "example.com/a10",
-        "externalResourceProvider": True,
-    }
-    hco = hyper_converged({"permittedHostDevices": {"pciHostDevices": [taken]}})
+def test_hco_takes_each_selector_once_as_it_is_spelt() -> None:
+    """All types of an L40S are VFs of one id; KubeVirt compares ids in any case."""
+    types = {f"nvidia.com/NVIDIA_L40S-{size}Q": Selectors(ResourceKind.VGPU, ("10DE:26B9",)) for size in (12, 24, 8)}
+    cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hyper_converged(), offered=types, mdevs=False)
+    lists = at(converged(cluster), "spec", "permittedHostDevices", "pciHostDevices")
+    assert isinstance(lists, list)
+    assert {str(at(one, "resourceName")) for one in lists} == types.keys()
+    spelt = [str(at(one, "pciDeviceSelector")) for one in lists]
+    assert len(set(spelt)) == 3
+    assert {one.upper() for one in spelt} == {"10DE:26B9"}
+    assert cluster.plan.reasons == ()
+
+
+def test_what_an_admin_has_disabled_in_hco_stays_so() -> None:
+    theirs: Fields = {"pciDeviceSelector": "10de:2236", "resourceName": A10, "disabled": True}
+    hco = hyper_converged({"permittedHostDevices": {"pciHostDevices": [theirs]}})
     cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hco)
     after = converged(cluster)
-    assert at(after, "spec", "permittedHostDevices", "pciHostDevices") == [taken]
+    assert at(after, "spec", "permittedHostDevices", "pciHostDevices") == [theirs]
+    assert codes(cluster.plan) == [ReasonCode.SELECTOR_TAKEN]
+
+
+def test_a_selector_that_is_taken_in_every_spelling_is_said() -> None:
+    spelt = ["10DE:2236", "10De:2236", "10dE:2236", "10de:2236"]
+    taken: list[Plain] = [{"pciDeviceSelector": one, "resourceName": f"example.com/{one[:4]}"} for one in spelt]
+    for one in taken:
+        assert isinstance(one, dict)
+        one["externalResourceProvider"] = True
+    hco = hyper_converged({"permittedHostDevices": {"pciHostDevices": taken}})
+    cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hco, offered={A10: OFFERED[A10]}, mdevs=False)
+    assert at(converged(cluster), "spec", "permittedHostDevices", "pciHostDevices") == taken
     assert codes(cluster.plan) == [ReasonCode.SELECTOR_TAKEN]
 
 

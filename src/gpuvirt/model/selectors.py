@@ -5,9 +5,10 @@ each space. A vGPU that is a VF on its vendor's driver is a PCI function to it, 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid
 from gpuvirt.model.candidates import Candidate
@@ -53,3 +54,12 @@ def selectors_of(inventory: Inventory, devices: Iterable[Candidate]) -> Selector
 def normal(selector: str) -> str:
     """Return a selector as KubeVirt compares it."""
     return selector.lower() if _PCI_ID.fullmatch(selector) else selector.replace(" ", "_").strip()
+
+
+def spellings(selector: str) -> Iterator[str]:
+    """Yield all that KubeVirt takes for the same selector, the given one first."""
+    if not _PCI_ID.fullmatch(selector):
+        yield from dict.fromkeys((selector, selector.replace(" ", "_")))
+        return
+    letters = [dict.fromkeys((one, one.lower(), one.upper())) for one in selector]
+    yield from ("".join(one) for one in product(*letters))

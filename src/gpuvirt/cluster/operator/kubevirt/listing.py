@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.subject import Entry, Subject
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.selectors import normal
+from gpuvirt.model.selectors import normal, spellings
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _kept(ground: Ground, entries: Sequence[Entry], out: tuple[Entry, ...], reas
     missing = tuple(one for one in wanted if (one.part, normal(one.selector), one.resource) not in there)
     add, taken = _fitting(ground.subject, [one for one in entries if one not in out], missing)
     return Listing(
-        wanted=tuple(one for one in wanted if one not in missing or one in add),
+        wanted=(*(one for one in wanted if one not in missing), *add),
         add=add,
         mend=tuple(one for one in entries if not one.external and is_ours(ground.ours, one)),
         out=out,
@@ -103,21 +103,25 @@ def _wanted(offered: Offered) -> Iterator[OurEntry]:
 def _fitting(
     subject: Subject, entries: Sequence[Entry], missing: Sequence[OurEntry]
 ) -> tuple[tuple[OurEntry, ...], tuple[Reason, ...]]:
-    """Return what can be added, and why the rest can't: HCO's lists have each selector once."""
+    """Return what can be added, and why the rest can't.
+
+    HCO's lists have each selector once, as it is spelt: all vGPU types of one card's VFs have the same id.
+    """
     if not subject.is_hco:
         return tuple(missing), ()
-    taken = {(one.part, one.selector): one for one in entries}
+    disabled = {(one.part, normal(one.selector), one.resource) for one in entries if one.disabled}
+    taken = {(one.part, one.selector) for one in entries}
     fitting: list[OurEntry] = []
     reasons: list[Reason] = []
     for one in missing:
-        by = taken.get((one.part, one.selector))
-        twin = next((other for other in fitting if (other.part, other.selector) == (one.part, one.selector)), None)
-        if by is None and twin is None:
-            fitting.append(one)
+        free = (spelt for spelt in spellings(one.selector) if (one.part, spelt) not in taken)
+        if (one.part, normal(one.selector), one.resource) in disabled:
+            reasons.append(_taken(subject, one, "is disabled"))
+        elif (selector := next(free, None)) is None:
+            reasons.append(_taken(subject, one, "stands for other names, in all ways to write it"))
         else:
-            what = "is disabled" if by is not None and by.disabled else "stands for another name"
-            holder = by.resource if by is not None else twin.resource if twin is not None else ""
-            reasons.append(_taken(subject, one, f"{what} ({holder})"))
+            taken.add((one.part, selector))
+            fitting.append(OurEntry(one.part, selector, one.resource))
     return tuple(fitting), tuple(reasons)
 
 
@@ -161,7 +165,7 @@ def _taken(subject: Subject, entry: OurEntry, why: str) -> Reason:
     return Reason(
         ReasonCode.SELECTOR_TAKEN,
         entry.resource,
-        f"can't be permitted: its selector {entry.selector!r} {why}, and HCO takes each selector once",
+        f"can't be permitted: its entry, or its selector {entry.selector!r}, {why}, and HCO takes each selector once",
         seen=f"{subject.where} $.spec.permittedHostDevices.{entry.part}",
         fix="give the entry this name, or enable it; or have nodes offer the devices under one name",
     )
