@@ -39,6 +39,8 @@ def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  
         node.until_allocatable(BIG, 4)
         cluster.label("nvidia.com/vgpu.config=A10-4Q")
         node.until_allocatable(SMALL, 12)
+        vgpus = ("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.vgpus}")
+        node.until(lambda: node.kubectl(*vgpus) == "12", lambda: node.kubectl(*vgpus))
         cluster.until_said("True Reconciled")
         shown = cluster.gpuvirt("status")
         assert f"12 {SMALL}" in shown

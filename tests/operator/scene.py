@@ -10,6 +10,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.mirror import key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment import There
+from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
@@ -52,6 +53,7 @@ class Scene:
     pods: Sequence[OperandPod] = ()
     other_operator: str | None = None
     there: There = field(default_factory=There)
+    kubevirt: KubeVirtHeard = field(default_factory=KubeVirtHeard)
 
     @property
     def picture(self) -> Picture:
@@ -61,6 +63,7 @@ class Scene:
             {key_of(one): one for one in self.gpu_nodes},
             replace(self.there, pods={**self.there.pods, **{key_of(one): one for one in self.pods}}),
             self.other_operator,
+            self.kubevirt,
         )
 
     def decided(self, home: Home = HOME, failures: Sequence[str] = ()) -> Decisions:

@@ -26,6 +26,10 @@ def controller(  # noqa: PLR0913  one parameter an option
             help="Run beside NVIDIA's GPU operator: nodes labelled for virtual machines are ours, the others its.",
         ),
     ] = False,
+    kubevirt: Annotated[
+        bool,
+        typer.Option(envvar="GPUVIRT_KUBEVIRT", help="Write what KubeVirt lacks to permit devices; else say it alone."),
+    ] = True,
     image: Annotated[
         str,
         typer.Option(
@@ -62,6 +66,7 @@ def controller(  # noqa: PLR0913  one parameter an option
         home=Home(
             namespace=apiserver.home_of(namespace, credentials),
             coexists=coexist,
+            manages_kubevirt=kubevirt,
             image=image or None,
             pull_policy=image_pull_policy,
             pull_secrets=tuple(image_pull_secret or ()),

@@ -20,6 +20,8 @@ from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject
+from gpuvirt.cluster.operator.kubevirts import Histories, history_key, kept_histories, kept_text
+from gpuvirt.cluster.operator.kubevirtstores import KubeVirtStores
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
@@ -31,13 +33,14 @@ from gpuvirt.cluster.operator.writes import (
     ApplyGpuNode,
     ApplyObject,
     DeleteObject,
+    PatchKubeVirt,
     PatchNode,
     PatchPolicyStatus,
     Target,
     Write,
 )
 from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import NODES, KubernetesObject, pods
+from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps, pods
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,9 @@ class Controller:
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
         self._made = {one.collection.resource: one for one in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
+        self._kubevirt = KubeVirtStores(self._changed)
+        self._histories: Histories | None = None
+        """What is known of patches of KubeVirt; None until what was kept of them was heard."""
         self._pods = Store(Collection(pods(home.namespace), OperandPod), self._changed)
         self._leases = Store(its_leases(), self._changed)
         self._other = OtherOperator()
@@ -110,6 +116,7 @@ class Controller:
                 self._follow(group, store)
             self._follow(group, self._pods)
             self._follow(group, self._leases, self._hear_lease)
+            self._kubevirt.follow(lambda store: self._follow(group, store))
             for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
                 group.create_task(keep_going(f"controller: {name}", run, self._hands.clock))
 
@@ -142,6 +149,8 @@ class Controller:
                 continue
             now, failures = self._hands.clock.now(), self._writer.failures
             self.decisions = decide(picture, self._home, failures, now)
+            if self.decisions.histories is not None:
+                self._histories = self.decisions.histories
             self._writer.offer(self.decisions.writes)
             await self._announcer.tell(self.decisions.news)
             await self._hands.clock.sleep(PAUSE_S)
@@ -156,7 +165,11 @@ class Controller:
         if self._leases.objects is None or len(stored) < len(self._made):
             return None
         other = self._other.active(self._hands.clock.monotonic_s())
-        return Picture(policies, nodes, gpu_nodes, There(stored, found, self._marks), other)
+        kept = stored[config_maps(self._home.namespace)].get(history_key(self._home.namespace))
+        if self._histories is None:
+            self._histories = kept_histories(kept)
+        kubevirt = self._kubevirt.heard(self._histories, kept_text(kept))
+        return Picture(policies, nodes, gpu_nodes, There(stored, found, self._marks), other, kubevirt)
 
     async def _write(self, write: Write) -> None:
         """Do one write, and know what came of it before the watch says it. Raises ApiError."""
@@ -170,6 +183,9 @@ class Controller:
                 applied = await client.apply(target.resource, target.name, content, StoredObject)
                 self._made[target.resource].take(applied)
                 self._marks[target] = Mark(applied.metadata.annotations.get(DIGEST_ANNOTATION, ""), applied.version)
+            case PatchKubeVirt(plan=plan):
+                metadata = await self._kubevirt.patch(client, write)
+                self._histories = {**(self._histories or {}), metadata.uid: plan.landed(metadata)}
             case DeleteObject(uid=uid):
                 await self._delete(target, uid)
             case PatchPolicyStatus(status=status):

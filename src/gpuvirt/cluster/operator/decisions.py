@@ -13,9 +13,10 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.operator import deployment, nodes, policies, status
+from gpuvirt.cluster.operator import deployment, kubevirts, nodes, policies, status
 from gpuvirt.cluster.operator.announcer import News, node_news, policy_news
 from gpuvirt.cluster.operator.deployment import Deployment, OperandState
+from gpuvirt.cluster.operator.kubevirts import Histories, KubeVirtDecisions
 from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER
 from gpuvirt.cluster.operator.nodes import NodeDecisions, NodeVerdict
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
@@ -49,6 +50,8 @@ class Home:
     pull_secrets: tuple[str, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
     """Images for operands of which the policy names none, by variable: `VGPU_MANAGER_IMAGE`."""
+    manages_kubevirt: bool = True
+    """Whether what KubeVirt lacks is written; else it is said alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Decisions:
     policy: str | None = None
     """The ClusterPolicy that counts."""
     operands: tuple[OperandState, ...] = ()
+    histories: Histories | None = None
+    """What is known of patches of KubeVirt; None where that is as it was."""
 
 
 def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) -> Decisions:
@@ -70,9 +75,15 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
     if choice is None:
         return Decisions()  # without a policy nothing is wanted, and what was deployed before stays as it is
     troubles = tuple(_troubles(choice, picture, home))
-    found, deployed = NodeDecisions((), (), {}), Deployment()
+    found, deployed, kubevirt = (
+        NodeDecisions((), (), {}),
+        Deployment(),
+        KubeVirtDecisions(histories=picture.kubevirt.histories),
+    )
     if not troubles and isinstance(choice.policy, ClusterPolicy):
-        found = nodes.decide(picture, choice.policy, beside=home.coexists, stopped_because=None)
+        gpu_nodes = tuple(picture.gpu_nodes.values())
+        kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
+        found = nodes.decide(picture, choice.policy, kubevirt, beside=home.coexists)
         deployed = _deployment(picture, choice.policy, home, found.placements)
     operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
     progress = Progress(
@@ -81,10 +92,13 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         troubles=troubles,
         failures=failures,
         unsupported=unsupported(plain_spec(choice.stored)),
+        kubevirt=status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts) if picture.kubevirt.kubevirts else None,
     )
-    writes = (*found.writes, *deployed.writes, *_statuses(choice, progress, home, at))
+    writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, home, at))
     news = (*node_news(picture.nodes.values(), found.placements), *policy_news(choice, status.verdict_of(progress)))
-    return Decisions(writes, news, found.verdicts, progress, choice.stored.metadata.name, deployed.states)
+    return Decisions(
+        writes, news, found.verdicts, progress, choice.stored.metadata.name, deployed.states, kubevirt.histories
+    )
 
 
 def _deployment(picture: Picture, policy: ClusterPolicy, home: Home, placements: Mapping[str, Placement]) -> Deployment:

@@ -6,6 +6,7 @@ from gpuvirt.cluster.keys import patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.cluster.operator import policies, resolve
+from gpuvirt.cluster.operator.kubevirts import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
 from gpuvirt.cluster.operator.picture import Picture, pausers_by_node
 from gpuvirt.cluster.operator.placement import Placement, leaving, placement_of
@@ -35,13 +36,13 @@ class NodeDecisions:
     placements: dict[str, Placement]
 
 
-def decide(picture: Picture, policy: ClusterPolicy, *, beside: bool, stopped_because: str | None) -> NodeDecisions:
+def decide(picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions, *, beside: bool) -> NodeDecisions:
     """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
     writes, verdicts, placements = list[Write](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
     if beside:
         defaults = replace(defaults, sandboxed=True, workload=Workload.CONTAINER)
-    carving = policies.carving_of(policy, stopped_because=stopped_because)
+    carving = policies.carving_of(policy, kubevirt)
     pausers = pausers_by_node(picture.there.pods.values())
     for key, node in sorted(picture.nodes.items()):
         gpu_node = picture.gpu_nodes.get(key)

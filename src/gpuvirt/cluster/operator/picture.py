@@ -1,12 +1,13 @@
 """What all decisions are made from: every collection that matters, as it is known at one moment."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.operator.deployment import There
+from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
@@ -30,6 +31,7 @@ class Picture:
     there: There
     """What is there of operands, and the ConfigMaps beside them."""
     other_operator: str | None = None
+    kubevirt: KubeVirtHeard = field(default_factory=KubeVirtHeard)
     """NVIDIA's operator, where it runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:

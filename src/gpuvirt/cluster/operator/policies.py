@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
+from gpuvirt.cluster.operator.kubevirts import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodelabels import Around
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.placement import Defaults
@@ -43,8 +44,8 @@ def defaults_of(policy: ClusterPolicy) -> Defaults:
     return Defaults(bool(sandbox.enabled), workload, called(policy.metadata.name))
 
 
-def carving_of(policy: ClusterPolicy, *, stopped_because: str | None = None) -> Carving:
-    """Return what the policy says of modes and vGPU configs."""
+def carving_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> Carving:
+    """Return what the policy says of modes and vGPU configs, and what KubeVirt keeps from being made or offered."""
     spec = policy.spec
     config = spec.vgpu_device_manager.config
     return Carving(
@@ -52,7 +53,8 @@ def carving_of(policy: ClusterPolicy, *, stopped_because: str | None = None) -> 
         carves=bool(spec.vgpu_device_manager.enabled),
         default=(config.default if config is not None else "") or DEFAULT,
         origin=called(policy.metadata.name),
-        stopped_because=stopped_because,
+        stopped_because=kubevirt.stopped_because,
+        withheld=kubevirt.withheld,
     )
 
 

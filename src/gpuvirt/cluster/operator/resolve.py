@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gpuvirt.cluster.client import FIELD_MANAGER
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins
+from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins, Withheld
 from gpuvirt.cluster.operator.names import VGPU_CONFIG_LABEL
 from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.resources import Metadata
@@ -60,6 +60,8 @@ class Carving:
     origin: str = "ClusterPolicy"
     stopped_because: str | None = None
     """Why no vGPUs are to be made or changed anywhere."""
+    withheld: tuple[Withheld, ...] | None = ()
+    """What is not to be offered, wherever it is; None where that is not known."""
 
 
 class AppliedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -68,6 +70,7 @@ class AppliedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     mode: WantedMode | None = None
     vgpu_config: str | None = None
     origins: Origins | None = None
+    withheld: tuple[Withheld, ...] = ()
 
 
 class _AppliedMetadata(msgspec.Struct, frozen=True):
@@ -101,6 +104,7 @@ def spec_of(
             mode=mode_origin if mode_owner is None else f"set in this GpuNode by {mode_owner}",
             vgpu_config=config_origin if config_owner is None else f"set in this GpuNode by {config_owner}",
         ),
+        withheld=_withheld(carving.withheld, heard),
     )
 
 
@@ -114,12 +118,24 @@ def lacks(heard: OwnedGpuNode | None, wanted: AppliedSpec) -> bool:
         (wanted.vgpu_config, spec.vgpu_config),
         (wanted.origins, spec.origins),
     )
-    return any(one is not None and one != other for one, other in pairs)
+    if any(one is not None and one != other for one, other in pairs):
+        return True
+    return {one.resource: one for one in wanted.withheld} != {one.resource: one for one in spec.withheld}
 
 
 def applied(node: str, wanted: AppliedSpec) -> AppliedGpuNode:
     """Return what is to be applied."""
     return AppliedGpuNode(_AppliedMetadata(node), wanted)
+
+
+def _withheld(entries: tuple[Withheld, ...] | None, heard: OwnedGpuNode | None) -> tuple[Withheld, ...]:
+    """Return what a node is not to offer, of what it has; where that is not known, what it was."""
+    if heard is None:
+        return ()
+    if entries is None:
+        return heard.spec.withheld if heard.spec is not None else ()
+    has = {one.name for one in heard.status.resources} if heard.status is not None else set[str]()
+    return tuple(one for one in entries if one.resource in has)
 
 
 def _mode(placement: Placement, carving: Carving) -> tuple[WantedMode, str]:
@@ -129,5 +145,5 @@ def _mode(placement: Placement, carving: Carving) -> tuple[WantedMode, str]:
     if workload is Workload.VGPU and not carving.carves:
         return WantedMode.UNMANAGED, f"{carving.origin} $.spec.vgpuDeviceManager.enabled"
     if workload is Workload.VGPU and carving.stopped_because is not None:
-        return WantedMode.UNMANAGED, carving.stopped_because
+        return WantedMode.UNMANAGED, f"no vGPUs are made: {carving.stopped_because}"
     return MODES[workload], placement.origin

@@ -15,7 +15,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.workload import Workload
 
-READY, ERROR, UNSUPPORTED = "Ready", "Error", "UnsupportedField"
+READY, ERROR, UNSUPPORTED, KUBEVIRT = "Ready", "Error", "UnsupportedField", "KubeVirtConfigured"
 RECONCILED, NO_NODES, NODES_NOT_READY, OPERANDS_NOT_READY, FAILED, IGNORED = (
     "Reconciled",
     "NoGPUNodes",
@@ -31,6 +31,15 @@ MOST_MESSAGE = 4000
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a condition says."""
+
+    ready: bool
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a policy has come."""
 
@@ -43,15 +52,8 @@ class Progress:
     """Writes that failed last."""
     unsupported: Sequence[str] = ()
     """Fields that are set and not acted on, by their paths."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What `Ready` says."""
-
-    ready: bool
-    reason: str
-    message: str = ""
+    kubevirt: Verdict | None = None
+    """Whether KubeVirt permits what nodes offer; None where there is none."""
 
 
 def verdict_of(progress: Progress) -> Verdict:
@@ -74,6 +76,13 @@ def verdict_of(progress: Progress) -> Verdict:
         named = " | ".join(f"node {one.name}: {one.against}" for one in late[:MOST_NODES])
         return Verdict(ready=False, reason=NODES_NOT_READY, message=named + more)
     return Verdict(ready=True, reason=RECONCILED)
+
+
+def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> Verdict:
+    """Return what there is to say of KubeVirt's configuration; `drafts` is what is lacking and not written."""
+    would = f"would write: {'; '.join(drafts)}" if drafts else ""
+    message = " | ".join(filter(None, (in_words(reasons), would)))
+    return Verdict(ready=not reasons, reason=str(reasons[0].code) if reasons else "Configured", message=message)
 
 
 def status_of(progress: Progress, metadata: Metadata, before: Status | None, namespace: str, at: datetime) -> Status:
@@ -105,6 +114,8 @@ def _conditions(verdict: Verdict, progress: Progress) -> Iterator[_Said]:
     else:
         yield READY, "False", verdict.reason, verdict.message
         yield ERROR, "True", verdict.reason, verdict.message
+    if (found := progress.kubevirt) is not None:
+        yield KUBEVIRT, str(found.ready), found.reason, found.message
     if progress.unsupported:
         message = f"set, and not acted on: {', '.join(progress.unsupported)}"
         yield UNSUPPORTED, "True", "NotActedOn", message

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gpuvirt.cluster.keys import Patch
 from gpuvirt.cluster.kinds.clusterpolicy import Status
 from gpuvirt.cluster.kinds.workloads import Manifest
+from gpuvirt.cluster.operator.kubevirt.planning import Plan
 from gpuvirt.cluster.operator.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
 
@@ -58,4 +59,12 @@ class DeleteObject:
     uid: str
 
 
-Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus
+@dataclass(frozen=True, slots=True)
+class PatchKubeVirt:
+    """Have KubeVirt, or HCO for it, permit what nodes offer."""
+
+    target: Target
+    plan: Plan
+
+
+Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
