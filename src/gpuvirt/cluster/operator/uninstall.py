@@ -18,11 +18,13 @@ from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
+from gpuvirt.cluster.operator.kubevirts import HISTORY
 from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, VGPU_DRIVER
 from gpuvirt.cluster.operator.nodelabels import taken_back
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, pods
+from gpuvirt.cluster.operator.undoing import undo_kubevirt
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.errors import GpuvirtError
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -77,6 +79,7 @@ class Uninstaller:
         self._clock = clock
         self._election = election
         self._used: frozenset[str] = frozenset()
+        self._gpu_nodes: tuple[GpuNode, ...] = ()
 
     async def run(self) -> AsyncIterator[str]:
         """Do it, and yield a line for each thing that was done; raises ApiError, StillThereError."""
@@ -84,13 +87,16 @@ class Uninstaller:
         await self._clock.sleep(2 * RENEW_S)
         yield f"no controller leads for {HELD_S // 60} minutes"
         daemon_sets, *_ = made_in(self._goals.namespace)
+        self._gpu_nodes = await self._listed(GPU_NODES, GpuNode)
         if await self._listed(daemon_sets, Named, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
-            self._used = used_nodes(await self._listed(GPU_NODES, GpuNode))
+            self._used = used_nodes(self._gpu_nodes)
         steps = (
             self._label(agents_gone=False),
             self._delete_operands(),
             self._wait(),
             self._label(agents_gone=True),
+            undo_kubevirt(self._client, self._gpu_nodes),
+            self._forget(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
             self._delete_ours(GPU_NODES, "GpuNode"),
         )
@@ -130,6 +136,12 @@ class Uninstaller:
                 raise StillThereError(f"pods of the agent are there after {GONE_WITHIN_S:g} s: {names}; run it again")
             await self._clock.sleep(LOOK_S)
         yield "no agent runs any more"
+
+    async def _forget(self) -> AsyncIterator[str]:
+        """Forget what has become of patches of KubeVirt."""
+        with suppress(NotFoundError):
+            await self._client.delete(config_maps(self._goals.namespace), HISTORY)
+            yield f"deleted configmaps {HISTORY}"
 
     async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
         for found in await self._listed(resource, Named, labelled=labelled):

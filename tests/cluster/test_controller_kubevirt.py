@@ -1,0 +1,129 @@
+"""KubeVirt beside the controller, an agent and an admin, on a real API server and kubelet."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from clusterlab import LabNode
+from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
+from kubevirtkinds import SOURCES, install
+from lab.cluster.settings import NODE
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+HALF, QUARTER = "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"
+GATE = (
+    '[{"op": "add", "path": "/spec/configuration/developerConfiguration/featureGates/-",'
+    ' "value": "DisableMDEVConfiguration"}]'
+)
+
+
+class Admin:
+    """Who has KubeVirt, and changes it by hand."""
+
+    def __init__(self, cluster: ControlledNode) -> None:
+        self.cluster = cluster
+        self.node = cluster.node
+
+    def make(self, configuration: Mapping[str, object]) -> None:
+        """Have a KubeVirt of a version that has all fields."""
+        metadata = {"name": "kubevirt", "namespace": self.node.namespace}
+        kind = {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": metadata}
+        self.node.apply({**kind, "spec": {"configuration": configuration}})
+        status = '{"status": {"observedKubeVirtVersion": "v1.8.2"}}'
+        self.node.kubectl("patch", "kubevirt", "kubevirt", "--subresource=status", "--type=merge", "-p", status)
+
+    def configuration(self) -> Mapping[str, object]:
+        said = self.node.kubectl("get", "kubevirt", "kubevirt", "-o", "jsonpath={.spec.configuration}")
+        found: Mapping[str, object] = json.loads(said or "{}")
+        return found
+
+    def permitted(self) -> Mapping[str, tuple[str, bool]]:
+        """Return the names that are permitted, with their selectors, and whether somebody else provides them."""
+        lists = self.configuration().get("permittedHostDevices") or {}
+        assert isinstance(lists, dict)
+        return {
+            one["resourceName"]: (one["mdevNameSelector"], one.get("externalResourceProvider", False))
+            for one in lists.get("mediatedDevices") or ()
+        }
+
+    def said(self) -> str:
+        """Return what the policy says of KubeVirt."""
+        path = r'{range .status.conditions[?(@.type=="KubeVirtConfigured")]}{.status} {.reason} {.message}{end}'
+        return self.node.kubectl("get", "clusterpolicy", "cluster-policy", "-o", f"jsonpath={path}")
+
+    def until_said(self, text: str) -> None:
+        self.node.until(lambda: text in self.said(), self.said)
+
+
+@contextmanager
+def administered(node: LabNode) -> Iterator[Admin]:
+    """Run a controller and an agent on a node with T4s for vGPUs, in a cluster with KubeVirt's kinds."""
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+    with controlled(node) as cluster, node.machine("4xT4"), node.nodes_kept():
+        kinds = install(node, next(iter(SOURCES)))
+        with cluster.controller(), node.agent("", asks):
+            cluster.apply_policy({})
+            cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
+            yield Admin(cluster)
+        node.kubectl("delete", "crd", *kinds)
+
+
+def test_machines_may_have_what_nodes_offer_whatever_an_admin_does_beside_it(node: LabNode) -> None:
+    with administered(node) as admin:
+        admin.make({"developerConfiguration": {"featureGates": ["Sidecar"]}})
+        node.until_allocatable(HALF, 8)
+        node.until(lambda: admin.permitted().get(HALF) == ("GRID T4-8Q", True), lambda: str(admin.permitted()))
+        admin.until_said("True Configured")
+        assert admin.configuration()["mediatedDevicesConfiguration"] == {"enabled": False}
+        for _ in range(2):
+            node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", "-p", GATE)
+        admin.cluster.label("nvidia.com/vgpu.config=T4-4Q")
+        node.until_allocatable(QUARTER, 16)
+        node.until(lambda: QUARTER in admin.permitted(), lambda: str(admin.permitted()))
+        gates = admin.configuration()["developerConfiguration"]
+        assert gates == {"featureGates": ["Sidecar", *["DisableMDEVConfiguration"] * 2]}
+
+        said = admin.cluster.gpuvirt("uninstall")
+        assert "took back from kubevirts kubevirt" in said
+        assert admin.configuration() == {"developerConfiguration": gates}
+
+
+def test_what_kubevirt_provides_itself_is_not_offered_twice(node: LabNode) -> None:
+    with administered(node) as admin:
+        admin.make(
+            {"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "GRID T4-8Q", "resourceName": HALF}]}}
+        )
+        admin.until_said("ForeignProvider")
+        withheld = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.withheld[*].resource}")
+        node.until(lambda: node.kubectl(*withheld) == HALF, lambda: node.kubectl(*withheld))
+        external = [
+            {
+                "op": "add",
+                "path": "/spec/configuration/permittedHostDevices/mediatedDevices/0/externalResourceProvider",
+                "value": True,
+            }
+        ]
+        node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", "-p", json.dumps(external))
+        node.until(lambda: node.kubectl(*withheld) == "", lambda: node.kubectl(*withheld))
+        node.until_allocatable(HALF, 8)
+
+
+def test_who_takes_it_back_three_times_has_their_way_and_nothing_is_carved(node: LabNode) -> None:
+    with administered(node) as admin:
+        admin.make({})
+        for _ in range(3):
+            node.until(lambda: HALF in admin.permitted(), admin.said)
+            node.kubectl(
+                "patch",
+                "kubevirt",
+                "kubevirt",
+                "--type=json",
+                "-p",
+                '[{"op": "remove", "path": "/spec/configuration"}]',
+            )
+        admin.until_said("ConfigReverted")
+        mode = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.mode} {.spec.origins.mode}")
+        node.until(lambda: "unmanaged no vGPUs are made" in node.kubectl(*mode), lambda: node.kubectl(*mode))
+        node.until_allocatable(HALF, 8)

@@ -1,0 +1,124 @@
+"""KubeVirt beside all else that the controller decides: what is kept before it is written, withheld, and said."""
+
+from dataclasses import replace
+
+import msgspec
+from msgspec.structs import replace as with_
+from scene import HOME, Scene, node
+
+from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
+from gpuvirt.cluster.kinds.kubevirt import KubeVirt
+from gpuvirt.cluster.kinds.workloads import ConfigMap
+from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.drift import StoredObject
+from gpuvirt.cluster.operator.kubevirt.names import Machines
+from gpuvirt.cluster.operator.kubevirts import HISTORY, KubeVirtHeard, kept_histories, kept_text
+from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchKubeVirt, PatchPolicyStatus
+from gpuvirt.model.heard import Heard
+from gpuvirt.model.selectors import ResourceKind
+from gpuvirt.model.wanted import WantedMode
+from kubevirts import T4_8Q, Fields, kubevirt
+
+NOTHING_ASKED = Machines(Heard(()), Heard(()), Heard(()), Heard(()), Heard(()), Heard(()), Heard(()))
+
+
+def vgpu_node() -> OwnedGpuNode:
+    """Return a GpuNode with vGPUs that are as they are wanted."""
+    ready = Condition(type="Ready", status="True", reason="AsWanted", last_transition_time="2026-01-01T00:00:00Z")
+    resource = Offered(
+        name=T4_8Q, healthy=2, held=0, registered=True, kind=ResourceKind.VGPU, mdev_name_selectors=("GRID T4-8Q",)
+    )
+    status = Status(gpus=(Gpu(address="0000:3b:00.0", mode="vgpu"),), resources=(resource,), conditions=(ready,))
+    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), spec=Spec(mode=WantedMode.VGPU), status=status)
+
+
+def heard(document: Fields, kept: StoredObject | None = None) -> KubeVirtHeard:
+    found = msgspec.convert(document, KubeVirt)
+    key = ObjectKey(found.metadata.namespace, found.metadata.name)
+    return KubeVirtHeard({key: found}, Heard(None), NOTHING_ASKED, kept_histories(kept), kept_text(kept))
+
+
+def scene(document: Fields, kept: StoredObject | None = None) -> Scene:
+    return Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=heard(document, kept))
+
+
+def kept_by(decisions: Decisions) -> StoredObject | None:
+    """Return the ConfigMap that was written, as the API server has it then."""
+    for one in decisions.writes:
+        if isinstance(one, ApplyObject) and one.target.name == HISTORY:
+            assert isinstance(one.content, ConfigMap)
+            return msgspec.json.decode(msgspec.json.encode(one.content), type=StoredObject)
+    return None
+
+
+def patches(decisions: Decisions) -> list[PatchKubeVirt]:
+    return [one for one in decisions.writes if isinstance(one, PatchKubeVirt)]
+
+
+def condition(decisions: Decisions) -> Condition | None:
+    (status,) = (one.status for one in decisions.writes if isinstance(one, PatchPolicyStatus))
+    return next((one for one in status.conditions if one.type == "KubeVirtConfigured"), None)
+
+
+def spec_of(decisions: Decisions) -> Spec | None:
+    found = [one.content.spec for one in decisions.writes if isinstance(one, ApplyGpuNode)]
+    return Spec(mode=found[0].mode or WantedMode.UNMANAGED, withheld=found[0].withheld) if found else None
+
+
+LACKING = kubevirt({})
+FOREIGN = kubevirt(
+    {"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "GRID T4-8Q", "resourceName": T4_8Q}]}}
+)
+
+
+def test_what_was_written_before_is_kept_before_anything_is_written() -> None:
+    first = scene(LACKING).decided()
+    assert patches(first) == []
+    kept = kept_by(first)
+    assert kept is not None
+    second = scene(LACKING, kept).decided()
+    assert kept_by(second) is None
+    (patch,) = patches(second)
+    assert patch.target.name == "kubevirt"
+    assert any(T4_8Q in one.text for one in patch.plan.writes)
+
+
+def test_where_it_is_not_to_be_written_it_is_said() -> None:
+    found = scene(LACKING).decided(replace(HOME, manages_kubevirt=False))
+    assert patches(found) == []
+    said = condition(found)
+    assert said is not None
+    assert (said.status, said.reason) == ("False", "KubeVirtNotManaged")
+    assert "would write: " in said.message
+    assert T4_8Q in said.message
+
+
+def test_what_kubevirt_offers_itself_is_withheld_on_nodes_that_have_it() -> None:
+    found = scene(FOREIGN).decided()
+    spec = spec_of(found)
+    assert spec is not None
+    assert [(one.resource, one.code) for one in spec.withheld] == [(T4_8Q, "ForeignProvider")]
+    said = condition(found)
+    assert said is not None
+    assert said.reason == "ForeignProvider"
+
+
+def test_before_kubevirt_was_heard_what_was_withheld_stays() -> None:
+    withheld = (Withheld(resource=T4_8Q, code="ForeignProvider", message="x"),)
+    before = with_(vgpu_node(), spec=Spec(mode=WantedMode.VGPU, vgpu_config="default", withheld=withheld))
+    found = Scene([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtHeard()).decided()
+    spec = spec_of(found)
+    assert spec is not None
+    assert spec.withheld == withheld
+    assert condition(found) is None
+
+
+def test_without_a_kubevirt_nothing_is_said_of_it() -> None:
+    none = KubeVirtHeard({}, Heard(None), NOTHING_ASKED)
+    found = Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=none).decided()
+    assert condition(found) is None
+    assert patches(found) == []
+    assert kept_by(found) is None
