@@ -23,7 +23,17 @@ def page(term: Controller | None) -> str:
     if term is None or term.decisions is None:
         return text_of(leads, info)
     decided = term.decisions
-    return text_of(leads, info, _status(decided), _gpu_nodes(decided), _nodes(decided), _late(decided), _writes(term))
+    return text_of(
+        leads,
+        info,
+        _status(decided),
+        _gpu_nodes(decided),
+        _nodes(decided),
+        _late(decided),
+        _operands(decided),
+        _reasons(decided),
+        _writes(term),
+    )
 
 
 def _status(decided: Decisions) -> Iterator[str]:
@@ -56,6 +66,27 @@ def _late(decided: Decisions) -> Iterator[str]:
         "1 for each node that is not as it should be; its GpuNode says why.",
         ("node", "workload"),
         [((one.name, str(one.workload or "unknown")), 1) for one in decided.nodes if one.against is not None],
+    )
+
+
+def _operands(decided: Decisions) -> Iterator[str]:
+    yield from gauge(
+        "gpuvirt_operand_not_ready",
+        "1 for each DaemonSet that is not as it should be; the ClusterPolicy says why.",
+        ("operand",),
+        [((one.name,), 1) for one in decided.operands if one.against is not None],
+    )
+
+
+def _reasons(decided: Decisions) -> Iterator[str]:
+    found = [str(one.code) for one in decided.progress.troubles]
+    kubevirt = decided.progress.kubevirt
+    found += [kubevirt.reason] if kubevirt is not None and not kubevirt.ready else []
+    yield from gauge(
+        "gpuvirt_controller_reasons",
+        "What keeps the controller from its work, and what is not right with KubeVirt, by code.",
+        ("reason",),
+        [((code,), count) for code, count in Counter(found).items()],
     )
 
 
