@@ -218,3 +218,18 @@ async def test_how_far_a_spec_has_come_is_said_where_no_label_is_followed(machin
         assert state(node)[0] is StateName.FAILED
         await spec(node, None)
         assert node.agent.workload_states.get() is None
+
+
+async def test_a_gpu_on_its_way_from_machines_is_waited_for_and_no_failure(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, FOLLOWS) as node:
+        await label(node, "vm-passthrough")
+        told: list[StateName] = []
+        node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard("vm-vgpu")))
+        for _ in range(120):
+            await node.advance(0.25)
+            if (now := node.agent.vgpu_states.get()) is not None:
+                told.append(now.name)
+            await node.say_holders()
+        assert told[-1] is StateName.SUCCESS
+        assert StateName.FAILED not in told

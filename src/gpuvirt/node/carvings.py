@@ -18,6 +18,8 @@ from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish, RemoveVgpu
 from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import Progress, StateName
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.vgpuwanted import Wanted
 from gpuvirt.node import carver
@@ -65,6 +67,11 @@ class Overseer(Hearer, Protocol):
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
         """How far it has come, for the cluster."""
+        ...
+
+    @property
+    def wishes(self) -> Wishes:
+        """Which GPUs are wanted whole by machines, and which with their native drivers."""
         ...
 
     @property
@@ -227,9 +234,21 @@ class Carvings:
         carved = (gpu for gpu, (wish, plan) in plans.items() if not plan.met and not wish.whole)
         open_gpus = [*agent.questions, *carved]
         reasons = [reason for gpu in open_gpus for reason in self._reasons.get(gpu, ())]
-        failures = [reason for reason in reasons if reason.code not in WAITING]
+        coming = {gpu for gpu in open_gpus if _is_coming(agent, agent.inventory, gpu)}
+        failures = [
+            reason
+            for gpu in open_gpus
+            for reason in self._reasons.get(gpu, ())
+            if reason.code not in WAITING and not (gpu in coming and reason.code is ReasonCode.NO_VGPU_HOST)
+        ]
         if failures:
             return Progress(StateName.FAILED, in_words(failures))
         if open_gpus:
             return Progress(StateName.PENDING, in_words(reasons))
         return Progress(StateName.SUCCESS)
+
+
+def _is_coming(agent: Overseer, inventory: Inventory, gpu: PciAddress) -> bool:
+    """Return whether a GPU is yet to come from machines, and can't be carved before."""
+    known = inventory.gpus.get(gpu)
+    return known is not None and known.function.on_vfio and agent.wishes.get(gpu) is Wish.NATIVE
