@@ -1,5 +1,6 @@
 """What is known of one collection: what its reflector says, and what was answered to writes since."""
 
+import logging
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
@@ -8,6 +9,8 @@ from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.mirror import News, ObjectKey, key_of
 from gpuvirt.cluster.resources import KubernetesObject
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -35,7 +38,9 @@ class Store(Generic[T]):
 
     def tell(self, error: ApiError | None) -> None:
         """Take what is wrong; a kind that is not installed has no objects, and that is known."""
-        self.trouble = None if isinstance(error, NotFoundError) else error
+        before, self.trouble = self.trouble, None if isinstance(error, NotFoundError) else error
+        if self.trouble is not None and type(before) is not type(self.trouble):
+            log.warning("%s; it is tried again, and nothing is concluded meanwhile", self.trouble)
         if isinstance(error, NotFoundError):
             self.installed = False
             self.objects = {}
