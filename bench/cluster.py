@@ -131,7 +131,7 @@ async def measure(bench: Bench, pid: int) -> None:
     await bench.until_deployed(Workload.PASSTHROUGH)
     bench.add(f"start to {bench.nodes} nodes labelled, s", time.monotonic() - began)
     await asyncio.sleep(3)
-    bench.add("... requests", bench.requests() - answered - (bench.asked - asked))
+    bench.add("start: requests", bench.requests() - answered - (bench.asked - asked))
     began, spent_s = time.monotonic(), cpu_s(pid)
     asked, answered = bench.asked, bench.requests()
     labelling = asyncio.create_task(bench.label(Workload.VGPU))
@@ -139,8 +139,8 @@ async def measure(bench: Bench, pid: int) -> None:
     await labelling
     bench.add(f"{bench.nodes} nodes given another label, all done, s", time.monotonic() - began)
     await asyncio.sleep(3)
-    bench.add("... requests", bench.requests() - answered - (bench.asked - asked))
-    bench.add("... CPU, s", cpu_s(pid) - spent_s)
+    bench.add("another label: requests", bench.requests() - answered - (bench.asked - asked))
+    bench.add("another label: CPU, s", cpu_s(pid) - spent_s)
     spent_s, answered, asked = cpu_s(pid), bench.requests(), bench.asked
     await asyncio.sleep(IDLE_S)
     bench.add("left alone: CPU, ms a minute", (cpu_s(pid) - spent_s) * 1000 * 60 / IDLE_S)
