@@ -26,7 +26,7 @@ from lab.cluster.cluster import Cluster, cluster
 from bench.process import cpu_s, pss_kib
 from gpuvirt.cluster import credentials
 from gpuvirt.cluster.client import Client, Collection, PatchType
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, REQUIRED, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.operator.names import DEPLOY, SETS
 from gpuvirt.cluster.operator.shapes import NodeObject
@@ -39,17 +39,6 @@ OURS = (sys.executable, "-m", "gpuvirt", "controller", "--no-leader-elect", "--l
 AT_ONCE = 32
 WITHIN_S = 600.0
 IDLE_S = 20.0
-REQUIRED = (
-    "operator",
-    "daemonsets",
-    "dcgm",
-    "dcgmExporter",
-    "devicePlugin",
-    "driver",
-    "gfd",
-    "nodeStatusExporter",
-    "toolkit",
-)
 SWITCHES = ("sandboxWorkloads", "vfioManager", "vgpuDeviceManager", "sandboxDevicePlugin")
 
 

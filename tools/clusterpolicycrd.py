@@ -18,17 +18,6 @@ HEAD = """\
 # Where that operator's own is installed, leave this one out; ours adds checks, and takes what theirs takes.
 # Generated from src/gpuvirt/cluster/kinds/clusterpolicy.py by `make generate`.
 """
-REQUIRED = (
-    "daemonsets",
-    "dcgm",
-    "dcgmExporter",
-    "devicePlugin",
-    "driver",
-    "gfd",
-    "nodeStatusExporter",
-    "operator",
-    "toolkit",
-)
 COLUMNS = (("Status", "string", ".status.state"), ("Age", "date", ".metadata.creationTimestamp"))
 
 # Whether an operand's image is named at all, in part, and in whole.
@@ -77,7 +66,7 @@ _MOST_UNAVAILABLE = 16
 
 
 def _schema() -> Schema:
-    spec = replace(without_nulls(structural(clusterpolicy.Spec)), required=REQUIRED)
+    spec = replace(without_nulls(structural(clusterpolicy.Spec)), required=clusterpolicy.REQUIRED)
     for path, rules in _RULES:
         spec = _changed(spec, path, rules)
     status = without_nulls(structural(clusterpolicy.Status))

@@ -11,25 +11,14 @@ import yaml
 from clusterlab import GPUVIRT, PATIENCE_S, LabNode
 from lab.cluster.settings import NODE
 
+from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
+
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpu-operator"
 PRESENT = "feature.node.kubernetes.io/pci-10de.present"
 WORKLOAD = "nvidia.com/gpu.workload.config"
 ALL_ON: Mapping[str, object] = {
-    **{
-        name: {}
-        for name in (
-            "operator",
-            "daemonsets",
-            "dcgm",
-            "dcgmExporter",
-            "devicePlugin",
-            "driver",
-            "gfd",
-            "nodeStatusExporter",
-            "toolkit",
-        )
-    },
+    **{name: {} for name in REQUIRED},
     "sandboxWorkloads": {"enabled": True},
     "vfioManager": {"enabled": True},
     "vgpuDeviceManager": {"enabled": True},

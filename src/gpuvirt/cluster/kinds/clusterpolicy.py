@@ -47,6 +47,18 @@ from gpuvirt.plain import Plain
 GROUP, VERSION, KIND, PLURAL = "nvidia.com", "v1", "ClusterPolicy", "clusterpolicies"
 API_VERSION = f"{GROUP}/{VERSION}"
 CLUSTER_POLICIES = Resource(PLURAL, GROUP, VERSION)
+REQUIRED = (
+    "daemonsets",
+    "dcgm",
+    "dcgmExporter",
+    "devicePlugin",
+    "driver",
+    "gfd",
+    "nodeStatusExporter",
+    "operator",
+    "toolkit",
+)
+"""Fields that must be in a spec, be they empty: NVIDIA's kind asks for them."""
 
 
 class UpdateStrategy(StrEnum):

@@ -1,0 +1,112 @@
+"""What was decided is written: some at a time, failures by themselves, and only what still counts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from gpuvirt.cluster.failures import RefusedError
+from gpuvirt.cluster.keys import Keys, Patch
+from gpuvirt.cluster.operator.writer import AT_ONCE, Writer
+from gpuvirt.cluster.operator.writes import PatchNode, Target, Write
+from gpuvirt.cluster.resources import NODES
+from gpuvirt.sim.clock import SimClock
+
+
+def label(node: str, value: str = "x") -> PatchNode:
+    return PatchNode(Target(NODES, node), Patch(Keys({"label": value})))
+
+
+@dataclass
+class Server:
+    """Takes writes, or refuses them; may be slow."""
+
+    done: list[tuple[str, str | None]] = field(default_factory=list)
+    refuses: set[str] = field(default_factory=set)
+    slow: asyncio.Event | None = None
+    asked: int = 0
+    most: int = 0
+    under_way: int = 0
+
+    async def write(self, write: Write) -> None:
+        assert isinstance(write, PatchNode)
+        self.asked += 1
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            if self.slow is not None:
+                await self.slow.wait()
+            if write.target.name in self.refuses:
+                raise RefusedError(f"{write.target.name} is refused")
+            self.done.append((write.target.name, write.patch.metadata.labels["label"]))
+        finally:
+            self.under_way -= 1
+
+
+@asynccontextmanager
+async def writing(server: Server) -> AsyncIterator[tuple[Writer, SimClock]]:
+    clock = SimClock()
+    writer = Writer(server.write, clock, Random(0))  # noqa: S311
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(writer.run())
+        try:
+            yield writer, clock
+        finally:
+            running.cancel()
+
+
+async def test_some_are_under_way_at_once_and_all_get_done() -> None:
+    server = Server(slow=asyncio.Event())
+    async with writing(server) as (writer, clock):
+        writer.offer([label(f"n{number}") for number in range(20)])
+        await clock.settle()
+        assert server.most == AT_ONCE
+        assert server.slow is not None
+        server.slow.set()
+        await clock.settle()
+        assert len(server.done) == 20
+        assert writer.idle
+        assert writer.done == 20
+
+
+async def test_one_that_fails_waits_by_itself_and_is_told_until_it_is_done() -> None:
+    server = Server(refuses={"bad"})
+    async with writing(server) as (writer, clock):
+        writer.offer([label("bad"), label("good")])
+        await clock.settle()
+        assert server.done == [("good", "x")]
+        assert writer.failures == ("bad is refused",)
+        before = server.asked
+        await clock.advance(600)
+        assert 5 < server.asked - before < 25, "after ever longer pauses"
+        server.refuses.clear()
+        await clock.advance(60)
+        assert ("bad", "x") in server.done
+        assert not writer.failures
+
+
+async def test_what_is_not_wanted_any_more_is_not_written_and_the_latest_counts() -> None:
+    server = Server(refuses={"a", "b"})
+    async with writing(server) as (writer, clock):
+        writer.offer([label("a", "old"), label("b")])
+        await clock.settle()
+        writer.offer([label("a", "new")])
+        server.refuses.clear()
+        await clock.advance(60)
+        assert server.done == [("a", "new")]
+        assert writer.failures == ()
+
+
+async def test_what_is_under_way_is_not_written_a_second_time_beside_it() -> None:
+    server = Server(slow=asyncio.Event())
+    async with writing(server) as (writer, clock):
+        writer.offer([label("a", "one")])
+        await clock.settle()
+        writer.offer([label("a", "two")])
+        await clock.settle()
+        assert server.asked == 1
+        assert server.slow is not None
+        server.slow.set()
+        await clock.settle()
+        assert server.done == [("a", "one")], "whoever decides offers it again by what came of it"
