@@ -91,3 +91,30 @@ def test_the_younger_of_two_policies_says_that_it_does_not_count(node: LabNode) 
             ["cluster-policy", "ready"],
             ["second", "ignored"],
         ]
+
+
+def test_beside_nvidias_operator_nothing_is_done_but_to_nodes_for_machines_and_that_when_told(node: LabNode) -> None:
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "53822513.nvidia.com", "namespace": node.namespace},
+        "spec": {"holderIdentity": "gpu-operator-x", "leaseDurationSeconds": 15},
+    }
+    with controlled(node) as cluster:
+        node.apply(lease)
+        cluster.label(f"{PRESENT}=true", "nvidia.com/gpu.deploy.driver=true", f"{WORKLOAD}=vm-vgpu")
+        before = cluster.labels()
+        with cluster.controller():
+            cluster.apply_policy({})
+            cluster.until_said("OtherOperator: NVIDIA's GPU operator runs in this cluster")
+            assert cluster.labels() == before
+            assert node.kubectl("get", "gpunodes", "-o", "name") == ""
+        with cluster.controller("--coexist"):
+            node.until(lambda: cluster.labels().get("gpuvirt.io/node") == "true", lambda: str(cluster.labels()))
+            assert cluster.labels()["nvidia.com/gpu.deploy.operands"] == "false"
+            assert cluster.labels()["nvidia.com/gpu.deploy.driver"] == "true", "NVIDIA's to take away"
+            mode = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.mode}")
+            node.until(lambda: node.cluster.kubectl(*mode).stdout == "vgpu", lambda: node.cluster.kubectl(*mode).stderr)
+            cluster.label(f"{WORKLOAD}=container")
+            node.until(lambda: "gpuvirt.io/node" not in cluster.labels(), lambda: str(cluster.labels()))
+            assert "nvidia.com/gpu.deploy.operands" not in cluster.labels()

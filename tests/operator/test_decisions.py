@@ -14,7 +14,7 @@ from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.names import NODE_LABEL
+from gpuvirt.cluster.operator.names import NODE_LABEL, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node
@@ -181,7 +181,8 @@ def test_beside_nvidias_operator_nothing_is_done_unless_that_is_wanted() -> None
     beside = scene.decided(replace(HOME, coexists=True))
     assert [one.target.name for one in beside.writes] == ["node01", "node01"]
     (patch,) = (one.patch for one in beside.writes if isinstance(one, PatchNode))
-    assert patch.metadata.labels == {NODE_LABEL: "true", "nvidia.com/gpu.deploy.operands": "false"}
+    ours = {NODE_LABEL: "true", VGPU_DRIVER_LABEL: "true", "nvidia.com/gpu.deploy.operands": "false"}
+    assert patch.metadata.labels == ours
 
 
 def test_nvidias_operator_is_active_for_as_long_as_its_lease_is_renewed() -> None:

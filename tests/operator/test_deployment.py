@@ -143,6 +143,15 @@ def test_the_driver_beneath_machines_stays_and_that_is_said() -> None:
     assert driver in deleted(Scene(nodes, gpu_nodes=[vgpu_node(users=())], there=before).decided(DEPLOYS))
 
 
+def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_machines() -> None:
+    theirs = policy(
+        {"sandboxWorkloads": {"enabled": False}, "driver": {"repository": "r", "image": "i", "version": "1"}}
+    )
+    found = Scene(MACHINES, [theirs]).decided(replace(DEPLOYS, coexists=True))
+    assert "daemonsets/gpuvirt-node" in applied(found)
+    assert not any("driver" in name for name in applied(found))
+
+
 def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
     vgpus = (Vgpu(id="a97c1d93-75b0-5502-bafc-fef8d1839ded", type="NVIDIA A10-4Q", users=users),)
     status = Status(gpus=(Gpu(address="0000:65:00.0", mode="vgpu", vgpus=vgpus),))

@@ -213,6 +213,31 @@ def test_one_pass_is_enough_and_touches_nothing_else(
     }
 
 
+def test_an_uninstall_beside_nvidias_operator_leaves_its_labels() -> None:
+    labels = {f"{DEPLOY}driver": "true", "nvidia.com/gpu.present": "true", NODE_LABEL: "true"}
+    left = patched(labels, taken_back(Metadata(labels=labels), beside=True))
+    assert left == {f"{DEPLOY}driver": "true", "nvidia.com/gpu.present": "true"}
+
+
+@given(NODES, GPU_NODES, AROUNDS, st.booleans())
+def test_beside_nvidias_operator_one_pass_is_enough_and_its_labels_stay(
+    labels: dict[str, str],
+    gpu_node: GpuNode | None,
+    around: Around,
+    marked: bool,
+) -> None:
+    def once(metadata: Metadata) -> Metadata:
+        placement = leaving(placement_of(metadata.labels, gpu_node, ON), gpu_node, spec_is_due=False)
+        keys = keys_beside(metadata, placement, around)
+        annotations: dict[str, str | None] = {**metadata.annotations, **keys.annotations}
+        kept = {key: value for key, value in annotations.items() if value is not None}
+        return Metadata(labels=patched(metadata.labels, keys), annotations=kept)
+
+    first = once(Metadata(labels=labels, annotations={"gpuvirt.io/operands-off": "true"} if marked else {}))
+    assert once(first) == first
+    assert {key: first.labels.get(key) for key in ALL} == {key: labels.get(key) for key in ALL}
+
+
 @given(NODES, AROUNDS)
 def test_what_was_put_on_a_node_can_be_taken_back(labels: dict[str, str], around: Around) -> None:
     metadata = Metadata(labels=labelled(labels, around=around))

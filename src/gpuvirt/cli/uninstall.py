@@ -12,6 +12,10 @@ def uninstall(
     *,
     kubeconfig: apiserver.KubeConfigOption = None,
     namespace: apiserver.HomeOption = "",
+    coexist: Annotated[
+        bool,
+        typer.Option("--coexist", envvar="GPUVIRT_COEXIST", help="Leave the labels of NVIDIA's operator, which stays."),
+    ] = False,
     crds: Annotated[
         bool,
         typer.Option("--crds", help="Delete the kinds, too, with all their objects; those of other products stay."),
@@ -26,4 +30,4 @@ def uninstall(
 
     credentials = apiserver.demanded_credentials(kubeconfig)
     home = apiserver.home_of(namespace, credentials)
-    asyncio.run(run(credentials, Goals(home, crds=crds), lambda line: print(line, flush=True)))
+    asyncio.run(run(credentials, Goals(home, beside=coexist, crds=crds), lambda line: print(line, flush=True)))

@@ -17,7 +17,7 @@ from gpuvirt.cluster.operator import deployment, kubevirts, nodes, policies, sta
 from gpuvirt.cluster.operator.announcer import News, node_news, policy_news
 from gpuvirt.cluster.operator.deployment import Deployment, OperandState
 from gpuvirt.cluster.operator.kubevirts import Histories, KubeVirtDecisions
-from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER
+from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodes import NodeDecisions, NodeVerdict
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import Site
@@ -81,10 +81,11 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         KubeVirtDecisions(histories=picture.kubevirt.histories),
     )
     if not troubles and isinstance(choice.policy, ClusterPolicy):
+        policy = policies.beside(choice.policy) if home.coexists else choice.policy
         gpu_nodes = tuple(picture.gpu_nodes.values())
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
-        found = nodes.decide(picture, choice.policy, kubevirt, beside=home.coexists)
-        deployed = _deployment(picture, choice.policy, home, found.placements)
+        found = nodes.decide(picture, policy, kubevirt, beside=home.coexists)
+        deployed = _deployment(picture, policy, home, found.placements)
     operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
     progress = Progress(
         nodes=found.verdicts,
@@ -119,7 +120,9 @@ def site_of(
         pull_policy=home.pull_policy,
         pull_secrets=home.pull_secrets,
         images=home.images,
-        vgpu_os=frozenset(_systems(named, placements, Workload.VGPU, f"{DEPLOY}{VGPU_DRIVER}")),
+        vgpu_os=frozenset(
+            _systems(named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if home.coexists else f"{DEPLOY}{VGPU_DRIVER}")
+        ),
         container_os=frozenset(_systems(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
         runtime=_runtime(named, placements),
         config_maps={

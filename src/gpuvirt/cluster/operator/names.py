@@ -13,6 +13,8 @@ OPERANDS_LABEL = "nvidia.com/gpu.deploy.operands"
 MIG_CONFIG_LABEL = "nvidia.com/mig.config"
 NODE_LABEL = "gpuvirt.io/node"
 """`true` where the node agent is to run: its DaemonSet selects it."""
+VGPU_DRIVER_LABEL = "gpuvirt.io/vgpu-manager"
+"""`true` where the vGPU manager is to run beside NVIDIA's operator, which takes away the labels that it would go by."""
 OPERANDS_OFF_ANNOTATION = "gpuvirt.io/operands-off"
 """On nodes that NVIDIA's operator was asked by us to leave alone."""
 

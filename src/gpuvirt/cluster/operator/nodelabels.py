@@ -23,6 +23,7 @@ from gpuvirt.cluster.operator.names import (
     PRESENT_LABEL,
     SETS,
     VGPU_DRIVER,
+    VGPU_DRIVER_LABEL,
 )
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.operator.placement import Placement
@@ -77,23 +78,28 @@ def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Key
     """Return the same beside NVIDIA's operator: nodes for machines are ours, and it is asked to leave them alone."""
     labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     machines = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
-    leaving = labels.get(NODE_LABEL) == "true" and (placement.workload is None or bool(placement.leaving))
+    was_ours = ours or labels.get(NODE_LABEL) == "true"
+    leaving = was_ours and (placement.workload is None or bool(placement.leaving))
+    driver = placement.workload is Workload.VGPU or placement.vgpus_used or bool(placement.leaving)
     if machines or leaving:
-        agent = "true" if around.runs_agent else None
-        annotations: dict[str, str | None] = {}
-        if labels.get(OPERANDS_LABEL) != "false":
-            annotations[OPERANDS_OFF_ANNOTATION] = "true"
-        return Keys({NODE_LABEL: agent, OPERANDS_LABEL: "false"}, annotations)
-    gone = (NODE_LABEL, OPERANDS_LABEL) if ours else (NODE_LABEL,)
+        wanted: dict[str, str | None] = {
+            NODE_LABEL: "true" if around.runs_agent else None,
+            VGPU_DRIVER_LABEL: "true" if driver and (machines or VGPU_DRIVER_LABEL in labels) else None,
+            OPERANDS_LABEL: "false",
+            **_os(labels),
+        }
+        off: dict[str, str | None] = {OPERANDS_OFF_ANNOTATION: "true"} if labels.get(OPERANDS_LABEL) != "false" else {}
+        return Keys(wanted, off)
+    gone = (NODE_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
     return Keys(dict.fromkeys(gone), {OPERANDS_OFF_ANNOTATION: None})
 
 
-def taken_back(metadata: Metadata) -> Keys:
-    """Return what a node is to say when nothing of ours runs any more."""
+def taken_back(metadata: Metadata, *, beside: bool = False) -> Keys:
+    """Return what a node is to say when nothing of ours runs any more; `beside`: what is NVIDIA's operator's stays."""
     ours = metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
-    labels: dict[str, str | None] = dict.fromkeys(label for label in metadata.labels if label in ALL)
-    labels |= dict.fromkeys((PRESENT_LABEL, NODE_LABEL, OS_LABEL, *((OPERANDS_LABEL,) if ours else ())))
-    return Keys(labels, {OPERANDS_OFF_ANNOTATION: None})
+    own = (NODE_LABEL, OS_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
+    theirs = () if beside else (PRESENT_LABEL, *(label for label in metadata.labels if label in ALL))
+    return Keys(dict.fromkeys((*own, *theirs)), {OPERANDS_OFF_ANNOTATION: None})
 
 
 def _os(labels: Labels) -> dict[str, str | None]:

@@ -40,8 +40,6 @@ def decide(picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions,
     """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
     writes, verdicts, placements = list[Write](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
-    if beside:
-        defaults = replace(defaults, sandboxed=True, workload=Workload.CONTAINER)
     carving = policies.carving_of(policy, kubevirt)
     pausers = pausers_by_node(picture.there.pods.values())
     for key, node in sorted(picture.nodes.items()):

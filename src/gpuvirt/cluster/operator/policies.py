@@ -7,6 +7,8 @@ what is on. Of several policies the oldest counts, and of equally old ones the f
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
 from gpuvirt.cluster.operator.kubevirts import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodelabels import Around
@@ -30,6 +32,12 @@ def choose(policies: Iterable[StoredPolicy]) -> Choice | None:
     """Return which policy counts; None where there is none."""
     ordered = sorted(policies, key=lambda one: (one.metadata.creation_timestamp, one.metadata.name))
     return Choice(ordered[0], read_policy(ordered[0]), tuple(ordered[1:])) if ordered else None
+
+
+def beside(policy: ClusterPolicy) -> ClusterPolicy:
+    """Return the policy as it is beside NVIDIA's operator: nodes for machines are ours, though to it there are none."""
+    sandbox = replace(policy.spec.sandbox_workloads, enabled=True, default_workload=None)
+    return replace(policy, spec=replace(policy.spec, sandbox_workloads=sandbox))
 
 
 def called(metadata_name: str) -> str:

@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
 from gpuvirt.cluster.operator.kubevirts import HISTORY
-from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, VGPU_DRIVER
+from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import taken_back
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
@@ -45,6 +45,8 @@ class Goals:
     """What is to go."""
 
     namespace: str
+    beside: bool = False
+    """NVIDIA's operator has nodes here too: its labels stay."""
     crds: bool = False
     """The kinds, too, with all their objects; those that we have not made stay."""
 
@@ -58,10 +60,10 @@ def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
     )
 
 
-def left_of(metadata: Metadata, *, used: bool, agents_gone: bool) -> Keys:
+def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool = False) -> Keys:
     """Return what a node is to say: nothing of ours, and nothing of its agent's once that can't say it again."""
-    keys = taken_back(metadata)
-    kept = {f"{DEPLOY}{VGPU_DRIVER}"} if used else set[str]()
+    keys = taken_back(metadata, beside=beside)
+    kept = {f"{DEPLOY}{VGPU_DRIVER}", VGPU_DRIVER_LABEL} if used else set[str]()
     labels = {label: value for label, value in keys.labels.items() if label not in kept}
     annotations = dict(keys.annotations)
     if agents_gone:
@@ -108,9 +110,10 @@ class Uninstaller:
                 yield line
 
     async def _label(self, *, agents_gone: bool) -> AsyncIterator[str]:
+        goals = self._goals
         for node in await self._listed(NODES, NodeObject):
             name = node.metadata.name
-            keys = left_of(node.metadata, used=name in self._used, agents_gone=agents_gone)
+            keys = left_of(node.metadata, used=name in self._used, agents_gone=agents_gone, beside=goals.beside)
             if (patch := patch_of([keys], node.metadata)) is not None:
                 await self._client.patch(NODES, name, patch, PatchType.MERGE, NodeObject)
                 gone = sorted({**patch.metadata.labels, **patch.metadata.annotations})

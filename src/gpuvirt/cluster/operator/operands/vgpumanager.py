@@ -18,6 +18,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Container, EnvVar, KeyToPath, PodSpec, Volume, VolumeMount
 from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
+from gpuvirt.cluster.operator.names import VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.operands import assembly, hostpaths, images
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, BOTH, host, mount
 from gpuvirt.cluster.operator.operands.site import OS_LABEL, OperandName, Site
@@ -98,7 +99,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, os_tag: str, image: str, para
     )
     pod = PodSpec(
         service_account_name=SERVICE_ACCOUNT,
-        node_selector={DEPLOY_LABEL: "true", OS_LABEL: os_tag},
+        node_selector={VGPU_DRIVER_LABEL if site.coexists else DEPLOY_LABEL: "true", OS_LABEL: os_tag},
         host_pid=True,
         host_ipc=True,
         host_network=assembly.on_host_network(manager),
