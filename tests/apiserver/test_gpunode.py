@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.cluster.agent import gpunode as gpunode_status
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
 from gpuvirt.cluster.agent.happenings import happenings
 from gpuvirt.cluster.events import Happening, Kind
@@ -159,3 +160,8 @@ def test_a_gpu_that_changes_its_mode_or_goes_is_told() -> None:
     ]
     none = replace(before, gpus=())
     assert list(happenings(before, none)) == [Happening(Kind.WARNING, "GpuGone", f"{GPU} is no longer there")]
+
+
+def test_a_machine_is_named_by_its_pod() -> None:
+    users = ("pod default/virt-launcher-vm-a-x7k2p", "pod default/box", "python3 (pid 7)", "pod x/virt-launcher-vm")
+    assert gpunode_status.machines_of(users) == ("default/vm-a",)

@@ -91,6 +91,10 @@ class Vgpu(Part, frozen=True, kw_only=True):
     type: str
     offered_as: Annotated[str | None, Meta(description="The resource that pods ask for.")] = None
     users: Annotated[tuple[str, ...], Meta(description="Pods that have it, and processes of no known pod.")] = ()
+    machines: Annotated[
+        tuple[str, ...],
+        Meta(description="KubeVirt's machines among the users, as namespace/name, by their pods' names."),
+    ] = ()
     reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
 
 
@@ -107,6 +111,10 @@ class Gpu(Part, frozen=True, kw_only=True):
     offered_as: Annotated[str | None, Meta(description="The resource that pods ask for to have it whole.")] = None
     healthy: Annotated[bool | None, Meta(description="Whether a machine could use it; null where not offered.")] = None
     users: Annotated[tuple[str, ...], Meta(description="Pods that have it, and processes of no known pod.")] = ()
+    machines: Annotated[
+        tuple[str, ...],
+        Meta(description="KubeVirt's machines among the users, as namespace/name, by their pods' names."),
+    ] = ()
     vgpus: tuple[Vgpu, ...] = ()
     reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
 
