@@ -187,8 +187,12 @@ def table(measured: Sequence[Bench]) -> str:
     head = "| | gpuvirt | peer | gpuvirt / peer |" if peers else "| | gpuvirt |"
     lines = [head, "|---|---|---|---|" if peers else "|---|---|"]
     for what, value in ours.rows.items():
-        others = [other for peer in peers if (other := peer.rows.get(what))]
-        cells = [what, f"{value:.3g}", *(text for other in others for text in (f"{other:.3g}", f"{value / other:.2f}"))]
+        others = [peer.rows[what] for peer in peers if what in peer.rows]
+        cells = [
+            what,
+            f"{value:.3g}",
+            *(text for other in others for text in (f"{other:.3g}", f"{value / other:.2f}" if other else "-")),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -14,10 +14,11 @@ from gpuvirt.cluster.mirror import ObjectKey, key_of
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
+from gpuvirt.cluster.operator.names import NODE_LABEL
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL
 from gpuvirt.cluster.operator.shapes import DaemonSetStatus, NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
 
@@ -150,6 +151,17 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_machines() 
     found = Scene(MACHINES, [theirs]).decided(replace(DEPLOYS, coexists=True))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert not any("driver" in name for name in applied(found))
+
+
+def test_machines_that_are_switched_off_keep_what_serves_them_until_they_have_ended() -> None:
+    off = policy({"sandboxWorkloads": {"enabled": False}})
+    used = vgpu_node(users=("pod default/vm-a",))
+    found = Scene([node("vm-vgpu")], [off], gpu_nodes=[used]).decided(DEPLOYS)
+    assert "daemonsets/gpuvirt-node" in applied(found), "nobody else lets go of the GPUs"
+    (patch,) = (one.patch for one in found.writes if isinstance(one, PatchNode))
+    assert patch.metadata.labels[NODE_LABEL] == "true"
+    done = Scene([node("vm-vgpu")], [off]).decided(DEPLOYS)
+    assert "daemonsets/gpuvirt-node" not in applied(done)
 
 
 def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:

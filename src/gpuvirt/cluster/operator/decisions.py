@@ -85,7 +85,8 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         gpu_nodes = tuple(picture.gpu_nodes.values())
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
         found = nodes.decide(picture, policy, kubevirt, beside=home.coexists)
-        deployed = _deployment(picture, policy, home, found.placements)
+        drains = any(one.leaving for one in found.placements.values())
+        deployed = _deployment(picture, policies.while_leaving(policy) if drains else policy, home, found.placements)
     operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
     progress = Progress(
         nodes=found.verdicts,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
+from gpuvirt.cluster.kinds.vmoperands import SandboxWorkloads
 from gpuvirt.cluster.operator.kubevirts import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodelabels import Around
 from gpuvirt.cluster.operator.operands import agent
@@ -36,8 +37,16 @@ def choose(policies: Iterable[StoredPolicy]) -> Choice | None:
 
 def beside(policy: ClusterPolicy) -> ClusterPolicy:
     """Return the policy as it is beside NVIDIA's operator: nodes for machines are ours, though to it there are none."""
-    sandbox = replace(policy.spec.sandbox_workloads, enabled=True, default_workload=None)
-    return replace(policy, spec=replace(policy.spec, sandbox_workloads=sandbox))
+    return _with_machines(policy, replace(policy.spec.sandbox_workloads, default_workload=None))
+
+
+def while_leaving(policy: ClusterPolicy) -> ClusterPolicy:
+    """Return the policy for as long as some node has machines: what serves them stays, though no more are wanted."""
+    return _with_machines(policy, policy.spec.sandbox_workloads)
+
+
+def _with_machines(policy: ClusterPolicy, sandbox: SandboxWorkloads) -> ClusterPolicy:
+    return replace(policy, spec=replace(policy.spec, sandbox_workloads=replace(sandbox, enabled=True)))
 
 
 def called(metadata_name: str) -> str:
@@ -73,5 +82,5 @@ def around_of(policy: ClusterPolicy) -> Around:
     default = mig.config.default if mig.config is not None else ""
     return Around(
         mig_default=default if default == "all-disabled" and mig.enabled is not False else None,
-        runs_agent=agent.is_wanted(policy),
+        runs_agent=agent.is_wanted(while_leaving(policy)),
     )
