@@ -117,6 +117,9 @@ def test_gpus_that_vanish_from_labels_alone_are_still_there() -> None:
     before = labelled(NFD | {LABEL: "vm-passthrough"})
     without = {key: value for key, value in before.items() if key not in NFD}
     assert labelled(without, gpu_node=reporting(gpu(Mode.PASSTHROUGH))) == without
+    container = labelled(NFD, gpu_node=reporting(gpu(Mode.CONTAINER)))
+    bare = {key: value for key, value in container.items() if key not in NFD}
+    assert labelled(bare, gpu_node=reporting(gpu(Mode.CONTAINER)))["nvidia.com/gpu.present"] == "false"
     gone = labelled(without)
     assert gone["nvidia.com/gpu.present"] == "false"
     assert not deployed(gone)

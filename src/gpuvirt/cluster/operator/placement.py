@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
-from gpuvirt.cluster.operator.names import GPU_FEATURES, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.operator.names import GPU_FEATURES, NODE_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import Workload
@@ -81,10 +81,14 @@ def leaving(placement: Placement, gpu_node: GpuNode | None, *, spec_is_due: bool
 
 
 def _present(labels: Mapping[str, str], gpus: Iterable[Gpu]) -> bool:
-    """Return whether a node has GPUs; a label that is gone (with NFD) is no proof where an agent sees some."""
+    """Return whether a node has GPUs; a label that is gone (with NFD) is no proof where an agent sees some.
+
+    What an agent has said that does not run there any more is none either.
+    """
     if any(labels.get(label) == "true" for label in GPU_FEATURES):
         return True
-    return labels.get(PRESENT_LABEL) == "true" and any(True for _ in gpus)
+    agent_sees = labels.get(NODE_LABEL) == "true" and any(True for _ in gpus)
+    return agent_sees and labels.get(PRESENT_LABEL) == "true"
 
 
 def _workload(labels: Mapping[str, str], defaults: Defaults) -> tuple[Workload | None, str]:
