@@ -236,3 +236,15 @@ def test_the_demo_on_a_machine_that_can_offer_nothing() -> None:
     assert done.returncode == 0
     assert "NoIommuGroup" in done.stdout
     assert "Nothing can be offered" in done.stdout
+
+
+def test_a_persons_kubeconfig_is_found_where_kubectl_finds_it(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    none = ran("status", environment=home)
+    assert none.returncode == 2
+    assert f"no {tmp_path}/.kube/config; expected a kubeconfig" in none.stderr
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube/config").write_text("clusters: []")
+    read = ran("status", environment=home)
+    assert read.returncode == 2
+    assert f"{tmp_path}/.kube/config" in read.stderr

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KUBECTLS = ".kube/config"
+"""Where kubectl looks, below a person's home."""
+
 NodeNameOption = Annotated[
     str | None,
     typer.Option(
@@ -66,11 +69,14 @@ def credentials_of(kubeconfig: Path | None) -> "Credentials | None":
 
 
 def demanded_credentials(kubeconfig: Path | None) -> "Credentials":
-    """Return how to reach the API server; raise ConfigError where nobody says it."""
+    """Return how to reach the API server: as a pod, or as kubectl does; raise ConfigError where nobody says it."""
+    own = Path.home() / KUBECTLS
     found = credentials_of(kubeconfig)
+    if found is None and own.exists():
+        found = credentials_of(own)
     if found is None:
         raise ConfigError(
-            "no API server: this is no pod with a service account's token; expected a kubeconfig",
+            f"no API server: this is no pod with a service account's token, and no {own}; expected a kubeconfig",
             where="--kubeconfig",
         )
     return found
