@@ -8,6 +8,7 @@ import pytest
 from clusterlab import LabNode
 from kubevirtkinds import SOURCES, install
 
+from commandline import gpuvirt
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.credentials import from_kubeconfig
 from gpuvirt.cluster.failures import RefusedError
@@ -25,6 +26,7 @@ from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
+from gpuvirt.cluster.operator.kubevirts import HISTORY
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.heard import Heard
 from gpuvirt.plain import Plain
@@ -186,6 +188,21 @@ async def test_hcos_lists_take_what_we_add(desk: Desk) -> None:
     assert undoing.resource is not None
     await desk.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, HyperConverged)
     assert desk.found("hyperconverged", "spec") == before
+
+
+async def test_an_uninstall_takes_it_back(desk: Desk) -> None:
+    spec: Plain = {"configuration": {"developerConfiguration": {"featureGates": ["Theirs"]}}}
+    desk.make("KubeVirt", spec)
+    desk.is_of_version("v0.58.2")
+    before = desk.found("kubevirt", "spec")
+    await desk.converge()
+    kept = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": HISTORY, "namespace": desk.node.namespace}}
+    desk.node.apply(kept)
+    done = gpuvirt("uninstall", "--kubeconfig", str(desk.node.cluster.kubeconfig), "--namespace", desk.node.namespace)
+    assert done.returncode == 0, done.stderr
+    assert f"took out what was added for KubeVirt {desk.node.namespace}/kubevirt" in done.stdout
+    assert desk.found("kubevirt", "spec") == before
+    assert desk.node.kubectl("get", "configmaps", "-o", "name").split() == ["configmap/kube-root-ca.crt"]
 
 
 async def test_machines_are_read_for_the_names_of_their_devices(desk: Desk) -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import yaml
 
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, GpuWish, Offered, Spec, Status
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, GpuWish, Offered, Spec, Status, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import (
     Instancetype,
     InstancetypeRevision,
@@ -15,11 +15,13 @@ from gpuvirt.cluster.kinds.kubevirt import (
 from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
+from gpuvirt.cluster.operator.kubevirtundoer import held_names
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.selectors import ResourceKind, Selectors
 from gpuvirt.model.wanted import WantedMode
 
+AB = (("a", 1), ("b", 0))
 CLAIMED = """
 metadata: {name: a}
 spec:
@@ -135,3 +137,16 @@ def test_nodes_that_may_come_to_have_mediated_devices(found: GpuNode, wants: boo
 def test_what_a_version_has(text: str | None, gate: bool, field: bool) -> None:
     version = version_of(text)
     assert (has_mdev_gate(version), has_mdev_field(version)) == (gate, field)
+
+
+def test_what_pods_have_is_in_use_and_with_one_vgpu_all_mediated_devices() -> None:
+    whole, other = (Offered(name=f"nvidia.com/{name}", healthy=1, held=held, registered=True) for name, held in AB)
+    vgpus = Offered(name="nvidia.com/c", healthy=1, held=0, registered=True, mdev_name_selectors=("NVIDIA A10-4Q",))
+
+    def node(*users: str) -> GpuNode:
+        gpu = Gpu(address="0000:65:00.0", mode="vgpu", vgpus=(Vgpu(id="1", type="NVIDIA A10-24Q", users=users),))
+        return GpuNode(metadata=Metadata("a"), status=Status(gpus=(gpu,), resources=(whole, other, vgpus)))
+
+    assert held_names([]) == held_names([GpuNode(metadata=Metadata("a"))]) == frozenset()
+    assert held_names([node()]) == {"nvidia.com/a"}
+    assert held_names([node("process 12 (qemu)")]) == {"nvidia.com/a", "nvidia.com/c"}

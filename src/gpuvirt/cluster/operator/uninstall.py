@@ -1,4 +1,4 @@
-"""Taking away what the controller has put into a cluster: operands, labels, GpuNodes, and kinds where that is asked.
+"""Taking away what the controller has put into a cluster: operands, labels, entries of KubeVirt's, GpuNodes, kinds.
 
 No device changes by it: GPUs stay on their drivers, vGPUs and what machines have stay. It may be done again at any
 time, after any failure: each step takes away what is there.
@@ -19,11 +19,11 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
 from gpuvirt.cluster.operator.kubevirts import HISTORY
+from gpuvirt.cluster.operator.kubevirtundoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import taken_back
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
-from gpuvirt.cluster.operator.undoing import undo_kubevirt
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.errors import GpuvirtError
 
@@ -97,8 +97,7 @@ class Uninstaller:
             self._delete_operands(),
             self._wait(),
             self._label(agents_gone=True),
-            undo_kubevirt(self._client, self._gpu_nodes),
-            self._forget(),
+            self._leave_kubevirt(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
             self._delete_ours(GPU_NODES, "GpuNode"),
         )
@@ -140,11 +139,15 @@ class Uninstaller:
             await self._clock.sleep(LOOK_S)
         yield "no agent runs any more"
 
-    async def _forget(self) -> AsyncIterator[str]:
-        """Forget what has become of patches of KubeVirt."""
-        with suppress(NotFoundError):
-            await self._client.delete(config_maps(self._goals.namespace), HISTORY)
-            yield f"deleted configmaps {HISTORY}"
+    async def _leave_kubevirt(self) -> AsyncIterator[str]:
+        """Take back what was written into KubeVirt's configuration, and what is kept of that."""
+        async for line in KubeVirtUndoer(self._client, self._clock, self._gpu_nodes).run():
+            yield line
+        kept = config_maps(self._goals.namespace)
+        for found in await self._listed(kept, Named):
+            if found.metadata.name == HISTORY:
+                await self._delete(kept, found)
+                yield f"deleted configmaps {HISTORY}"
 
     async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
         for found in await self._listed(resource, Named, labelled=labelled):
