@@ -188,6 +188,22 @@ def test_beside_nvidias_operator_the_controller_is_told_so(helm: Helm) -> None:
     assert "--coexist" not in items(arguments())
 
 
+def test_kubevirt_is_not_written_where_it_is_not_to_be_and_can_be_taken_back(helm: Helm) -> None:
+    def may(role: str, *values: str) -> dict[str, list[Plain]]:
+        found = rules(helm.template(*values).one("ClusterRole", f"gpuvirt-{role}"))
+        return {str(at(one, "resources", 0)): items(at(one, "verbs")) for one in found}
+
+    def arguments(*values: str) -> list[Plain]:
+        return items(at(helm.template(*values).pods()["gpuvirt-controller"], "containers", 0, "args"))
+
+    off = "kubevirt.manage=false"
+    assert ("--no-kubevirt" in arguments(off), "--no-kubevirt" in arguments()) == (True, False)
+    for kind in ("kubevirts", "hyperconvergeds"):
+        assert may("controller")[kind] == ["list", "watch", "patch"]
+        assert may("controller", off)[kind] == ["list", "watch"]
+        assert may("uninstall", off)[kind] == ["list", "patch"], "what was written before"
+
+
 def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
     rendered = helm.template(*SEED, "image.pullSecrets={mine}")
     found = rendered.named("ServiceAccount")

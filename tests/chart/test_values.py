@@ -21,6 +21,7 @@ ELSEWHERE = {
         "nvidiaRegistry",
         "nfd",
         "discover",
+        "kubevirt",
         "clusterPolicy",
         "gpuCluster",
         "networkPolicy",

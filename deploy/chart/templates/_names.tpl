@@ -49,3 +49,17 @@ runAsUser: 65532
 runAsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
+
+{{/* Rules for all that names devices of virtual machines: an entry for one of these is never taken away. */}}
+{{- define "gpuvirt.machines" -}}
+# The devices that virtual machines name, in whatever kind of object: an entry for one of these is never taken away.
+- apiGroups: [kubevirt.io]
+  resources: [virtualmachines, virtualmachineinstances, virtualmachineinstancereplicasets]
+  verbs: {{ . }}
+- {apiGroups: [pool.kubevirt.io], resources: [virtualmachinepools], verbs: {{ . }}}
+- apiGroups: [instancetype.kubevirt.io]
+  resources: [virtualmachineinstancetypes, virtualmachineclusterinstancetypes]
+  verbs: {{ . }}
+# Instance types as they were when machines were made of them. RBAC knows no labels, by which these alone are read.
+- {apiGroups: [apps], resources: [controllerrevisions], verbs: {{ . }}}
+{{- end }}
