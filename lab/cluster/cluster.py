@@ -33,6 +33,11 @@ class Cluster:
     """What this process has started; another process may stop it too, by the files in `log`."""
 
     @property
+    def audit_log(self) -> Path:
+        """What the accounts of one namespace have asked of the API server: one event a line, as JSON."""
+        return self.folder / settings.AUDIT_LOG
+
+    @property
     def kubeconfig(self) -> Path:
         """The admin's."""
         return self.folder / "kubeconfig"
@@ -210,6 +215,8 @@ def _api_server(folder: Path) -> Sequence[str]:
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
+        "--audit-policy-file=audit.yaml",
+        f"--audit-log-path={settings.AUDIT_LOG}",
     )
 
 

@@ -16,6 +16,10 @@ HOST = "host"
 """Where, below the lab's folder, tests mount the machine that is the node's hardware."""
 KUBELET_PORT = 20250
 
+AUDITED = "gpu-operator"
+"""The namespace whose service accounts the API server writes down all requests of."""
+AUDIT_LOG = "log/audit.jsonl"
+
 TOKENS = """admin-token,admin,1,"system:masters"
 node-token,system:node:node01,2,"system:nodes"
 """
@@ -29,6 +33,7 @@ def write_all(folder: Path) -> None:
     (folder / "tokens.csv").write_text(TOKENS)
     (folder / "kubeconfig").write_text(_kubeconfig(folder, "admin", "admin-token"))
     (folder / "kubeconfig.node").write_text(_kubeconfig(folder, "node", "node-token"))
+    (folder / "audit.yaml").write_text(_audit())
     (folder / "kubelet.yaml").write_text(_kubelet(folder))
     (folder / "containerd.toml").write_text(_containerd(folder))
     (folder / "cni/conf/10-lab.conflist").write_text(json.dumps(_network()))
@@ -52,6 +57,17 @@ clusters: [{{name: lab, cluster: {cluster}}}]
 users: [{{name: {user}, user: {{token: {token}}}}}]
 contexts: [{{name: lab, context: {{cluster: lab, user: {user}}}}}]
 current-context: lab
+"""
+
+
+def _audit() -> str:
+    """Return what of requests is written down: who asks for what, and what came of it, of some accounts alone."""
+    return f"""apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - {{level: Metadata, userGroups: ["system:serviceaccounts:{AUDITED}"]}}
+  - {{level: None}}
 """
 
 
