@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from chartlab import Install, chart_user
 from clusterlab import LabNode, lab_node
 from guesthost import Guests
 from helmchart import Helm
@@ -193,3 +194,10 @@ def node(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[LabNode]:
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
     with lab_node(lab, f"{name}-{next(NAMESPACES)}") as node:
         yield node
+
+
+@pytest.fixture
+def user(lab: Cluster, image: None) -> Iterator[Install]:  # noqa: ARG001
+    """A user of the chart, in a cluster that has nothing of ours."""
+    with chart_user(lab) as user:
+        yield user

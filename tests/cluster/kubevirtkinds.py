@@ -58,7 +58,9 @@ HCO_SPEC = _object(
 ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
-def manifest(group: str, versions: Sequence[str], plural: str, kind: str, spec: Schema) -> Mapping[str, object]:
+def manifest(
+    group: str, versions: Sequence[str], plural: str, kind: str, spec: Schema, *, scope: str = "Namespaced"
+) -> Mapping[str, object]:
     """Return the definition of a kind; the first version is the one that is stored."""
     schema = _object(("spec",), spec=spec, status=ANY)
     return {
@@ -67,7 +69,7 @@ def manifest(group: str, versions: Sequence[str], plural: str, kind: str, spec: 
         "metadata": {"name": f"{plural}.{group}"},
         "spec": {
             "group": group,
-            "scope": "Namespaced",
+            "scope": scope,
             "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
             "versions": [
                 {
@@ -94,19 +96,41 @@ OURS = {
         "hco.kubevirt.io", ("v1beta1",), "hyperconvergeds", "HyperConverged", HCO_SPEC
     ),
 }
+BESIDE_MACHINES = {
+    "virtualmachineinstancereplicasets.kubevirt.io": manifest(
+        "kubevirt.io", V1, "virtualmachineinstancereplicasets", "VirtualMachineInstanceReplicaSet", ANY
+    ),
+    "virtualmachinepools.pool.kubevirt.io": manifest(
+        "pool.kubevirt.io", ("v1alpha1",), "virtualmachinepools", "VirtualMachinePool", ANY
+    ),
+    "virtualmachineinstancetypes.instancetype.kubevirt.io": manifest(
+        "instancetype.kubevirt.io", ("v1beta1",), "virtualmachineinstancetypes", "VirtualMachineInstancetype", ANY
+    ),
+    "virtualmachineclusterinstancetypes.instancetype.kubevirt.io": manifest(
+        "instancetype.kubevirt.io",
+        ("v1beta1",),
+        "virtualmachineclusterinstancetypes",
+        "VirtualMachineClusterInstancetype",
+        ANY,
+        scope="Cluster",
+    ),
+}
+"""What else names devices of machines."""
 SOURCES = ["facts", *(["manifests"] if (FOLDER / "kubevirt.crd.yaml").exists() else [])]
 """Where KubeVirt's own kind may come from; never none."""
 
 
-def install(node: LabNode, source: str) -> tuple[str, ...]:
+def install(node: LabNode, source: str, *, all_kinds: bool = False) -> tuple[str, ...]:
     """Install KubeVirt's and HCO's kinds, and return what is to be deleted."""
-    manifests = {name: json.dumps(ours) for name, ours in OURS.items()}
+    chosen = OURS | (BESIDE_MACHINES if all_kinds else {})
+    manifests = {name: json.dumps(ours) for name, ours in chosen.items()}
     if source == "manifests":
         own = ("kubevirt", "virtualmachine", "virtualmachineinstance")
         manifests |= {f"{name}s.kubevirt.io": (FOLDER / f"{name}.crd.yaml").read_text() for name in own}
-    for name, text in manifests.items():
+    for text in manifests.values():
         done = node.cluster.kubectl("apply", "--server-side", "-f", "-", given=text)
         assert done.returncode == 0, done.stderr
+    for name in manifests:
         node.until(partial(_is_served, node, name), lambda: "a kind is not served yet")
     return tuple(manifests)
 

@@ -1,98 +1,9 @@
 """The chart on a real API server, with our image: installed, upgraded and uninstalled as its users do."""
 
-import os
-import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
-import yaml
-from lab.cluster.cluster import Cluster
-from lab.cluster.helm import helm as built
-from lab.cluster.images import PREFIX
-from lab.cluster.ourimage import NAME
+from chartlab import CHART, KINDS, NAMESPACE, ROOT, Install, older
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
-
-ROOT = Path(__file__).parent.parent.parent
-CHART = ROOT / "deploy/chart"
-NAMESPACE = "gpu-operator"
-KINDS = {"clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io"}
-NOT_LOOKED_AT = ("apiservices", "certificatesigningrequests", "componentstatuses")
-"""Kinds whose objects others make: one APIService a group of kinds, for instance."""
-
-
-@dataclass(frozen=True, slots=True)
-class Install:
-    """A user with helm and kubectl."""
-
-    cluster: Cluster
-    helm: Path
-
-    def kubectl(self, *arguments: str, given: str | None = None) -> str:
-        done = self.cluster.kubectl(*arguments, given=given)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run helm."""
-        environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}  # noqa: TID251  helm's own
-        command = [str(self.helm), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    def must(self, *arguments: str) -> str:
-        done = self.run(*arguments)
-        assert done.returncode == 0, f"{done.stderr}\n{self.pods()}"
-        return done.stdout
-
-    def pods(self) -> str:
-        """What is to be seen of the pods when something went wrong."""
-        logs = Path("/var/log/pods").glob(f"{NAMESPACE}_*/*/*.log")
-        said = "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in logs)
-        return self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide").stdout + said
-
-    def install(self, *values: str) -> "subprocess.CompletedProcess[str]":
-        """Install as seed users do, with the lab's image."""
-        repository, _, tag = f"{PREFIX}/{NAME}".rpartition(":")
-        image = (f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never")
-        options = ["--wait", "--timeout=120s", "--generate-name", "-n", NAMESPACE, "--create-namespace"]
-        return self.run("install", *options, str(CHART), *(f"--set={one}" for one in (*image, *values)))
-
-    def releases(self) -> list[str]:
-        """Return the names of all releases, failed ones too."""
-        return self.must("list", "-n", NAMESPACE, "--short").split()
-
-    def cluster_wide(self) -> set[str]:
-        """Return the names of all objects that are in no namespace."""
-        kinds = self.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
-        chosen = [kind for kind in kinds if not kind.startswith(NOT_LOOKED_AT)]
-        return set(self.kubectl("get", ",".join(chosen), "-o", "name").split())
-
-    def crd(self, name: str, path: str) -> str:
-        return self.kubectl("get", "crd", name, "-o", f"jsonpath={{{path}}}")
-
-
-@pytest.fixture
-def user(lab: Cluster, image: None) -> Iterator[Install]:  # noqa: ARG001
-    """Give a cluster that has nothing of ours."""
-    user = Install(lab, built())
-    for manifest in ("node.yaml", "discover.yaml"):
-        lab.kubectl("delete", "-f", str(ROOT / "deploy" / manifest), "--ignore-not-found", "--wait=true")
-    lab.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--wait=true")
-    yield user
-    for release in user.releases():
-        user.run("uninstall", release, "-n", NAMESPACE, "--no-hooks", "--wait")
-    lab.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")
-    lab.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--wait=true")
-
-
-def older(name: str) -> str:
-    """Return a kind of ours as an older release might have left it: without what its columns print."""
-    manifest = yaml.safe_load((ROOT / "deploy" / name).read_text())
-    manifest["metadata"].pop("labels")
-    manifest["spec"]["versions"][0].pop("additionalPrinterColumns")
-    return yaml.safe_dump(manifest)
 
 
 def test_installed_upgraded_and_gone(user: Install) -> None:

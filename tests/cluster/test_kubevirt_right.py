@@ -198,7 +198,16 @@ async def test_an_uninstall_takes_it_back(desk: Desk) -> None:
     await desk.converge()
     kept = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": HISTORY, "namespace": desk.node.namespace}}
     desk.node.apply(kept)
-    done = gpuvirt("uninstall", "--kubeconfig", str(desk.node.cluster.kubeconfig), "--namespace", desk.node.namespace)
+    pod = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "kata", "namespace": desk.node.namespace}}
+    asking = {"name": "a", "image": "none", "resources": {"limits": {T4_8Q: "1"}}}
+    desk.node.apply({**pod, "spec": {"automountServiceAccountToken": False, "containers": [asking]}})
+    asks = ("--kubeconfig", str(desk.node.cluster.kubeconfig), "--namespace", desk.node.namespace)
+    said = gpuvirt("uninstall", *asks).stdout
+    assert "keeps" in said
+    assert T4_8Q in said
+    assert entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector") == desk.found("kubevirt", *LISTS, "mediatedDevices", 0)
+    desk.node.delete("kata")
+    done = gpuvirt("uninstall", *asks)
     assert done.returncode == 0, done.stderr
     assert f"took out what was added for KubeVirt {desk.node.namespace}/kubevirt" in done.stdout
     assert desk.found("kubevirt", "spec") == before

@@ -16,6 +16,7 @@ from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
 from gpuvirt.cluster.operator.kubevirtundoer import held_names
+from gpuvirt.cluster.operator.shapes import AskingPod
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.selectors import ResourceKind, Selectors
@@ -150,3 +151,13 @@ def test_what_pods_have_is_in_use_and_with_one_vgpu_all_mediated_devices() -> No
     assert held_names([]) == held_names([GpuNode(metadata=Metadata("a"))]) == frozenset()
     assert held_names([node()]) == {"nvidia.com/a"}
     assert held_names([node("process 12 (qemu)")]) == {"nvidia.com/a", "nvidia.com/c"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "asks_for"), [("Running", {"nvidia.com/a", "nvidia.com/b", "cpu"}), ("Failed", set())]
+)
+def test_a_pod_asks_until_it_has_ended(phase: str, asks_for: set[str]) -> None:
+    containers = "{containers: [{resources: {limits: {nvidia.com/a: '1', cpu: 2}}}, {name: x, resources: {}}],"
+    spec = f"{containers} initContainers: [{{resources: {{limits: {{nvidia.com/b: '1'}}}}}}]}}"
+    pod = yaml.safe_load(f"{{metadata: {{name: a}}, spec: {spec}, status: {{phase: {phase}}}}}")
+    assert msgspec.convert(pod, AskingPod).asks_for == asks_for

@@ -18,11 +18,14 @@ from gpuvirt.cluster.operator.kubevirt.names import Machines, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
-from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.cluster.operator.shapes import AskingPod
+from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.model.heard import Heard
 
 T = TypeVar("T", bound=KubernetesObject)
 
+PODS = Collection(Resource("pods"), AskingPod)
+"""Of all namespaces: KubeVirt's machines are not all that has vGPUs, and a GpuNode may have gone before."""
 MOST_TRIES = 10
 PAUSE_S = 0.5
 
@@ -90,11 +93,12 @@ class KubeVirtUndoer:
             cluster_instancetypes=await self._heard(kinds.CLUSTER_INSTANCETYPES),
             instancetype_revisions=await self._heard(kinds.INSTANCETYPE_REVISIONS),
         )
-        names = names_of(machines)
+        names, pods = names_of(machines), (await self._heard(PODS)).value or ()
+        held = held_names(self._gpu_nodes).union(*(one.asks_for for one in pods))
         return Scene(
             kubevirt=found,
             offered=offered_of(self._gpu_nodes),
-            names=replace(names, gpus=names.gpus | held_names(self._gpu_nodes)),
+            names=replace(names, gpus=names.gpus | held),
             hyper_convergeds=await self._heard(Collection(HYPER_CONVERGEDS, HyperConverged)),
             mdevs=wants_mdevs(self._gpu_nodes),
         )

@@ -93,6 +93,41 @@ class OperandPod(msgspec.Struct, frozen=True):
         return self.metadata.labels.get("app", "")
 
 
+class AskedFor(msgspec.Struct, frozen=True):
+    """What a container asks for; of an extended resource the limit is the request."""
+
+    limits: dict[str, str | int] = {}
+
+
+class AskingContainer(msgspec.Struct, frozen=True):
+    """A container, as far as it asks for something."""
+
+    resources: AskedFor = AskedFor()
+
+
+class AskingSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The containers of a pod."""
+
+    containers: tuple[AskingContainer, ...] = ()
+    init_containers: tuple[AskingContainer, ...] = ()
+
+
+class AskingPod(msgspec.Struct, frozen=True):
+    """Any pod, as far as it asks for devices."""
+
+    metadata: Metadata
+    spec: AskingSpec = AskingSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def asks_for(self) -> frozenset[str]:
+        """The names of all that it asks for; nothing once it has ended."""
+        if self.status.phase in {"Succeeded", "Failed"}:
+            return frozenset()
+        containers = (*self.spec.init_containers, *self.spec.containers)
+        return frozenset(name for one in containers for name in one.resources.limits)
+
+
 class DaemonSetStatus(msgspec.Struct, frozen=True, rename="camel"):
     """How many pods a DaemonSet has."""
 

@@ -1,0 +1,170 @@
+"""The chart's users on the lab's node: helm, kubectl, nodes that are but said to be there, and nothing left of it."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import yaml
+from clusterlab import LabNode
+from lab.cluster.cluster import Cluster
+from lab.cluster.helm import helm as built
+from lab.cluster.images import PREFIX
+from lab.cluster.ourimage import NAME
+from lab.cluster.settings import AUDITED
+
+ROOT = Path(__file__).parent.parent.parent
+CHART = ROOT / "deploy/chart"
+NAMESPACE = AUDITED
+IMAGE = f"{PREFIX}/{NAME}"
+KINDS = {"clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io"}
+NOT_LOOKED_AT = ("apiservices", "certificatesigningrequests", "componentstatuses")
+"""Kinds whose objects others make: one APIService a group of kinds, for instance."""
+OURS = ("nvidia.com/", "gpuvirt.io/", "feature.")
+"""How labels and annotations begin that tests, or what they install, set on nodes."""
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class _Node(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Nodes(msgspec.Struct):
+    items: list[_Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """A user with helm and kubectl."""
+
+    cluster: Cluster
+    helm: Path
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        done = self.cluster.kubectl(*arguments, given=given)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def apply(self, manifest: Mapping[str, object]) -> None:
+        self.kubectl("apply", "--server-side", "-f", "-", given=json.dumps(manifest))
+
+    def get(self, what: str, path: str) -> str:
+        """Return a field of an object in the release's namespace, empty where it is not there."""
+        return self.cluster.kubectl("get", what, "-n", NAMESPACE, "-o", f"jsonpath={{{path}}}").stdout
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run helm."""
+        environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}  # noqa: TID251  helm's own
+        command = [str(self.helm), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    def must(self, *arguments: str) -> str:
+        done = self.run(*arguments)
+        assert done.returncode == 0, f"{done.stderr}\n{self.pods()}"
+        return done.stdout
+
+    def pods(self) -> str:
+        """What is to be seen of the pods when something went wrong."""
+        logs = Path("/var/log/pods").glob(f"{NAMESPACE}_*/*/*.log")
+        said = "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in logs)
+        return self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide").stdout + said
+
+    def install(self, *values: str) -> "subprocess.CompletedProcess[str]":
+        """Install as seed users do, with the lab's image."""
+        repository, _, tag = IMAGE.rpartition(":")
+        image = (f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never")
+        options = ["--wait", "--timeout=120s", "--generate-name", "-n", NAMESPACE, "--create-namespace"]
+        return self.run("install", *options, str(CHART), *(f"--set={one}" for one in (*image, *values)))
+
+    def installed(self, *values: str) -> str:
+        """Install, and return the release's name."""
+        before = self.releases()
+        done = self.install(*values)
+        assert done.returncode == 0, f"{done.stderr}\n{self.pods()}"
+        (release,) = set(self.releases()).difference(before)
+        return release
+
+    def uninstall(self, release: str) -> None:
+        self.must("uninstall", release, "-n", NAMESPACE, "--wait", "--timeout=200s")
+
+    def releases(self) -> list[str]:
+        """Return the names of all releases, failed ones too."""
+        return self.must("list", "-n", NAMESPACE, "--short").split()
+
+    def cluster_wide(self) -> set[str]:
+        """Return the names of all objects that are in no namespace."""
+        kinds = self.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
+        chosen = [kind for kind in kinds if not kind.startswith(NOT_LOOKED_AT)]
+        return set(self.kubectl("get", ",".join(chosen), "-o", "name").split())
+
+    def crd(self, name: str, path: str) -> str:
+        return self.kubectl("get", "crd", name, "-o", f"jsonpath={{{path}}}")
+
+    def labels(self, node: str) -> Mapping[str, str]:
+        """Return the labels of a node that are ours, NVIDIA's or NFD's."""
+        return {key: value for key, value in self._node(node).labels.items() if key.startswith(OURS)}
+
+    def clear_nodes(self) -> None:
+        """Take from all nodes what tests leave on them."""
+        for node in msgspec.json.decode(self.kubectl("get", "nodes", "-o", "json"), type=_Nodes).items:
+            name = node.metadata.name
+            for verb, keys in (("label", node.metadata.labels), ("annotate", node.metadata.annotations)):
+                gone = [f"{key}-" for key in keys if key.startswith(OURS)]
+                self.kubectl(verb, "node", name, "--overwrite", *gone) if gone else None
+
+    def _node(self, name: str) -> _Metadata:
+        return msgspec.json.decode(self.kubectl("get", "node", name, "-o", "json"), type=_Node).metadata
+
+    @contextmanager
+    def node_without_kubelet(self, name: str, labels: Mapping[str, str]) -> Iterator[None]:
+        """Have a node that is nothing but an object: what belongs on it is made, and goes nowhere."""
+        self.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+        try:
+            yield
+        finally:
+            self.kubectl("delete", "node", name, "--ignore-not-found")
+
+
+def on_machine(node: LabNode) -> tuple[str, ...]:
+    """Return values by which agents take the mounted machine for their host."""
+    env = "sandboxDevicePlugin.env[0]"
+    return (
+        f"hostPaths.driverInstallDir={node.host}",
+        f"{env}.name=GPUVIRT_HOST_ROOT",
+        f"{env}.value=/run/nvidia/driver",
+    )
+
+
+@contextmanager
+def chart_user(lab: Cluster) -> Iterator[Install]:
+    """Give a cluster that has nothing of ours; nothing is left of it afterwards."""
+    user = Install(lab, built())
+    for manifest in ("node.yaml", "discover.yaml"):
+        lab.kubectl("delete", "-f", str(ROOT / "deploy" / manifest), "--ignore-not-found", "--wait=true")
+    lab.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--wait=true")
+    user.clear_nodes()
+    try:
+        yield user
+    finally:
+        for release in user.releases():
+            user.run("uninstall", release, "-n", NAMESPACE, "--no-hooks", "--wait")
+        lab.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")
+        lab.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--wait=true")
+        user.clear_nodes()
+
+
+def older(name: str) -> str:
+    """Return a kind of ours as an older release might have left it: without what its columns print."""
+    manifest = yaml.safe_load((ROOT / "deploy" / name).read_text())
+    manifest["metadata"].pop("labels")
+    manifest["spec"]["versions"][0].pop("additionalPrinterColumns")
+    return yaml.safe_dump(manifest)
