@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.names import NODE_LABEL
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL
 from gpuvirt.cluster.operator.shapes import DaemonSetStatus, NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode, Write
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
 
@@ -61,6 +61,19 @@ def there(decisions: Decisions, *pods: OperandPod, status: DaemonSetStatus | Non
     return There(found, {key_of(pod): pod for pod in pods})
 
 
+def whole(scene: Scene) -> Decisions:
+    """Return what is decided until nothing is lacking any more, as one decision."""
+    writes = list[Write]()
+    while True:
+        decisions = scene.decided(DEPLOYS)
+        fresh = [one for one in decisions.writes if isinstance(one, ApplyObject)]
+        assert not {one.target for one in fresh} & {one.target for one in writes}
+        writes += fresh
+        if not fresh:
+            return replace(decisions, writes=tuple(writes))
+        scene = replace(scene, there=there(replace(decisions, writes=tuple(writes))))
+
+
 def again(before: There) -> Decisions:
     return Scene(MACHINES, there=before).decided(DEPLOYS)
 
@@ -81,7 +94,7 @@ WELL = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number
 
 
 def test_what_is_missing_is_applied_and_then_left_alone() -> None:
-    first = Scene(MACHINES).decided(DEPLOYS)
+    first = whole(Scene(MACHINES))
     assert {"daemonsets/gpuvirt-node", "configmaps/gpuvirt-node"} <= applied(first).keys()
     second = again(there(first, agent_pod(first), status=WELL))
     assert not applied(second)
@@ -89,21 +102,42 @@ def test_what_is_missing_is_applied_and_then_left_alone() -> None:
     assert [(one.name, one.against) for one in second.operands] == [("gpuvirt-node", None)]
 
 
+def test_what_an_object_needs_comes_before_it() -> None:
+    steps, scene = list[set[str]](), Scene(MACHINES)
+    first = whole(scene)
+    while fresh := applied(scene.decided(DEPLOYS)).keys():
+        steps.append(set(fresh))
+        kept = [one for name, one in applied(first).items() if name in set[str]().union(*steps)]
+        scene = replace(scene, there=there(replace(first, writes=tuple(kept))))
+    assert steps == [
+        {"configmaps/gpuvirt-node", "roles/gpuvirt-node-configs"},
+        {"rolebindings/gpuvirt-node-configs"},
+        {"daemonsets/gpuvirt-node"},
+    ]
+
+
+def test_an_upgrade_waits_for_the_settings_that_it_reads() -> None:
+    first = whole(Scene(MACHINES))
+    before = there(first, agent_pod(first), status=WELL)
+    other = policy({"vgpuDeviceManager": {"enabled": True, "config": {"default": "A10-4Q"}}})
+    assert applied(Scene(MACHINES, [other], there=before).decided(DEPLOYS)).keys() == {"configmaps/gpuvirt-node"}
+
+
 def test_without_our_image_nothing_is_deployed_or_deleted() -> None:
-    first = Scene(MACHINES).decided(DEPLOYS)
+    first = whole(Scene(MACHINES))
     found = Scene(MACHINES, there=there(first)).decided(HOME)
     assert not applied(found)
     assert not deleted(found)
 
 
 def test_what_was_edited_by_hand_is_put_back() -> None:
-    first = Scene(MACHINES).decided(DEPLOYS)
+    first = whole(Scene(MACHINES))
     edited = there(first, agent_pod(first), status=WELL, edited='"image":"gpuvirt:1"->"image":"bad:1"')
     assert applied(again(edited)).keys() == {"daemonsets/gpuvirt-node"}
 
 
 def test_what_the_server_writes_otherwise_is_not_applied_for_ever() -> None:
-    first = Scene(MACHINES).decided(DEPLOYS)
+    first = whole(Scene(MACHINES))
     differs = there(first, agent_pod(first), status=WELL, edited='"memory":"48Mi"->"memory":"50331648"')
     (write,) = applied(again(differs)).values()
     marked = replace(differs, marks={write.target: Mark(digest_of(unsigned(write)), "1")})
@@ -119,7 +153,7 @@ def unsigned(write: ApplyObject) -> Manifest:
 
 
 def test_an_operand_that_is_not_wanted_any_more_goes() -> None:
-    first = Scene(MACHINES).decided(DEPLOYS)
+    first = whole(Scene(MACHINES))
     before = there(first, agent_pod(first), status=WELL)
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
     found = Scene(MACHINES, [off], there=before).decided(DEPLOYS)
@@ -131,7 +165,7 @@ def test_the_driver_beneath_machines_stays_and_that_is_said() -> None:
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
     labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}
     nodes = [NodeObject(Metadata(name="node01", labels=labels))]
-    first = Scene(nodes, [policy({"vgpuManager": manager})]).decided(DEPLOYS)
+    first = whole(Scene(nodes, [policy({"vgpuManager": manager})]))
     driver = "nvidia-vgpu-manager-daemonset-ubuntu22.04"
     assert f"daemonsets/{driver}" in applied(first)
     before = there(first, status=WELL)
@@ -172,13 +206,13 @@ def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
 
 def test_an_image_that_is_not_named_stops_that_operand_alone() -> None:
     odd = policy({"vgpuManager": {"enabled": True, "version": "1"}})
-    found = Scene(MACHINES, [odd]).decided(DEPLOYS)
+    found = whole(Scene(MACHINES, [odd]))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert any("$.spec.vgpuManager" in one for one in found.progress.operands)
 
 
 def test_old_pods_of_the_agent_are_replaced_and_late_ones_are_named() -> None:
-    first = Scene(MACHINES).decided(DEPLOYS)
+    first = whole(Scene(MACHINES))
     old = again(there(first, agent_pod(first, template="old"), status=WELL))
     assert deleted(old) == ["gpuvirt-node-x"]
     late = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=0)

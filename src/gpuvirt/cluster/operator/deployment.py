@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.workloads import DaemonSet, resource_of
+from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator.drift import Mark, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.operands.assembly import template_of
@@ -58,12 +58,12 @@ class Deployment:
 def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: Mapping[str, Placement]) -> Deployment:
     """Return what follows from what is to be there and what is."""
     states, writes = list[OperandState](), list[Write]()
+    due = [one for one in rendered.manifests if is_due(one, _stored(one, there), there.marks.get(_target(one)))]
     for manifest in rendered.manifests:
-        resource, name = resource_of(manifest), manifest.metadata.name
-        target = Target(resource, name)
-        stored = there.stored.get(resource, {}).get(ObjectKey(manifest.metadata.namespace, name))
-        if is_due(manifest, stored, there.marks.get(target)):
-            writes.append(ApplyObject(target, signed(manifest)))
+        name, stored = manifest.metadata.name, _stored(manifest, there)
+        if manifest in due:
+            if not any(_needs(manifest, one) for one in due):
+                writes.append(ApplyObject(_target(manifest), signed(manifest)))
         elif isinstance(manifest, DaemonSet) and stored is not None:
             state, deletions = _daemon_set(policy, manifest, stored, there)
             states.append(state)
@@ -76,6 +76,24 @@ def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: 
     gone, kept = _superfluous(rendered, there.stored, used)
     faults = tuple(_faults(rendered, placements))
     return Deployment((*writes, *gone), (*states, *kept), faults)
+
+
+def _target(manifest: Manifest) -> Target:
+    return Target(resource_of(manifest), manifest.metadata.name)
+
+
+def _stored(manifest: Manifest, there: There) -> StoredObject | None:
+    key = ObjectKey(manifest.metadata.namespace, manifest.metadata.name)
+    return there.stored.get(resource_of(manifest), {}).get(key)
+
+
+def _needs(manifest: Manifest, other: Manifest) -> bool:
+    """Return whether one object is to be there after another: pods find their files and their rights."""
+    if manifest.metadata.labels[OPERAND_LABEL] != other.metadata.labels[OPERAND_LABEL]:
+        return False
+    if isinstance(manifest, DaemonSet):
+        return not isinstance(other, DaemonSet)
+    return isinstance(manifest, RoleBinding) and isinstance(other, Role)
 
 
 def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator[str]:
