@@ -160,6 +160,20 @@ def test_an_operand_that_is_not_wanted_any_more_goes() -> None:
     assert "gpuvirt-node" in deleted(found)
 
 
+def test_what_its_pods_need_goes_after_them() -> None:
+    first = whole(Scene(MACHINES))
+    off = policy({"sandboxDevicePlugin": {"enabled": False}})
+    before = there(first, agent_pod(first), status=WELL)
+
+    def gone(found: There) -> list[str]:
+        return sorted(deleted(Scene(MACHINES, [off], there=found).decided(DEPLOYS)))
+
+    assert gone(before) == ["gpuvirt-node"], "the DaemonSet"
+    left = {resource: objects for resource, objects in before.stored.items() if resource.plural != "daemonsets"}
+    assert gone(replace(before, stored=left)) == []
+    assert gone(There(left)) == ["gpuvirt-node", "gpuvirt-node-configs", "gpuvirt-node-configs"]
+
+
 def test_the_driver_beneath_machines_stays_and_that_is_said() -> None:
     manager = {"enabled": True, "repository": "registry.example.com", "image": "vgpu-manager", "version": "1"}
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}

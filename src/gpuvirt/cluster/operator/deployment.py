@@ -17,6 +17,7 @@ from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target, W
 from gpuvirt.cluster.resources import Resource, pods
 from gpuvirt.model.workload import Workload
 
+DAEMON_SETS = "daemonsets"
 FOR_MACHINES = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
 
 Stored = Mapping[Resource, Objects[StoredObject]]
@@ -74,6 +75,7 @@ def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: 
             states.append(OperandState(name, operand, against="is being deployed"))
     used = sorted(name for name, one in placements.items() if one.vgpus_used)
     gone, kept = _superfluous(rendered, there.stored, used)
+    gone = [one for one in gone if not _is_needed(one, rendered, there)]
     faults = tuple(_faults(rendered, placements))
     return Deployment((*writes, *gone), (*states, *kept), faults)
 
@@ -141,6 +143,17 @@ def _late(operand: OperandName, wanted: DaemonSet, found: Objects[OperandPod]) -
         if not pod.status.ready and chosen.items() <= pod.metadata.labels.items() and pod.app == operand:
             because = pod.status.held_up_by
             yield f"{pod.metadata.name} on {pod.spec.node_name}" + (f" ({because})" if because else "")
+
+
+def _is_needed(deletion: DeleteObject, rendered: Rendered, there: There) -> bool:
+    """Return whether an object of an operand that goes as a whole is to wait: its pods go before what they need."""
+    resource, key = deletion.target.resource, ObjectKey(deletion.target.resource.namespace or "", deletion.target.name)
+    operand = there.stored[resource][key].metadata.labels[OPERAND_LABEL]
+    if resource.plural == DAEMON_SETS or operand in rendered.operands:
+        return False
+    sets = (one for at, objects in there.stored.items() if at.plural == DAEMON_SETS for one in objects.values())
+    has_set = any(one.metadata.labels.get(OPERAND_LABEL) == operand for one in sets)
+    return has_set or any(pod.app == operand for pod in there.pods.values())
 
 
 def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[list[DeleteObject], list[OperandState]]:

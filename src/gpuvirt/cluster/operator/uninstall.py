@@ -88,14 +88,15 @@ class Uninstaller:
         await self._election.usurp(HELD_S)
         await self._clock.sleep(2 * RENEW_S)
         yield f"no controller leads for {HELD_S // 60} minutes"
-        daemon_sets, *_ = made_in(self._goals.namespace)
+        daemon_sets, *others = made_in(self._goals.namespace)
         self._gpu_nodes = await self._listed(GPU_NODES, GpuNode)
         if await self._listed(daemon_sets, Named, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
             self._used = used_nodes(self._gpu_nodes)
         steps = (
             self._label(agents_gone=False),
-            self._delete_operands(),
+            self._delete_operands(daemon_sets),
             self._wait(),
+            self._delete_operands(*others),
             self._label(agents_gone=True),
             self._leave_kubevirt(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
@@ -118,8 +119,8 @@ class Uninstaller:
                 gone = sorted({**patch.metadata.labels, **patch.metadata.annotations})
                 yield f"node {name}: took away {', '.join(gone)}"
 
-    async def _delete_operands(self) -> AsyncIterator[str]:
-        for resource in made_in(self._goals.namespace):
+    async def _delete_operands(self, *collections: Resource) -> AsyncIterator[str]:
+        for resource in collections:
             for found in await self._listed(resource, Named, labelled=OPERAND_LABEL):
                 name = found.metadata.name
                 if self._used and found.metadata.labels.get(OPERAND_LABEL) == OperandName.VGPU_MANAGER:
