@@ -11,7 +11,7 @@ from scene import HOME, Scene, node, policy
 from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.mirror import ObjectKey, key_of
-from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.decisions import Decisions, Home
 from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
 from gpuvirt.cluster.operator.names import NODE_LABEL
@@ -61,11 +61,11 @@ def there(decisions: Decisions, *pods: OperandPod, status: DaemonSetStatus | Non
     return There(found, {key_of(pod): pod for pod in pods})
 
 
-def whole(scene: Scene) -> Decisions:
+def whole(scene: Scene, home: Home = DEPLOYS) -> Decisions:
     """Return what is decided until nothing is lacking any more, as one decision."""
     writes = list[Write]()
     while True:
-        decisions = scene.decided(DEPLOYS)
+        decisions = scene.decided(home)
         fresh = [one for one in decisions.writes if isinstance(one, ApplyObject)]
         assert not {one.target for one in fresh} & {one.target for one in writes}
         writes += fresh
@@ -196,7 +196,7 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_machines() 
     theirs = policy(
         {"sandboxWorkloads": {"enabled": False}, "driver": {"repository": "r", "image": "i", "version": "1"}}
     )
-    found = Scene(MACHINES, [theirs]).decided(replace(DEPLOYS, coexists=True))
+    found = whole(Scene(MACHINES, [theirs]), replace(DEPLOYS, coexists=True))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert not any("driver" in name for name in applied(found))
 
@@ -204,11 +204,12 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_machines() 
 def test_machines_that_are_switched_off_keep_what_serves_them_until_they_have_ended() -> None:
     off = policy({"sandboxWorkloads": {"enabled": False}})
     used = vgpu_node(users=("pod default/vm-a",))
-    found = Scene([node("vm-vgpu")], [off], gpu_nodes=[used]).decided(DEPLOYS)
-    assert "daemonsets/gpuvirt-node" in applied(found), "nobody else lets go of the GPUs"
+    scene = Scene([node("vm-vgpu")], [off], gpu_nodes=[used])
+    found = scene.decided(DEPLOYS)
+    assert "daemonsets/gpuvirt-node" in applied(whole(scene)), "nobody else lets go of the GPUs"
     (patch,) = (one.patch for one in found.writes if isinstance(one, PatchNode))
     assert patch.metadata.labels[NODE_LABEL] == "true"
-    done = Scene([node("vm-vgpu")], [off]).decided(DEPLOYS)
+    done = whole(Scene([node("vm-vgpu")], [off]))
     assert "daemonsets/gpuvirt-node" not in applied(done)
 
 
