@@ -81,11 +81,12 @@ class Cluster:
     def restart_after_outage(self) -> None:
         """Start the API server again, and all that depends on it: some of it ends meanwhile, some waits for minutes."""
         self.start_api_server()
-        for name in ("controllers", "scheduler", "kubelet"):
+        for name in ("controllers", "scheduler", "kubelet", "proxy"):
             self.stop(name)
         self._start_controllers()
         self.start_kubelet()
         self._until(self._node_is_ready, "kubelet")
+        self._start("proxy", "kube-proxy", *_PROXY)
 
     def _start_controllers(self) -> None:
         self._start("controllers", "kube-controller-manager", *_controllers(self.folder))

@@ -32,6 +32,7 @@ class ControlledNode:
 
     def __init__(self, node: LabNode) -> None:
         self.node = node
+        self._applied: list[str] = []
 
     def apply_policy(self, fields: Mapping[str, object], name: str = "cluster-policy") -> None:
         """Have a ClusterPolicy."""
@@ -95,6 +96,12 @@ class ControlledNode:
         text = text.replace("serviceaccount:gpuvirt:", f"serviceaccount:{NAMESPACE}:")
         done = self.node.cluster.kubectl("apply", "-f", "-", given=text)
         assert done.returncode == 0, done.stderr
+        self._applied.append(text)
+
+    def clear(self) -> None:
+        """Take away what was applied: a chart would find it another's."""
+        for text in self._applied:
+            self.node.cluster.kubectl("delete", "--ignore-not-found", "-f", "-", given=text)
 
     def get(self, what: str, path: str) -> str:
         """Return a field of an object in the controller's namespace, by its JSON path."""
@@ -125,6 +132,7 @@ def controlled(node: LabNode) -> Iterator[ControlledNode]:
     try:
         yield found
     finally:
+        found.clear()
         for file in kinds:
             node.kubectl("delete", "-f", str(ROOT / file))
         gone = [f"{key}-" for key in found.labels() if key.startswith(("nvidia.com/", "gpuvirt.io/", "feature."))]

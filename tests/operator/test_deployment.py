@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_
@@ -17,7 +18,16 @@ from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.names import NODE_LABEL
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL
-from gpuvirt.cluster.operator.shapes import DaemonSetStatus, NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
+from gpuvirt.cluster.operator.shapes import (
+    DaemonSetStatus,
+    NodeInfo,
+    NodeObject,
+    NodeState,
+    OperandPod,
+    PodCondition,
+    PodSpec,
+    PodStatus,
+)
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode, Write
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
@@ -224,6 +234,23 @@ def test_an_image_that_is_not_named_stops_that_operand_alone() -> None:
     found = whole(Scene(MACHINES, [odd]))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert any("$.spec.vgpuManager" in one for one in found.progress.operands)
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "served"), [(("", ""), True), (("", "crio://1"), True), (("docker://1", ""), False)]
+)
+def test_nodes_that_have_not_said_their_runtime_yet_don_t_count(runtimes: tuple[str, ...], served: bool) -> None:
+    toolkit = {"enabled": True, "repository": "registry.example", "image": "toolkit", "version": "1"}
+    labels = {**node("container").metadata.labels, "gpuvirt.io/os": "ubuntu22.04"}
+    nodes = [
+        NodeObject(
+            Metadata(name=f"node{number}", labels=labels), NodeState(NodeInfo(container_runtime_version=runtime))
+        )
+        for number, runtime in enumerate(runtimes)
+    ]
+    found = whole(Scene(nodes, [policy({"toolkit": toolkit})]))
+    assert ("daemonsets/nvidia-container-toolkit-daemonset" in applied(found)) is served
+    assert any("nodes run docker" in one for one in found.progress.operands) is not served
 
 
 def test_old_pods_of_the_agent_are_replaced_and_late_ones_are_named() -> None:

@@ -144,12 +144,10 @@ def _systems(
 
 
 def _runtime(named: Mapping[str, NodeObject], placements: Mapping[str, Placement]) -> str:
-    """Return the container runtime of most nodes for containers."""
-    found = Counter(
-        named[name].status.node_info.container_runtime_version.partition("://")[0]
-        for name, placement in sorted(placements.items())
-        if placement.present and placement.workload is Workload.CONTAINER
-    )
+    """Return the container runtime of most nodes for containers that have said theirs."""
+    chosen = sorted(name for name, one in placements.items() if one.present and one.workload is Workload.CONTAINER)
+    versions = (named[name].status.node_info.container_runtime_version for name in chosen)
+    found = Counter(version.partition("://")[0] for version in versions if version)
     return found.most_common(1)[0][0] if found else "containerd"
 
 
