@@ -14,6 +14,7 @@ from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
 from gpuvirt.cluster.operator.names import NODE_LABEL, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
@@ -142,6 +143,18 @@ def test_the_oldest_policy_counts_and_the_other_says_that_it_does_not() -> None:
     assert states(found) == {"cluster-policy": State.NOT_READY, "a": State.IGNORED}
     assert spec(found).mode is WantedMode.VGPU
     assert "ClusterPolicy cluster-policy is older" in ready(found, "a").message
+
+
+def test_kubevirt_that_can_t_be_read_is_a_condition() -> None:
+    forbidden = "list kubevirts: the API server answers 403: no"
+    found = Scene([node()], kubevirt=KubeVirtHeard(troubles=(forbidden,))).decided().progress.kubevirt
+    assert found is not None
+    assert (found.ready, found.reason) == (False, "KubeVirtUnheard")
+    assert forbidden in found.message
+    assert Scene([node()], kubevirt=KubeVirtHeard()).decided().progress.kubevirt is None
+    # Where there is no KubeVirt, nobody misses what can't be read of its machines.
+    without = KubeVirtHeard(kubevirts={}, troubles=(forbidden,))
+    assert Scene([node()], kubevirt=without).decided().progress.kubevirt is None
 
 
 def test_what_is_set_and_not_acted_on_is_a_condition() -> None:

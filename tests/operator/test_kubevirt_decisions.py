@@ -38,7 +38,7 @@ def vgpu_node() -> OwnedGpuNode:
 def heard(document: Fields, kept: StoredObject | None = None) -> KubeVirtHeard:
     found = msgspec.convert(document, KubeVirt)
     key = ObjectKey(found.metadata.namespace, found.metadata.name)
-    return KubeVirtHeard({key: found}, Heard(None), NOTHING_ASKED, kept_histories(kept), kept_text(kept))
+    return KubeVirtHeard({key: found}, Heard(None), NOTHING_ASKED, kept_histories(kept), kept=kept_text(kept))
 
 
 def scene(document: Fields, kept: StoredObject | None = None) -> Scene:

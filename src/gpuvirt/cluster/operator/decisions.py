@@ -94,7 +94,11 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         troubles=troubles,
         failures=failures,
         unsupported=unsupported(plain_spec(choice.stored)),
-        kubevirt=status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts) if picture.kubevirt.kubevirts else None,
+        kubevirt=(
+            status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts)
+            if picture.kubevirt.kubevirts or kubevirt.reasons
+            else None
+        ),
     )
     writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, home, at))
     news = (*node_news(picture.nodes.values(), found.placements), *policy_news(choice, status.verdict_of(progress)))

@@ -45,6 +45,8 @@ class KubeVirtHeard:
     machines: Machines = field(default_factory=Machines)
     histories: Histories = field(default_factory=dict)
     """By uid: what this controller knows, and what the ConfigMap has where it knows nothing yet."""
+    troubles: tuple[str, ...] = ()
+    """Why kinds of objects that were never heard are not."""
     kept: str | None = None
     """What the ConfigMap says, as `kept_text` gives it; None where it is not there."""
 
@@ -68,8 +70,9 @@ def decide(
     heard: KubeVirtHeard, gpu_nodes: Sequence[GpuNode], namespace: str, at: datetime, *, manage: bool
 ) -> KubeVirtDecisions:
     """Return what follows from what nodes offer and what KubeVirt is; nothing where that was not heard."""
+    untold = tuple(_untold(trouble) for trouble in heard.troubles)
     if heard.kubevirts is None:
-        return KubeVirtDecisions(histories=heard.histories)
+        return KubeVirtDecisions(reasons=untold, histories=heard.histories)
     plans = [plan(_scene(heard, one, gpu_nodes), Manner(manage), _history(heard, one), at) for one in _all(heard)]
     histories = {key: value for one in plans if (key := one.history.uid) for value in (one.history,)}
     reasons = tuple(reason for one in plans for reason in one.reasons)
@@ -78,7 +81,7 @@ def decide(
         writes=tuple(_writes(plans, histories, heard, namespace)),
         withheld=tuple(entry for one in plans for entry in one.withheld),
         stopped_because=stops[0].text if stops else None,
-        reasons=reasons,
+        reasons=(*reasons, *untold) if plans else (),
         drafts=tuple(operation.text for one in plans if one.dry_run for operation in one.patch),
         histories=histories,
     )
@@ -99,6 +102,16 @@ def kept_text(stored: StoredObject | None) -> str | None:
 def history_key(namespace: str) -> ObjectKey:
     """Return the place of that ConfigMap."""
     return ObjectKey(namespace, HISTORY)
+
+
+def _untold(trouble: str) -> Reason:
+    return Reason(
+        ReasonCode.KUBEVIRT_UNHEARD,
+        "KubeVirt",
+        "can't be read whole, so that nothing of it is taken for absent",
+        seen=trouble,
+        fix="what the message asks for; an upgrade of the release brings the roles that this version needs",
+    )
 
 
 def _all(heard: KubeVirtHeard) -> tuple[KubeVirt, ...]:

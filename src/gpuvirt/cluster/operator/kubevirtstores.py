@@ -1,5 +1,6 @@
 """Everything of KubeVirt that the controller follows: its configuration, and what asks for devices."""
 
+from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
 from gpuvirt.clock import Signal
@@ -37,6 +38,24 @@ class KubeVirtStores:
         self._cluster_instancetypes = Store(kinds.CLUSTER_INSTANCETYPES, changed)
         self._instancetype_revisions = Store(kinds.INSTANCETYPE_REVISIONS, changed)
 
+    def _troubles(self) -> Iterator[str]:
+        """Yield why kinds that were never heard are not."""
+        found = (
+            (store.objects, store.trouble)
+            for store in (
+                self._kubevirts,
+                self._hyper_convergeds,
+                self._machines,
+                self._instances,
+                self._replica_sets,
+                self._pools,
+                self._instancetypes,
+                self._cluster_instancetypes,
+                self._instancetype_revisions,
+            )
+        )
+        return (str(trouble) for objects, trouble in found if objects is None and trouble is not None)
+
     def heard(self, histories: Histories, kept: str | None) -> KubeVirtHeard:
         """Return what was heard; `histories` and `kept` are what is known of our patches."""
         return KubeVirtHeard(
@@ -52,6 +71,7 @@ class KubeVirtStores:
                 instancetype_revisions=_heard(self._instancetype_revisions),
             ),
             histories=histories,
+            troubles=tuple(self._troubles()),
             kept=kept,
         )
 
