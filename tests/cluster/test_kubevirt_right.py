@@ -203,9 +203,10 @@ async def test_an_uninstall_takes_it_back(desk: Desk) -> None:
     desk.node.apply({**pod, "spec": {"automountServiceAccountToken": False, "containers": [asking]}})
     asks = ("--kubeconfig", str(desk.node.cluster.kubeconfig), "--namespace", desk.node.namespace)
     said = gpuvirt("uninstall", *asks).stdout
-    assert "keeps" in said
-    assert T4_8Q in said
-    assert entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector") == desk.found("kubevirt", *LISTS, "mediatedDevices", 0)
+    assert "the gate DisableMDEVConfiguration, which machines still ask for" in said, "or what the pod has would go"
+    gates = ("spec", "configuration", "developerConfiguration", "featureGates")
+    assert desk.found("kubevirt", *gates) == ["Theirs", "GPU", "DisableMDEVConfiguration"]
+    assert desk.found("kubevirt", *LISTS) is None, "without a list everything is permitted"
     desk.node.delete("kata")
     done = gpuvirt("uninstall", *asks)
     assert done.returncode == 0, done.stderr
