@@ -253,12 +253,14 @@ def test_an_uninstall_takes_the_agents_word_once_no_agent_is_there() -> None:
     labels = {
         "nvidia.com/vgpu.config.state": "success",
         f"{DEPLOY}vgpu-manager": "true",
+        "gpuvirt.io/os": "ubuntu22.04",
         NODE_LABEL: "true",
         "mine": "x",
     }
     metadata = Metadata(labels=labels, annotations={"gpuvirt.io/vgpu.config.reason": "y"})
     first = patched(labels, left_of(metadata, used=True, agents_gone=False))
-    assert set(first) == {"nvidia.com/vgpu.config.state", f"{DEPLOY}vgpu-manager", "mine"}
+    selected = {f"{DEPLOY}vgpu-manager", "gpuvirt.io/os"}
+    assert set(first) == {"nvidia.com/vgpu.config.state", *selected, "mine"}, "the driver stays beneath machines"
     last = left_of(metadata, used=False, agents_gone=True)
     assert patched(labels, last) == {"mine": "x"}
     assert last.annotations["gpuvirt.io/vgpu.config.reason"] is None

@@ -20,7 +20,7 @@ from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
 from gpuvirt.cluster.operator.kubevirts import HISTORY
 from gpuvirt.cluster.operator.kubevirtundoer import KubeVirtUndoer
-from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, VGPU_DRIVER, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import taken_back
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
@@ -63,7 +63,8 @@ def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
 def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool = False) -> Keys:
     """Return what a node is to say: nothing of ours, and nothing of its agent's once that can't say it again."""
     keys = taken_back(metadata, beside=beside)
-    kept = {f"{DEPLOY}{VGPU_DRIVER}", VGPU_DRIVER_LABEL} if used else set[str]()
+    # By these the driver's pod is where it is.
+    kept = {f"{DEPLOY}{VGPU_DRIVER}", VGPU_DRIVER_LABEL, OS_LABEL} if used else set[str]()
     labels = {label: value for label, value in keys.labels.items() if label not in kept}
     annotations = dict(keys.annotations)
     if agents_gone:
