@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
@@ -261,6 +262,9 @@ def test_an_uninstall_takes_the_agents_word_once_no_agent_is_there() -> None:
     first = patched(labels, left_of(metadata, used=True, agents_gone=False))
     selected = {f"{DEPLOY}vgpu-manager", "gpuvirt.io/os"}
     assert set(first) == {"nvidia.com/vgpu.config.state", *selected, "mine"}, "the driver stays beneath machines"
+    discovered = dict.fromkeys(("gpuvirt.io/pci-10de.present", "gpuvirt.io/os-release.id"), "x")
+    metadata = replace(metadata, labels=metadata.labels | discovered)
+    assert discovered.items() <= patched(metadata.labels, left_of(metadata, used=False, agents_gone=False)).items()
     last = left_of(metadata, used=False, agents_gone=True)
-    assert patched(labels, last) == {"mine": "x"}
+    assert patched(metadata.labels, last) == {"mine": "x"}
     assert last.annotations["gpuvirt.io/vgpu.config.reason"] is None

@@ -26,6 +26,7 @@ from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.model import discovery
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -34,6 +35,9 @@ HELD_S = 600
 GONE_WITHIN_S = 120.0
 LOOK_S = 1.0
 KINDS = ("gpunodes.gpuvirt.io", "clusterpolicies.nvidia.com")
+DISCOVERER = {"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "discover"}
+"""The labels of the discoverer's DaemonSet and of its pods, as an install brings them."""
+DISCOVERED = (discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL)
 
 
 class StillThereError(GpuvirtError):
@@ -61,16 +65,20 @@ def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
 
 
 def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool = False) -> Keys:
-    """Return what a node is to say: nothing of ours, and nothing of its agent's once that can't say it again."""
+    """Return what a node is to say: nothing of ours, and nothing of its pods' once these can't say it again."""
     keys = taken_back(metadata, beside=beside)
     # By these the driver's pod is where it is.
     kept = {f"{DEPLOY}{VGPU_DRIVER}", VGPU_DRIVER_LABEL, OS_LABEL} if used else set[str]()
     labels = {label: value for label, value in keys.labels.items() if label not in kept}
     annotations = dict(keys.annotations)
     if agents_gone:
-        labels |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.labels)
+        labels |= dict.fromkeys(key for key in (*AGENT_KEYS, *DISCOVERED) if key in metadata.labels)
         annotations |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.annotations)
     return Keys(labels, annotations)
+
+
+def _writes_again(pod: OperandPod) -> bool:
+    return pod.app == OperandName.AGENT or DISCOVERER.items() <= pod.metadata.labels.items()
 
 
 class Uninstaller:
@@ -96,6 +104,7 @@ class Uninstaller:
         steps = (
             self._label(agents_gone=False),
             self._delete_operands(daemon_sets),
+            self._delete_ours(daemon_sets, "DaemonSet", labelled=",".join(f"{k}={v}" for k, v in DISCOVERER.items())),
             self._wait(),
             self._delete_operands(*others),
             self._label(agents_gone=True),
@@ -132,12 +141,12 @@ class Uninstaller:
                 yield f"deleted {resource.plural} {name}"
 
     async def _wait(self) -> AsyncIterator[str]:
-        """Wait until no agent runs: one that does makes its GpuNode again, and labels its node."""
+        """Wait until no agent and no discoverer runs: these label their nodes again, and an agent makes its GpuNode."""
         deadline_s = self._clock.monotonic_s() + GONE_WITHIN_S
-        while there := [one for one in await self._pods() if one.app == OperandName.AGENT]:
+        while there := [one for one in await self._pods() if _writes_again(one)]:
             if self._clock.monotonic_s() > deadline_s:
                 names = ", ".join(f"{pod.metadata.name} on {pod.spec.node_name}" for pod in there)
-                raise StillThereError(f"pods of the agent are there after {GONE_WITHIN_S:g} s: {names}; run it again")
+                raise StillThereError(f"pods of agents are there after {GONE_WITHIN_S:g} s: {names}; run it again")
             await self._clock.sleep(LOOK_S)
         yield "no agent runs any more"
 
