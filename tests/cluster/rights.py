@@ -13,7 +13,6 @@ from gpuvirt.plain import Plain
 
 ACCOUNT = "ServiceAccount"
 WHO = "system:serviceaccount:"
-REFUSED = (401, 403)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,9 +134,13 @@ def unused(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Right]:
 
 
 def outside(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Asked]:
-    """Return requests that no right is for, or that were refused."""
+    """Return requests that no right is for.
+
+    One that a right is for may be refused all the same: while a release comes or goes, pods are there a moment before
+    or after their roles (seen with a controller that asked for its lease).
+    """
     rights = list(granted)
-    return sorted(one for one in asked if one.code in REFUSED or not any(right.permits(one) for right in rights))
+    return sorted(one for one in asked if not any(right.permits(one) for right in rights))
 
 
 def _is_of_rbac(document: Plain) -> bool:

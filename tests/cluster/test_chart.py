@@ -1,15 +1,26 @@
 """The chart on a real API server, with our image: installed, upgraded and uninstalled as its users do."""
 
+import time
+
 import pytest
 from chartlab import CHART, KINDS, NAMESPACE, ROOT, Install, older
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
 
 
+def until_known(user: Install, kind: str) -> None:
+    """Wait until a kind is served; `kubectl wait` alone fails at one that has no condition yet."""
+    for _ in range(120):
+        if user.cluster.kubectl("wait", "--for=condition=Established", "crd", kind, "--timeout=1s").returncode == 0:
+            return
+        time.sleep(0.2)  # noqa: TID251  other programs' time
+    raise AssertionError(f"{kind} is not served")
+
+
 def test_installed_upgraded_and_gone(user: Install) -> None:
     # What an older release has left: a kind, and an object of it.
     user.kubectl("apply", "-f", "-", given=older("gpunodes.yaml"))
-    user.kubectl("wait", "--for=condition=Established", "crd", "gpunodes.gpuvirt.io", "--timeout=60s")
+    until_known(user, "gpunodes.gpuvirt.io")
     kept = "{apiVersion: gpuvirt.io/v1alpha1, kind: GpuNode, metadata: {name: elsewhere}, spec: {mode: passthrough}}"
     user.kubectl("apply", "-f", "-", given=kept)
     before = user.cluster_wide()
@@ -65,7 +76,7 @@ def test_installed_upgraded_and_gone(user: Install) -> None:
 
 def test_what_is_of_nvidias_operator_is_left_as_it_is(user: Install) -> None:
     user.kubectl("apply", "-f", "-", given=older("clusterpolicies.yaml"))
-    user.kubectl("wait", "--for=condition=Established", "crd", "clusterpolicies.nvidia.com", "--timeout=60s")
+    until_known(user, "clusterpolicies.nvidia.com")
     policy = (ROOT / "tests/apiserver/seedpolicy.yaml").read_text()
     user.kubectl("apply", "-f", "-", given=policy)
     refused = user.install("sandboxWorkloads.enabled=true")
