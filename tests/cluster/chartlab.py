@@ -1,8 +1,10 @@
 """The chart's users on the lab's node: helm, kubectl, nodes that are but said to be there, and nothing left of it."""
 
+import io
 import json
 import os
 import subprocess
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ import yaml
 from clusterlab import LabNode
 from lab.cluster.cluster import Cluster
 from lab.cluster.helm import helm as built
-from lab.cluster.images import PREFIX
+from lab.cluster.images import PREFIX, busybox, write_archive
 from lab.cluster.ourimage import NAME
 from lab.cluster.settings import AUDITED
 
@@ -100,6 +102,21 @@ class Install:
         """Return the names of all releases, failed ones too."""
         return self.must("list", "-n", NAMESPACE, "--short").split()
 
+    def clear(self) -> None:
+        """Take away all releases and all that has come of them, pods too."""
+        for release in self.releases():
+            self.run("uninstall", release, "-n", NAMESPACE, "--no-hooks", "--wait")
+        self.cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")
+
+    @contextmanager
+    def machine(self, node: LabNode, name: str) -> Iterator[None]:
+        """Have a machine for the node; whatever is installed meanwhile goes before it does."""
+        with node.machine(name), node.nodes_kept():
+            try:
+                yield
+            finally:
+                self.clear()
+
     def cluster_wide(self) -> set[str]:
         """Return the names of all objects that are in no namespace."""
         kinds = self.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
@@ -155,9 +172,7 @@ def chart_user(lab: Cluster) -> Iterator[Install]:
     try:
         yield user
     finally:
-        for release in user.releases():
-            user.run("uninstall", release, "-n", NAMESPACE, "--no-hooks", "--wait")
-        lab.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")
+        user.clear()
         lab.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--wait=true")
         user.clear_nodes()
 
@@ -168,3 +183,29 @@ def older(name: str) -> str:
     manifest["metadata"].pop("labels")
     manifest["spec"]["versions"][0].pop("additionalPrinterColumns")
     return yaml.safe_dump(manifest)
+
+
+def import_vgpu_manager(cluster: Cluster, tag: str) -> str:
+    """Give the node an image in the place of NVIDIA's vGPU manager, which does nothing; return its repository."""
+    layer = io.BytesIO(busybox(Path("/bin/busybox")))
+    program = b"#!/bin/sh\nexec sleep 1000000\n"
+    with tarfile.open(fileobj=layer, mode="a") as tar:
+        entry = tarfile.TarInfo("bin/nvidia-driver")
+        entry.size, entry.mode = len(program), 0o755
+        tar.addfile(entry, io.BytesIO(program))
+    archive = cluster.folder / "vgpu-manager.tar"
+    write_archive(archive, f"vgpu-manager:{tag}", layer.getvalue(), ())
+    cluster.import_image(archive)
+    return PREFIX
+
+
+@contextmanager
+def no_log_left() -> Iterator[None]:
+    """Take `/dev/log` away afterwards, which containerd makes for a pod that mounts it, where there was none."""
+    log = Path("/dev/log")
+    there = log.exists()
+    try:
+        yield
+    finally:
+        if not there and log.is_dir():
+            log.rmdir()

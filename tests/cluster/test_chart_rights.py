@@ -215,7 +215,7 @@ def test_every_right_is_used_and_nothing_else_is_asked_for(user: Install, node: 
     log = user.cluster.audit_log
     begin = log.stat().st_size if log.exists() else 0
     walk = Walk(user, node)
-    with kubevirt(node), node.machine("2xA10-sriov"), node.nodes_kept():
+    with kubevirt(node), user.machine(node, "2xA10-sriov"):
         first_release(walk)
         second_release(walk)
     with log.open() as file:

@@ -153,9 +153,7 @@ def test_what_pods_have_is_in_use_and_with_one_vgpu_all_mediated_devices() -> No
     assert held_names([node("process 12 (qemu)")]) == {"nvidia.com/a", "nvidia.com/c"}
 
 
-@pytest.mark.parametrize(
-    ("phase", "asks_for"), [("Running", {"nvidia.com/a", "nvidia.com/b", "cpu"}), ("Failed", set())]
-)
+@pytest.mark.parametrize(("phase", "asks_for"), [("Running", {"nvidia.com/a", "nvidia.com/b"}), ("Failed", set())])
 def test_a_pod_asks_until_it_has_ended(phase: str, asks_for: set[str]) -> None:
     containers = "{containers: [{resources: {limits: {nvidia.com/a: '1', cpu: 2}}}, {name: x, resources: {}}],"
     spec = f"{containers} initContainers: [{{resources: {{limits: {{nvidia.com/b: '1'}}}}}}]}}"

@@ -121,11 +121,11 @@ class AskingPod(msgspec.Struct, frozen=True):
 
     @property
     def asks_for(self) -> frozenset[str]:
-        """The names of all that it asks for; nothing once it has ended."""
+        """The names of all devices that it asks for, be they no GPUs; nothing once it has ended."""
         if self.status.phase in {"Succeeded", "Failed"}:
             return frozenset()
         containers = (*self.spec.init_containers, *self.spec.containers)
-        return frozenset(name for one in containers for name in one.resources.limits)
+        return frozenset(name for one in containers for name in one.resources.limits if "/" in name)
 
 
 class DaemonSetStatus(msgspec.Struct, frozen=True, rename="camel"):

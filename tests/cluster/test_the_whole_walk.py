@@ -1,0 +1,243 @@
+"""Seed 002's way from a label to vGPUs, by the chart: each of its commands in its order, and what it prints."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_machine
+from clusterlab import LabNode
+from controllerlab import PRESENT, WORKLOAD
+from kubevirtkinds import SOURCES, install
+from lab.cluster.settings import NODE
+
+from commandline import gpuvirt
+from gpuvirt.cluster.operator.names import SETS
+from gpuvirt.model.workload import Workload
+from gpuvirt.plain import Plain
+from kubevirts import at, entry
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
+
+A10_12Q, A10_8Q, A10_4Q = (f"nvidia.com/NVIDIA_A10-{size}Q" for size in (12, 8, 4))
+PATCH = (
+    "kubectl patch kubevirt -n kubevirt kubevirt --type=json"
+    ' -p=[{"op":"add","path":"/spec/configuration/developerConfiguration/featureGates/-",'
+    '"value":"DisableMDEVConfiguration"}]'
+)
+VERSION, SYSTEM = "510.73.06", "ubuntu20.04"
+OS = {
+    "feature.node.kubernetes.io/system-os_release.ID": "ubuntu",
+    "feature.node.kubernetes.io/system-os_release.VERSION_ID": "20.04",
+}
+CUSTOM = "{version: v1, vgpu-configs: {mine: [{devices: all, vgpu-devices: {A10-8Q: 3}}]}}"
+ON_CONTAINERS = (
+    *("nvidia-driver-daemonset-ubuntu20.04", "nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset"),
+    *("nvidia-dcgm", "nvidia-dcgm-exporter", "gpu-feature-discovery", "nvidia-operator-validator"),
+)
+
+NODES = (NODE, "node-a", "node-c")
+AFFINITY = (
+    *("spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
+    *("nodeSelectorTerms", 0),
+)
+
+
+class Admin:
+    """Somebody who follows the seed."""
+
+    def __init__(self, user: Install, node: LabNode) -> None:
+        self.user = user
+        self.node = node
+
+    def types(self, line: str) -> str:
+        """Run a command as the seed has it, in which nothing is quoted; return what it prints."""
+        return self.user.kubectl(*line.split()[1:]).strip()
+
+    def allocatable(self) -> Plain:
+        """Return what the seed's jq leaves of `kubectl get node -o json`."""
+        found: Plain = json.loads(self.types(f"kubectl get node {NODE} -o json"))
+        counts = at(found, "status", "allocatable")
+        assert isinstance(counts, dict)
+        return {name: count for name, count in counts.items() if name.startswith("nvidia.com/") and count != "0"}
+
+    def offers(self, resource: str, count: int) -> None:
+        """Wait until the node offers so many of one resource, and nothing else of NVIDIA's."""
+        self.node.until(lambda: self.allocatable() == {resource: str(count)}, lambda: str(self.allocatable()))
+
+    def configuration(self) -> Plain:
+        found: Plain = json.loads(self.types("kubectl get kubevirt -n kubevirt kubevirt -o json"))
+        return at(found, "spec", "configuration")
+
+    def permits(self, *names: str) -> None:
+        """Wait until KubeVirt permits these vGPU types, and leaves them to us."""
+        wanted = [entry(f"NVIDIA {one}", f"nvidia.com/NVIDIA_{one}", key="mdevNameSelector") for one in names]
+
+        def found() -> Plain:
+            return at(self.configuration(), "permittedHostDevices", "mediatedDevices")
+
+        self.node.until(lambda: found() == wanted, lambda: str(found()))
+
+    def status(self) -> list[list[str]]:
+        """Return what stands in the place of `kubectl get pods -n gpu-operator`: component, ready, state."""
+        asks = ("--kubeconfig", str(self.user.cluster.kubeconfig), "-n", NAMESPACE)
+        shown = gpuvirt("status", *asks).stdout.splitlines()
+        return [line.split()[2:5] for line in shown if line.startswith(NODE)]
+
+    def placed(self) -> dict[str, set[str]]:
+        """Return which DaemonSets have made a pod for which node, be it started or not."""
+        found: dict[str, set[str]] = {}
+        pods: Plain = json.loads(self.types(f"kubectl get pods -n {NAMESPACE} -o json"))
+        items = at(pods, "items")
+        assert isinstance(items, list)
+        for pod in items:
+            if at(pod, "metadata", "ownerReferences", 0, "kind") == "DaemonSet":
+                node = at(pod, *AFFINITY, "matchFields", 0, "values", 0)
+                found.setdefault(str(node), set()).add(str(at(pod, "metadata", "ownerReferences", 0, "name")))
+        return found
+
+
+@pytest.fixture
+def admin(user: Install, node: LabNode) -> Iterator[Admin]:
+    """Somebody with a node of two A10s, and KubeVirt."""
+    names = install(node, SOURCES[-1])
+    admin = Admin(user, node)
+    try:
+        admin.types("kubectl create namespace kubevirt")
+        spec: Mapping[str, object] = {"configuration": {"developerConfiguration": {"featureGates": []}}}
+        metadata = {"name": "kubevirt", "namespace": "kubevirt"}
+        user.apply({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": metadata, "spec": spec})
+        said = json.dumps({"status": {"observedKubeVirtVersion": "v0.59.1"}})
+        user.kubectl(
+            "patch", "kubevirt", "kubevirt", "-n", "kubevirt", "--subresource=status", "--type=merge", "-p", said
+        )
+        user.kubectl("label", "node", NODE, f"{PRESENT}=true", *(f"{key}={value}" for key, value in OS.items()))
+        with user.machine(node, "2xA10-sriov"), no_log_left():
+            yield admin
+    finally:
+        node.kubectl("delete", "crd", *names)
+        node.kubectl("delete", "namespace", "kubevirt", "--wait=true", "--ignore-not-found")
+
+
+def test_seed_002_from_the_patch_to_twelve_vgpus_and_back(admin: Admin) -> None:
+    before = admin.configuration()
+    release = installs(admin)
+    carves(admin)
+    names_its_own_config(admin, release)
+    carves_anew(admin)
+    machines_are_taken(admin)
+    with nodes_beside(admin):
+        each_node_has_what_it_is_for(admin)
+        devices = len(list((admin.node.host / "sys/bus/mdev/devices").iterdir()))
+        admin.user.uninstall(release)
+        assert {key for one in NODES for key in admin.user.labels(one) if "deploy" in key or "gpuvirt" in key} == set()
+    assert len(list((admin.node.host / "sys/bus/mdev/devices").iterdir())) == devices
+    gates: Plain = ["DisableMDEVConfiguration"] * 4
+    assert admin.configuration() == {"developerConfiguration": {"featureGates": gates}}
+    assert before == {"developerConfiguration": {"featureGates": []}}
+
+
+def installs(admin: Admin) -> str:
+    """Do what the seed does until helm has ended; return the release's name."""
+    assert admin.types(PATCH) == "kubevirt.kubevirt.io/kubevirt patched"
+    assert admin.types(f"kubectl label node {NODE} --overwrite {WORKLOAD}=vm-vgpu") == f"node/{NODE} labeled"
+    assert admin.types(f"kubectl create namespace {NAMESPACE}") == f"namespace/{NAMESPACE} created"
+    secret = (
+        "kubectl create secret docker-registry registry-secret --docker-server=registry.example --docker-username=me"
+        f" --docker-password=secret --docker-email=me@example.com -n {NAMESPACE}"
+    )
+    assert admin.types(secret) == "secret/registry-secret created"
+    repository = import_vgpu_manager(admin.user.cluster, f"{VERSION}-{SYSTEM}")
+    return admin.user.installed(
+        "sandboxWorkloads.enabled=true",
+        "vgpuManager.enabled=true",
+        f"vgpuManager.repository={repository}",
+        "vgpuManager.image=vgpu-manager",
+        f"vgpuManager.version={VERSION}",
+        "vgpuManager.imagePullSecrets={registry-secret}",
+        "nvidiaRegistry=registry.example",
+        "dcgm.enabled=true",
+        *on_machine(admin.node),
+    )
+
+
+def carves(admin: Admin) -> None:
+    admin.offers(A10_12Q, 4)
+    admin.permits("A10-12Q")
+    gates = at(admin.configuration(), "developerConfiguration", "featureGates")
+    assert gates == ["DisableMDEVConfiguration", "GPU"]
+    assert at(admin.configuration(), "permittedHostDevices", "pciHostDevices") is None
+    for _ in range(2):
+        assert admin.types(PATCH) == "kubevirt.kubevirt.io/kubevirt patched"
+
+
+def names_its_own_config(admin: Admin, release: str) -> None:
+    file = admin.user.cluster.folder / "config.yaml"
+    file.write_text(CUSTOM)
+    made = f"kubectl create configmap custom-vgpu-config -n {NAMESPACE} --from-file=config.yaml={file}"
+    assert admin.types(made) == "configmap/custom-vgpu-config created"
+    named = ("--set=vgpuDeviceManager.config.name=custom-vgpu-config", "--reset-then-reuse-values")
+    admin.user.must("upgrade", release, str(CHART), "-n", NAMESPACE, "--wait", "--timeout=120s", *named)
+    assert admin.types(f"kubectl label node {NODE} --overwrite nvidia.com/vgpu.config=mine") == f"node/{NODE} labeled"
+    admin.offers(A10_8Q, 6)
+
+
+def carves_anew(admin: Admin) -> None:
+    said = admin.types(f"kubectl label node {NODE} --overwrite nvidia.com/vgpu.config=A10-4Q")
+    assert said == f"node/{NODE} labeled"
+    admin.offers(A10_4Q, 12)
+    assert admin.types(PATCH) == "kubevirt.kubevirt.io/kubevirt patched"
+    admin.permits("A10-12Q", "A10-8Q", "A10-4Q")
+    components = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager", "vgpu-manager")
+    running = [[one, "yes", "Running"] for one in components]
+    admin.node.until(lambda: admin.status() == running, lambda: f"{admin.status()}\n{admin.user.pods()}")
+    assert admin.user.get("clusterpolicy/cluster-policy", ".status.state") == "ready"
+
+
+def machines_are_taken(admin: Admin) -> None:
+    """Every machine of the seeds, and of our examples, is taken as it is, but for a version that is long gone."""
+    create = ("create", "--dry-run=server", "--validate=strict", "-f")
+    texts = (Path(__file__).with_name("machines.yaml"), *sorted((ROOT / "examples").glob("vm-*.yaml")))
+    manifests = (one for text in texts for one in yaml.safe_load_all(text.read_text()))
+    machines = [one for one in manifests if one["kind"].startswith("VirtualMachine")]
+    assert {one["apiVersion"].partition("/")[2] for one in machines} == {"v1", "v1alpha3", "v1alpha1"}
+    for machine in machines:
+        done = admin.user.cluster.kubectl(*create, "-", given=yaml.safe_dump(machine))
+        if machine["apiVersion"] == "kubevirt.io/v1alpha1":
+            assert 'no matches for kind "VirtualMachineInstance" in version "kubevirt.io/v1alpha1"' in done.stderr
+        else:
+            assert "created (server dry run)" in done.stdout, done.stderr
+
+
+@contextmanager
+def nodes_beside(admin: Admin) -> Iterator[None]:
+    """Have a node for containers, and one for whole GPUs, both without a kubelet."""
+    labels = {PRESENT: "true", "kubernetes.io/os": "linux", **OS}
+    _, containers, whole = NODES
+    with (
+        admin.user.node_without_kubelet(containers, {**labels, WORKLOAD: "container"}),
+        admin.user.node_without_kubelet(whole, {**labels, WORKLOAD: "vm-passthrough"}),
+    ):
+        yield
+
+
+def each_node_has_what_it_is_for(admin: Admin) -> None:
+    user, everywhere = admin.user, "gpuvirt-discover"
+    wanted = {
+        "node-a": {everywhere, *ON_CONTAINERS},
+        NODE: {everywhere, "gpuvirt-node", f"nvidia-vgpu-manager-daemonset-{SYSTEM}"},
+        "node-c": {everywhere, "gpuvirt-node"},
+    }
+    admin.node.until(lambda: admin.placed() == wanted, lambda: str(admin.placed()))
+    workloads = {"node-a": Workload.CONTAINER, NODE: Workload.VGPU, "node-c": Workload.PASSTHROUGH}
+    modes = {"node-a": "container", NODE: "vgpu", "node-c": "passthrough"}
+    for name in NODES:
+        prefix, labels = "nvidia.com/gpu.deploy.", user.labels(name)
+        deployed = {key.removeprefix(prefix) for key in labels if key.startswith(prefix)}
+        assert deployed == set(SETS[workloads[name]])
+        assert (labels["nvidia.com/gpu.present"], labels["gpuvirt.io/os"]) == ("true", SYSTEM)
+        assert user.kubectl("get", "gpunode", name, "-o", "jsonpath={.spec.mode}") == modes[name]
+    counted = user.get("daemonsets", ".items[*].status.desiredNumberScheduled").split()
+    assert sum(map(int, counted)) == sum(map(len, wanted.values()))
