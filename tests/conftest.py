@@ -19,6 +19,7 @@ from lab.cluster.cluster import Cluster, cluster
 from lab.cluster.helm import helm as built_helm
 from lab.cluster.ourimage import make_image
 from lab.kernel.kit import Flavour
+from pristine import clear
 from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
@@ -161,7 +162,7 @@ def both(request: pytest.FixtureRequest) -> CdevHost:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Cluster]:
+def running_lab() -> Iterator[Cluster]:
     """A real Kubernetes node, for all tests of a run; there is one a machine, so other runs wait for it."""
     lab = cluster()
     alone = lab.folder.with_name("cluster-alone")
@@ -174,12 +175,19 @@ def lab() -> Iterator[Cluster]:
             lab.down()
 
 
+@pytest.fixture
+def lab(running_lab: Cluster) -> Cluster:
+    """That node, without anything that the test before has left in its cluster."""
+    clear(running_lab)
+    return running_lab
+
+
 @pytest.fixture(scope="session")
-def image(lab: Cluster) -> None:
+def image(running_lab: Cluster) -> None:
     """The image of this tree, on the node."""
-    archive = lab.folder / "gpuvirt.tar"
+    archive = running_lab.folder / "gpuvirt.tar"
     make_image(Path(__file__).parent.parent, archive)
-    lab.import_image(archive)
+    running_lab.import_image(archive)
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,6 @@ from lab.cluster.cluster import Cluster
 
 from gpuvirt.apps.clusterside import ClusterSide
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.agent.names import (
-    CONFIG_LABEL,
-    REASON_ANNOTATION,
-    STATE_LABEL,
-    WORKLOAD_LABEL,
-    WORKLOAD_REASON_ANNOTATION,
-    WORKLOAD_STATE_LABEL,
-)
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
@@ -72,14 +64,6 @@ class ApiLab:
     def label(self, *labels: str) -> None:
         """Change labels of the node: `key=value`, or `key-`."""
         self.kubectl("label", "node", NODE, "--overwrite", *labels)
-
-    def clear_node(self) -> None:
-        """Take from the node what tests leave on it: other tests' agents would follow it."""
-        self.label(f"{CONFIG_LABEL}-", f"{STATE_LABEL}-", f"{WORKLOAD_LABEL}-", f"{WORKLOAD_STATE_LABEL}-")
-        self.kubectl("annotate", "node", NODE, f"{REASON_ANNOTATION}-", f"{WORKLOAD_REASON_ANNOTATION}-")
-        counts = '[{"op": "remove", "path": "/status/allocatable/example.com~1gpu"}]'
-        # The kubelet may have taken it away already.
-        self.cluster.kubectl("patch", "node", NODE, "--subresource=status", "--type=json", "-p", counts)
 
     def node_field(self, path: str) -> str:
         """Return a field of the node, by its JSON path."""

@@ -40,10 +40,6 @@ class _Node(msgspec.Struct):
     metadata: _Metadata
 
 
-class _Nodes(msgspec.Struct):
-    items: list[_Node]
-
-
 @dataclass(frozen=True, slots=True)
 class Install:
     """A user with helm and kubectl."""
@@ -130,14 +126,6 @@ class Install:
         """Return the labels of a node that are ours, NVIDIA's or NFD's."""
         return {key: value for key, value in self._node(node).labels.items() if key.startswith(OURS)}
 
-    def clear_nodes(self) -> None:
-        """Take from all nodes what tests leave on them."""
-        for node in msgspec.json.decode(self.kubectl("get", "nodes", "-o", "json"), type=_Nodes).items:
-            name = node.metadata.name
-            for verb, keys in (("label", node.metadata.labels), ("annotate", node.metadata.annotations)):
-                gone = [f"{key}-" for key in keys if key.startswith(OURS)]
-                self.kubectl(verb, "node", name, "--overwrite", *gone) if gone else None
-
     def _node(self, name: str) -> _Metadata:
         return msgspec.json.decode(self.kubectl("get", "node", name, "-o", "json"), type=_Node).metadata
 
@@ -163,18 +151,14 @@ def on_machine(node: LabNode) -> tuple[str, ...]:
 
 @contextmanager
 def chart_user(lab: Cluster) -> Iterator[Install]:
-    """Give a cluster that has nothing of ours; nothing is left of it afterwards."""
+    """Give a cluster that has no program of ours, and end what was installed in it."""
     user = Install(lab, built())
     for manifest in ("node.yaml", "discover.yaml"):
         lab.kubectl("delete", "-f", str(ROOT / "deploy" / manifest), "--ignore-not-found", "--wait=true")
-    lab.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--wait=true")
-    user.clear_nodes()
     try:
         yield user
     finally:
         user.clear()
-        lab.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--wait=true")
-        user.clear_nodes()
 
 
 def older(name: str) -> str:

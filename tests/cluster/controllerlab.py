@@ -99,9 +99,11 @@ class ControlledNode:
         self._applied.append(text)
 
     def clear(self) -> None:
-        """Take away what was applied: a chart would find it another's."""
+        """Take away what was applied, which a chart would find another's, and what controllers keep."""
         for text in self._applied:
             self.node.cluster.kubectl("delete", "--ignore-not-found", "-f", "-", given=text)
+        for kind in ("daemonsets", "configmaps", "leases"):
+            self.node.cluster.kubectl("delete", kind, "--all", "--namespace", NAMESPACE)
 
     def get(self, what: str, path: str) -> str:
         """Return a field of an object in the controller's namespace, by its JSON path."""
@@ -110,15 +112,22 @@ class ControlledNode:
 
     def gpuvirt(self, *arguments: str) -> str:
         """Run a command as the cluster's admin."""
-        asks = ("--kubeconfig", str(self.node.cluster.kubeconfig), "--namespace", NAMESPACE)
-        done = subprocess.run([*GPUVIRT, *arguments, *asks], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        done = self._run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def status(self) -> str:
+        """Return what `gpuvirt status` prints, be all well or not yet."""
+        return self._run("status").stdout
+
+    def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        asks = ("--kubeconfig", str(self.node.cluster.kubeconfig), "--namespace", NAMESPACE)
+        return subprocess.run([*GPUVIRT, *arguments, *asks], capture_output=True, text=True, check=False)
 
 
 @contextmanager
 def controlled(node: LabNode) -> Iterator[ControlledNode]:
-    """Have the API server know our kinds, with the controller's namespace; all is gone afterwards."""
+    """Have the API server know our kinds, with the controller's namespace."""
     kinds = ("deploy/gpunodes.yaml", "deploy/clusterpolicies.yaml")
     for file in kinds:
         node.kubectl("apply", "-f", str(ROOT / file))
@@ -133,11 +142,3 @@ def controlled(node: LabNode) -> Iterator[ControlledNode]:
         yield found
     finally:
         found.clear()
-        for file in kinds:
-            node.kubectl("delete", "-f", str(ROOT / file))
-        gone = [f"{key}-" for key in found.labels() if key.startswith(("nvidia.com/", "gpuvirt.io/", "feature."))]
-        if gone:
-            found.label(*gone)
-        annotations = ("gpuvirt.io/vgpu.config.reason-", "gpuvirt.io/gpu.workload.reason-", "gpuvirt.io/operands-off-")
-        node.kubectl("annotate", "node", NODE, *annotations)
-        node.cluster.kubectl("delete", "lease", "--all", "--namespace", NAMESPACE)

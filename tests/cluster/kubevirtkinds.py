@@ -120,8 +120,8 @@ SOURCES = ["facts", *(["manifests"] if (FOLDER / "kubevirt.crd.yaml").exists() e
 """Where KubeVirt's own kind may come from; never none."""
 
 
-def install(node: LabNode, source: str, *, all_kinds: bool = False) -> tuple[str, ...]:
-    """Install KubeVirt's and HCO's kinds, and return what is to be deleted."""
+def install(node: LabNode, source: str, *, all_kinds: bool = False) -> None:
+    """Install KubeVirt's and HCO's kinds."""
     chosen = OURS | (BESIDE_MACHINES if all_kinds else {})
     manifests = {name: json.dumps(ours) for name, ours in chosen.items()}
     if source == "manifests":
@@ -132,7 +132,6 @@ def install(node: LabNode, source: str, *, all_kinds: bool = False) -> tuple[str
         assert done.returncode == 0, done.stderr
     for name in manifests:
         node.until(partial(_is_served, node, name), lambda: "a kind is not served yet")
-    return tuple(manifests)
 
 
 def _is_served(node: LabNode, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +52,7 @@ SUCCESS = Progress(StateName.SUCCESS)
 
 
 @pytest.fixture
-def api(lab: Cluster, tmp_path: Path) -> Iterator[ApiLab]:
+def api(lab: Cluster, tmp_path: Path) -> ApiLab:
     api = ApiLab(lab, tmp_path)
     api.apply_roles()
     account = ("get", "serviceaccount", ACCOUNT, "--namespace", NAMESPACE)
@@ -61,9 +60,7 @@ def api(lab: Cluster, tmp_path: Path) -> Iterator[ApiLab]:
         time.sleep(0.1)  # noqa: TID251  the controller manager's time
     api.token.write_text(api.token_of())
     api.set_configs(None)
-    api.clear_node()
-    yield api
-    api.clear_node()
+    return api
 
 
 def admin(api: ApiLab) -> Client:

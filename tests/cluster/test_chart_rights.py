@@ -1,8 +1,7 @@
 """What the chart's accounts may do is what they do: every right is used, and nothing else is asked for."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import pytest
 import yaml
@@ -120,19 +119,14 @@ class Walk:
         self.until("get", kind, "-n", self.node.namespace, "-o", "yaml", says=resource)
 
 
-@contextmanager
-def kubevirt(node: LabNode) -> Iterator[None]:
+def install_kubevirt(node: LabNode) -> None:
     """Have KubeVirt's kinds, and a KubeVirt."""
-    names = install(node, SOURCES[-1], all_kinds=True)
-    try:
-        spec: Mapping[str, object] = {"configuration": {"developerConfiguration": {}}}
-        kind = {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt"}
-        node.apply({**kind, "metadata": {"name": "kubevirt", "namespace": node.namespace}, "spec": spec})
-        version = json.dumps({"status": {"observedKubeVirtVersion": "v1.8.0"}})
-        node.kubectl("patch", "kubevirt", "kubevirt", "--subresource=status", "--type=merge", "-p", version)
-        yield
-    finally:
-        node.kubectl("delete", "crd", *names)
+    install(node, SOURCES[-1], all_kinds=True)
+    spec: Mapping[str, object] = {"configuration": {"developerConfiguration": {}}}
+    kind = {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt"}
+    node.apply({**kind, "metadata": {"name": "kubevirt", "namespace": node.namespace}, "spec": spec})
+    version = json.dumps({"status": {"observedKubeVirtVersion": "v1.8.0"}})
+    node.kubectl("patch", "kubevirt", "kubevirt", "--subresource=status", "--type=merge", "-p", version)
 
 
 def first_release(walk: Walk) -> None:
@@ -215,7 +209,8 @@ def test_every_right_is_used_and_nothing_else_is_asked_for(user: Install, node: 
     log = user.cluster.audit_log
     begin = log.stat().st_size if log.exists() else 0
     walk = Walk(user, node)
-    with kubevirt(node), user.machine(node, "2xA10-sriov"):
+    install_kubevirt(node)
+    with user.machine(node, "2xA10-sriov"):
         first_release(walk)
         second_release(walk)
     with log.open() as file:

@@ -23,13 +23,13 @@ INCOMPLETE = "an image needs all of repository, image and version"
 
 
 @pytest.fixture(scope="module")
-def policies(lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLab]:
+def policies(running_lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLab]:
     """An API server that knows ClusterPolicies, and has the one of the seed."""
-    api = ApiLab(lab, tmp_path_factory.mktemp("policies"))
+    api = ApiLab(running_lab, tmp_path_factory.mktemp("policies"))
     api.kubectl("apply", "-f", str(ROOT / "deploy/clusterpolicies.yaml"))
     try:
-        served = LabNode(lab, "default")
-        served.until(lambda: lab.kubectl("get", KIND).returncode == 0, lambda: "the kind is not served yet")
+        served = LabNode(running_lab, "default")
+        served.until(lambda: running_lab.kubectl("get", KIND).returncode == 0, lambda: "the kind is not served yet")
         api.kubectl("apply", "--validate=strict", "-f", str(GIVEN / "seedpolicy.yaml"))
         yield api
     finally:

@@ -34,6 +34,11 @@ def deploying(node: LabNode) -> Iterator[ControlledNode]:
             yield cluster
 
 
+def rows(shown: str) -> list[list[str]]:
+    """Return component, ready and state of the node, of what `gpuvirt status` has printed."""
+    return [line.split()[2:5] for line in shown.splitlines() if line.startswith(NODE)]
+
+
 def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  # noqa: ARG001
     with deploying(node) as cluster:
         node.until_allocatable(BIG, 4)
@@ -42,13 +47,10 @@ def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  
         vgpus = ("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.vgpus}")
         node.until(lambda: node.kubectl(*vgpus) == "12", lambda: node.kubectl(*vgpus))
         cluster.until_said("True Reconciled")
-        shown = cluster.gpuvirt("status")
-        assert f"12 {SMALL}" in shown
-        assert [line.split()[2:5] for line in shown.splitlines() if line.startswith(NODE)] == [
-            ["sandbox-device-plugin", "yes", "Running"],
-            ["sandbox-validator", "yes", "Running"],
-            ["vgpu-device-manager", "yes", "Running"],
-        ]
+        components = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager")
+        running = [[one, "yes", "Running"] for one in components]
+        node.until(lambda: rows(cluster.status()) == running, cluster.status)
+        assert f"12 {SMALL}" in cluster.status()
         node.start("keeps", Wish({SMALL: 1}, "sleep 1000"))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
 

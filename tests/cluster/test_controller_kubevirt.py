@@ -62,12 +62,11 @@ def administered(node: LabNode) -> Iterator[Admin]:
     """Run a controller and an agent on a node with T4s for vGPUs, in a cluster with KubeVirt's kinds."""
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, node.machine("4xT4"), node.nodes_kept():
-        kinds = install(node, next(iter(SOURCES)))
+        install(node, next(iter(SOURCES)))
         with cluster.controller(), node.agent("", asks):
             cluster.apply_policy({})
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
             yield Admin(cluster)
-        node.kubectl("delete", "crd", *kinds)
 
 
 def test_machines_may_have_what_nodes_offer_whatever_an_admin_does_beside_it(node: LabNode) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import platform
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,16 +39,14 @@ NONE = ("", "", "")
 
 
 @pytest.fixture
-def api(lab: Cluster, tmp_path: Path) -> Iterator[ApiLab]:
+def api(lab: Cluster, tmp_path: Path) -> ApiLab:
     api = ApiLab(lab, tmp_path)
     api.apply_roles("discover.yaml")
     account = ("get", "serviceaccount", ACCOUNT, "--namespace", NAMESPACE)
     while lab.kubectl(*account).returncode:
         time.sleep(0.1)  # noqa: TID251  the controller manager's time
     api.token.write_text(api.token_of(ACCOUNT))
-    api.label(*(f"{label}-" for label in LABELS))
-    yield api
-    api.label(*(f"{label}-" for label in LABELS))
+    return api
 
 
 def said(api: ApiLab) -> tuple[str, ...]:

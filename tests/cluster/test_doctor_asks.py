@@ -56,9 +56,6 @@ def test_what_the_cluster_permits(node: LabNode) -> None:
     with node.machine("2xA10"):
         assert "NotPermitted" not in found(node), "KubeVirt is not there"
         node.apply(CRD)
-        try:
-            node.kubectl("wait", "--for=condition=Established", "crd/kubevirts.kubevirt.io", "--timeout=60s")
-            node.apply(kubevirt)
-            assert "NotPermitted" in found(node)
-        finally:
-            node.kubectl("delete", "crd", "kubevirts.kubevirt.io")
+        node.until(lambda: node.cluster.kubectl("get", "kubevirts").returncode == 0, lambda: "the kind is not served")
+        node.apply(kubevirt)
+        assert "NotPermitted" in found(node)

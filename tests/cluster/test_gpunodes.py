@@ -28,16 +28,11 @@ def install_kind(node: LabNode) -> None:
 
 @contextmanager
 def reporting(node: LabNode, config: str = "") -> Iterator["subprocess.Popen[str]"]:
-    """Run an agent in a cluster that knows GpuNodes, and take them away afterwards; it gives the agent's process."""
+    """Run an agent in a cluster that knows GpuNodes; it gives the agent's process."""
     install_kind(node)
-    try:
-        asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-        with node.machine("4xT4"), node.agent(config, asks) as agent, node.nodes_kept():
-            yield agent
-    finally:
-        node.kubectl("delete", "crd", "gpunodes.gpuvirt.io")
-        node.kubectl("label", "node", NODE, "nvidia.com/vgpu.config.state-")
-        node.kubectl("annotate", "node", NODE, "gpuvirt.io/vgpu.config.reason-")
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+    with node.machine("4xT4"), node.agent(config, asks) as agent, node.nodes_kept():
+        yield agent
 
 
 def row(node: LabNode) -> list[str]:

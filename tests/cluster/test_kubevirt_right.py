@@ -1,7 +1,6 @@
 """KubeVirt kept right on a real API server: our patches, an admin's beside them, and who is faster."""
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -103,13 +102,10 @@ class Desk:
 
 
 @pytest.fixture(params=SOURCES)
-def desk(node: LabNode, request: pytest.FixtureRequest) -> Iterator[Desk]:
+def desk(node: LabNode, request: pytest.FixtureRequest) -> Desk:
     """A cluster with KubeVirt's kinds, by what we know of them and by its own manifests."""
-    names = install(node, request.param)
-    try:
-        yield Desk(node)
-    finally:
-        node.kubectl("delete", "crd", *names)
+    install(node, request.param)
+    return Desk(node)
 
 
 async def test_a_kubevirt_is_put_right_and_put_back(desk: Desk) -> None:

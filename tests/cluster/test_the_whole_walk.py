@@ -102,7 +102,7 @@ class Admin:
 @pytest.fixture
 def admin(user: Install, node: LabNode) -> Iterator[Admin]:
     """Somebody with a node of two A10s, and KubeVirt."""
-    names = install(node, SOURCES[-1])
+    install(node, SOURCES[-1])
     admin = Admin(user, node)
     try:
         admin.types("kubectl create namespace kubevirt")
@@ -117,7 +117,6 @@ def admin(user: Install, node: LabNode) -> Iterator[Admin]:
         with user.machine(node, "2xA10-sriov"), no_log_left():
             yield admin
     finally:
-        node.kubectl("delete", "crd", *names)
         node.kubectl("delete", "namespace", "kubevirt", "--wait=true", "--ignore-not-found")
 
 
