@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.planning import Manner
 from gpuvirt.model.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
-from kubevirts import Cluster, Fields, at, hyper_converged, kubevirt
+from kubevirts import T4_8Q, Cluster, Fields, at, hyper_converged, kubevirt
 
 RESOURCES = ["nvidia.com/GA102GL_A10", "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q", "example.com/fpga"]
 PCI_IDS = ["10DE:2236", "10de:2236", "10DE:1EB8", "8086:56c0"]
@@ -99,7 +99,7 @@ SELECTORS = st.builds(
 ).filter(lambda one: bool(one.pci or one.mdev))
 OFFERS = st.dictionaries(st.sampled_from(RESOURCES[:3]), SELECTORS, max_size=3)
 SOME = st.frozensets(st.sampled_from([*RESOURCES, "amd.com/mi210"]), max_size=2)
-NAMES = st.builds(Names, SOME, SOME, st.sampled_from([(), (), (), ("pools",)]))
+NAMES = st.builds(Names, SOME, SOME, SOME, st.sampled_from([(), (), (), ("pools",)]))
 KUBEVIRTS = st.builds(kubevirt, CONFIGURATIONS, VERSIONS)
 CLUSTERS = st.builds(Cluster, KUBEVIRTS, OFFERS, NAMES, mdevs=st.booleans()) | st.builds(
     Cluster,
@@ -216,3 +216,16 @@ def test_undoing_takes_nothing_that_is_named(cluster: Cluster, names: Names) -> 
     assert not (safe and unmanaged.plan.stops_carving), "KubeVirt would delete what machines have"
     annotation = at(cluster.subject, "metadata", "annotations", ANNOTATION)
     assert (annotation is not None) is bool(cluster.undoing.reasons)
+
+
+def test_what_pods_have_keeps_what_spares_it_and_no_gate_for_machines() -> None:
+    cluster = Cluster(kubevirt({"developerConfiguration": {"featureGates": []}}, version="v0.58.2"))
+    cluster.step()
+    gates = ("spec", "configuration", "developerConfiguration", "featureGates")
+    assert at(cluster.document, *gates) == ["GPU", "DisableMDEVConfiguration"]
+    cluster.names = Names(by_others=frozenset({T4_8Q, "cpu"}))
+    cluster.write(cluster.undoing.patch)
+    assert at(cluster.document, *gates) == ["DisableMDEVConfiguration"]
+    cluster.names = Names(by_others=frozenset({"cpu"}))
+    cluster.write(cluster.undoing.patch)
+    assert at(cluster.document, *gates) == []

@@ -98,7 +98,7 @@ class KubeVirtUndoer:
         return Scene(
             kubevirt=found,
             offered=offered_of(self._gpu_nodes),
-            names=replace(names, gpus=names.gpus | held),
+            names=replace(names, by_others=held),
             hyper_convergeds=await self._heard(Collection(HYPER_CONVERGEDS, HyperConverged)),
             mdevs=wants_mdevs(self._gpu_nodes),
         )

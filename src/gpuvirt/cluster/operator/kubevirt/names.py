@@ -35,13 +35,15 @@ class Names:
 
     gpus: frozenset[str] = frozenset()
     host_devices: frozenset[str] = frozenset()
+    by_others: frozenset[str] = frozenset()
+    """Those that pods have which are no machines of KubeVirt's: no gate is for them."""
     unheard: tuple[str, ...] = ()
     """Kinds that were not heard, which may name others."""
 
     @property
     def used(self) -> frozenset[str]:
         """All of them."""
-        return self.gpus | self.host_devices
+        return self.gpus | self.host_devices | self.by_others
 
 
 class _Asking(Protocol):

@@ -160,6 +160,6 @@ def _stays(subject: Subject, left: Changes) -> Iterator[Reason]:
         yield Reason(
             ReasonCode.STILL_NAMED,
             subject.where,
-            f"keeps {', '.join(what)}, which machines still ask for, or may",
-            fix="delete these machines and undo it again, or leave it",
+            f"keeps {', '.join(what)}, which machines or pods still ask for, or may",
+            fix="delete them and undo it again, or leave it",
         )
