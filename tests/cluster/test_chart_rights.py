@@ -145,6 +145,8 @@ def first_release(walk: Walk) -> None:
     with user.node_without_kubelet("elsewhere", CONTAINERS):
         operands_come_and_go(walk)
         agents_do_their_part(walk)
+        user.kubectl("delete", "node", "elsewhere")
+        walk.gone("gpunode", "elsewhere")
         walk.take_down_made()
         user.uninstall(release)
     assert SMALL not in node.kubectl("get", "hyperconverged,kubevirt", "-o", "yaml")

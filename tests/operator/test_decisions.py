@@ -11,7 +11,7 @@ from scene import HOME, NFD, Scene, node, policy
 from gpuvirt.cluster.election import Lease, LeaseSpec
 from gpuvirt.cluster.kinds.clusterpolicy import State
 from gpuvirt.cluster.kinds.conditions import Condition
-from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
@@ -21,7 +21,7 @@ from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node
 from gpuvirt.cluster.operator.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, PatchNode, PatchPolicyStatus
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.wanted import WantedMode
 
@@ -62,7 +62,7 @@ def gpu_node(
         gpus=(Gpu(address="0000:65:00.0", mode=mode),),
         conditions=(condition,),
     )
-    content = {"metadata": {"name": "node01", "generation": generation, "managedFields": owned}}
+    content = {"metadata": {"name": "node01", "uid": "uid-1", "generation": generation, "managedFields": owned}}
     made = msgspec.json.decode(msgspec.json.encode(content), type=OwnedGpuNode)
     return with_(made, spec=Spec(mode=WantedMode.VGPU, vgpu_config="default"), status=status)
 
@@ -98,6 +98,23 @@ def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
     assert found.vgpu_config == "default"
     assert found.origins is not None
     assert found.origins.mode == "set in this GpuNode by kubectl-patch"
+
+
+def test_a_gpunode_goes_with_its_node_unless_somebody_else_wants_something_in_it() -> None:
+    origins = Origins(mode="label", vgpu_config="label")
+    ours = with_(gpu_node(), spec=Spec(mode=WantedMode.VGPU, vgpu_config="default", origins=origins))
+    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1")
+    other = node("vm-vgpu", "node02")
+
+    def deleted(heard: OwnedGpuNode, *nodes: NodeObject) -> list[DeleteObject]:
+        decided = Scene([other, *nodes], gpu_nodes=[heard]).decided()
+        return [one for one in decided.writes if isinstance(one, DeleteObject)]
+
+    assert deleted(ours) == [gone]
+    assert deleted(ours, node("vm-vgpu")) == []
+    assert deleted(gpu_node()) == [], "the controller has never had it"
+    by_hand = gpu_node(owners={"gpus": "kubectl-patch"})
+    assert deleted(with_(by_hand, spec=Spec(mode=WantedMode.VGPU, origins=origins))) == []
 
 
 def test_nothing_is_written_twice() -> None:

@@ -199,8 +199,13 @@ class Controller:
         """Delete an object, which may have gone meanwhile; what else has its name by now stays. Raises ApiError."""
         with suppress(NotFoundError, ConflictError):
             await self._hands.client.delete(target.resource, target.name, uid)
-        store = self._pods if target.resource.plural == "pods" else self._made[target.resource]
-        store.drop(ObjectKey(target.resource.namespace or "", target.name))
+        key = ObjectKey(target.resource.namespace or "", target.name)
+        if target.resource == GPU_NODES:
+            self._gpu_nodes.drop(key)
+        elif target.resource == self._pods.collection.resource:
+            self._pods.drop(key)
+        else:
+            self._made[target.resource].drop(key)
 
     def troubles(self) -> Iterator[ApiError]:
         """Yield why collections can't be heard."""

@@ -1,5 +1,6 @@
 """What follows for each node: what it is for, what it lacks, and whether it is as it should be."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.keys import patch_of
@@ -12,7 +13,7 @@ from gpuvirt.cluster.operator.picture import Picture, pausers_by_node
 from gpuvirt.cluster.operator.placement import Placement, leaving, placement_of
 from gpuvirt.cluster.operator.resolve import Carving, OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, PatchNode, Target, Write
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target, Write
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.workload import Workload
 
@@ -57,7 +58,15 @@ def decide(picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions,
             writes.append(wish)
         if placement.present:
             verdicts.append(NodeVerdict(key.name, placement.workload, _against(placement, gpu_node)))
+    writes += _orphans(picture)
     return NodeDecisions(tuple(writes), tuple(verdicts), placements)
+
+
+def _orphans(picture: Picture) -> Iterator[DeleteObject]:
+    """Yield GpuNodes whose nodes are gone, but for those in which somebody else has said what is wanted."""
+    for key, gpu_node in sorted(picture.gpu_nodes.items()):
+        if key not in picture.nodes and gpu_node.is_ours_alone:
+            yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid)
 
 
 def _wish(node: NodeObject, placement: Placement, carving: Carving, heard: OwnedGpuNode | None) -> ApplyGpuNode | None:

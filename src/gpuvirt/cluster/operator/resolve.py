@@ -37,10 +37,20 @@ class OwnedMetadata(Metadata, frozen=True, rename="camel"):
     managed_fields: tuple[FieldsOf, ...] = ()
 
 
+WISHES = ("mode", "vgpuConfig", "gpus")
+"""The fields of a spec in which somebody says what is to be."""
+
+
 class OwnedGpuNode(GpuNode, frozen=True, kw_only=True):
     """A GpuNode, with who owns its fields."""
 
     metadata: OwnedMetadata
+
+    @property
+    def is_ours_alone(self) -> bool:
+        """Whether we have said what is wanted there, and nobody else has."""
+        is_ours = self.spec is not None and self.spec.origins is not None
+        return is_ours and all(self.owner_of(one) is None for one in WISHES)
 
     def owner_of(self, field: str) -> str | None:
         """Return who else owns a field of the spec, by its name at the API server; None: nobody but us."""
