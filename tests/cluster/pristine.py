@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from lab.cluster.cluster import Cluster
 
+NFDS = "feature.node.kubernetes.io/"
+
 
 class _Metadata(msgspec.Struct):
     name: str
@@ -52,7 +54,7 @@ def _resources(counts: Iterable[str]) -> Iterator[str]:
 
 
 def _gone(keys: Iterable[str]) -> dict[str, None]:
-    return {key: None for key in keys if not key.rpartition("/")[0].endswith("kubernetes.io")}
+    return {key: None for key in keys if not key.rpartition("/")[0].endswith("kubernetes.io") or key.startswith(NFDS)}
 
 
 def _patch(cluster: Cluster, node: str, patch: object, *options: str) -> None:
