@@ -38,7 +38,8 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
             node.until_allocatable("nvidia.com/GRID_T4-4Q", 12)
             cluster.until_said(f"pod {node.namespace}/keeps")
             cluster.label(f"{WORKLOAD}=container")
-            cluster.until_said("it becomes container once these are free: 0000:3b:00.0 (passthrough, used by pod")
+            (gpu,) = mine
+            cluster.until_said(f"it becomes container once these are free: {gpu} (passthrough, used by pod")
             node.until_allocatable("nvidia.com/GRID_T4-4Q", 0)
             assert cluster.deployed() == VGPU, "a driver for containers would reach into the machine"
             assert node.devices("keeps") == mine
