@@ -1,6 +1,7 @@
 """The lab's API server for tests of what speaks to it: as whom, through what, and what is heard of it."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,10 @@ from lab.cluster.cluster import Cluster
 
 from gpuvirt.apps.clusterside import ClusterSide
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.failures import ForbiddenError, RefusedError
+from gpuvirt.cluster.resources import NODES, Node
 from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -194,3 +198,16 @@ async def until(met: Callable[[], bool], seen: Callable[[], object], within_s: f
     while not met():
         assert clock.monotonic_s() < deadline_s, seen()
         await clock.sleep(0.02)
+
+
+async def until_guarded(client: Client) -> None:
+    """Wait until the role and the admission policy of an account of ours count, which the API server hears of later."""
+    for number in itertools.count():
+        try:
+            changed = {"metadata": {"annotations": {"example.com/guarded": str(number)}}}
+            await client.patch(NODES, NODE, changed, PatchType.MERGE, Node)
+        except RefusedError:
+            return
+        except ForbiddenError:
+            pass
+        await RealClock().sleep(0.1)

@@ -5,13 +5,11 @@ import platform
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from apilab import NAMESPACE, NODE, ROOT, ApiLab, until
+from apilab import NAMESPACE, NODE, ROOT, ApiLab, until, until_guarded
 from clusterlab import PATIENCE_S, LabNode
-from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
@@ -101,25 +99,14 @@ async def test_by_hand_labels_are_written_once(api: ApiLab) -> None:
 
 async def test_a_discoverer_changes_its_labels_on_its_own_node_alone(api: ApiLab) -> None:
     client = Client(api.credentials)
-    admin = Client(replace(api.credentials, token=settings.TOKENS.partition(",")[0].encode()))
     api.kubectl("create", "-f", "-", given='{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}')
 
-    async def patch(name: str, patch: object, by: Client = client) -> Node:
-        return await by.patch(NODES, name, patch, PatchType.MERGE, Node)
-
-    async def until_the_policy_counts() -> None:
-        while True:
-            try:
-                await patch("other", {"metadata": {"labels": {PRESENT_LABEL: "true"}}})
-            except RefusedError:
-                return
-            except ForbiddenError:
-                pass  # the role does not count yet either
-            await patch("other", {"metadata": {"labels": {PRESENT_LABEL: None}}}, admin)
+    async def patch(name: str, patch: object) -> Node:
+        return await client.patch(NODES, name, patch, PatchType.MERGE, Node)
 
     own = {"metadata": {"labels": {PRESENT_LABEL: "true", OS_ID_LABEL: "ubuntu", OS_VERSION_LABEL: "22.04"}}}
     try:
-        await until_the_policy_counts()
+        await until_guarded(client)
         await patch(NODE, own)
         assert said(api) == ("true", "ubuntu", "22.04")
         for name, refused in (

@@ -238,5 +238,8 @@ def each_node_has_what_it_is_for(admin: Admin) -> None:
         assert deployed == set(SETS[workloads[name]])
         assert (labels["nvidia.com/gpu.present"], labels["gpuvirt.io/os"]) == ("true", SYSTEM)
         assert user.kubectl("get", "gpunode", name, "-o", "jsonpath={.spec.mode}") == modes[name]
-    counted = user.get("daemonsets", ".items[*].status.desiredNumberScheduled").split()
-    assert sum(map(int, counted)) == sum(map(len, wanted.values()))
+
+    def counted() -> int:
+        return sum(map(int, user.get("daemonsets", ".items[*].status.desiredNumberScheduled").split()))
+
+    admin.node.until(lambda: counted() == sum(map(len, wanted.values())), lambda: str(counted()))

@@ -21,16 +21,16 @@ def withhold(node: LabNode, *, withheld: bool) -> None:
 
 def test_kubevirts_list_stands_while_ours_is_withheld(node: LabNode) -> None:
     with reporting(node):
-        node.until(lambda: row(node)[-1:] == ["AsWanted"], lambda: str(row(node)))
-        ours = node.allocatable(HALF)
-        assert ours > len(GROUPS)
+        want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
+        node.until_allocatable(HALF, 8)
+        assert len(GROUPS) < 8
         withhold(node, withheld=True)
         node.until(lambda: row(node)[-1:] == ["ForeignProvider"], lambda: str(row(node)))
         with kubevirt_offers_beside(KUBELET_ROOT, ResourceName(HALF)):
             node.until_allocatable(HALF, len(GROUPS))
         node.until_allocatable(HALF, 0)
         withhold(node, withheld=False)
-        node.until_allocatable(HALF, ours)
+        node.until_allocatable(HALF, 8)
 
 
 def test_an_agent_that_ends_takes_kubevirts_plugin_with_it(node: LabNode) -> None:
