@@ -103,7 +103,7 @@ def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
 def test_a_gpunode_goes_with_its_node_unless_somebody_else_wants_something_in_it() -> None:
     origins = Origins(mode="label", vgpu_config="label")
     ours = with_(gpu_node(), spec=Spec(mode=WantedMode.VGPU, vgpu_config="default", origins=origins))
-    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1")
+    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node is gone")
     other = node("vm-vgpu", "node02")
 
     def deleted(heard: OwnedGpuNode, *nodes: NodeObject) -> list[DeleteObject]:

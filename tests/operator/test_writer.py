@@ -1,10 +1,13 @@
 """What was decided is written: some at a time, failures by themselves, and only what still counts."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+
+import pytest
 
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.keys import Keys, Patch
@@ -68,6 +71,14 @@ async def test_some_are_under_way_at_once_and_all_get_done() -> None:
         assert len(server.done) == 20
         assert writer.idle
         assert writer.done == 20
+
+
+async def test_what_was_written_is_in_the_log_and_what_was_not_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with writing(Server(refuses={"bad"})) as (writer, clock):
+            writer.offer([label("good"), label("bad")])
+            await clock.settle()
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == ["node good: label=x"]
 
 
 async def test_one_that_fails_waits_by_itself_and_is_told_until_it_is_done() -> None:

@@ -123,7 +123,8 @@ def _daemon_set(
         plan = rollout(mine, template_of(wanted), desired=desired, most_unavailable=most)
         for pod in plan.delete:
             target = Target(pods(pod.metadata.namespace), pod.metadata.name)
-            deletions.append(DeleteObject(target, pod.metadata.uid))
+            why = f"it is of an earlier version of {name}, on {pod.spec.node_name}"
+            deletions.append(DeleteObject(target, pod.metadata.uid, why))
         waits = (
             f"{plan.old} of {desired} pods are of an earlier version; it {plan.waits_for or 'goes on'}"
             if plan.old
@@ -172,5 +173,5 @@ def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[l
                 against = f"is not wanted any more, and stays: machines have vGPUs on {', '.join(used)}"
                 kept.append(OperandState(key.name, OperandName.VGPU_MANAGER, against=against))
             elif not found.metadata.deletion_timestamp:
-                gone.append(DeleteObject(Target(resource, key.name), found.metadata.uid))
+                gone.append(DeleteObject(Target(resource, key.name), found.metadata.uid, "nothing wants it any more"))
     return gone, kept

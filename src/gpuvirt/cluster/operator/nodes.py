@@ -66,7 +66,7 @@ def _orphans(picture: Picture) -> Iterator[DeleteObject]:
     """Yield GpuNodes whose nodes are gone, but for those in which somebody else has said what is wanted."""
     for key, gpu_node in sorted(picture.gpu_nodes.items()):
         if key not in picture.nodes and gpu_node.is_ours_alone:
-            yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid)
+            yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid, "its node is gone")
 
 
 def _wish(node: NodeObject, placement: Placement, carving: Carving, heard: OwnedGpuNode | None) -> ApplyGpuNode | None:

@@ -96,6 +96,7 @@ class Writer:
         except ApiError as error:
             self._fail(write, error)
         else:
+            log.info("%s", write.text)
             self.done += 1
             self._troubles.pop(target, None)
         finally:

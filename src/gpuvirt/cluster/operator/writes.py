@@ -1,10 +1,12 @@
-"""What the controller writes, as data: each names the one object that it is about."""
+"""What the controller writes, as data: each names the one object that it is about, and says in a line what it does."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuvirt.cluster.keys import Patch
 from gpuvirt.cluster.kinds.clusterpolicy import Status
 from gpuvirt.cluster.kinds.workloads import Manifest
+from gpuvirt.cluster.operator.kubevirt.operations import Op
 from gpuvirt.cluster.operator.kubevirt.planning import Plan
 from gpuvirt.cluster.operator.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
@@ -18,6 +20,11 @@ class Target:
     name: str
     part: str = ""
 
+    @property
+    def text(self) -> str:
+        """How logs name it: `daemonsets gpuvirt-node`."""
+        return f"{self.resource.plural} {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class PatchNode:
@@ -25,6 +32,13 @@ class PatchNode:
 
     target: Target
     patch: Patch
+
+    @property
+    def text(self) -> str:
+        """What is done: `node node01: nvidia.com/gpu.deploy.driver=true, without gpuvirt.io/node`."""
+        keys = {**self.patch.metadata.labels, **self.patch.metadata.annotations}
+        changes = (f"{key}={value}" if value is not None else f"without {key}" for key, value in keys.items())
+        return f"node {self.target.name}: {', '.join(changes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,20 @@ class ApplyGpuNode:
     target: Target
     content: AppliedGpuNode
 
+    @property
+    def text(self) -> str:
+        """What is done: `GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config), ...`."""
+        return f"GpuNode {self.target.name}: {', '.join(self._wishes())}"
+
+    def _wishes(self) -> Iterator[str]:
+        spec, origins = self.content.spec, self.content.spec.origins
+        if origins is not None:
+            yield f"mode {spec.mode} ({origins.mode})" if spec.mode is not None else f"mode as {origins.mode}"
+            named = f"{spec.vgpu_config} ({origins.vgpu_config})"
+            yield f"vGPU config {named if spec.vgpu_config is not None else f'as {origins.vgpu_config}'}"
+        for one in spec.withheld:
+            yield f"{one.resource} is not offered: {one.code}"
+
 
 @dataclass(frozen=True, slots=True)
 class PatchPolicyStatus:
@@ -41,6 +69,12 @@ class PatchPolicyStatus:
 
     target: Target
     status: Status
+
+    @property
+    def text(self) -> str:
+        """What is done: `ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady), ...`."""
+        conditions = ", ".join(f"{one.type} is {one.status} ({one.reason})" for one in self.status.conditions)
+        return f"ClusterPolicy {self.target.name} is {self.status.state}: {conditions}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +84,11 @@ class ApplyObject:
     target: Target
     content: Manifest
 
+    @property
+    def text(self) -> str:
+        """What is done: `applied daemonsets gpuvirt-node`."""
+        return f"applied {self.target.text}"
+
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
@@ -57,6 +96,12 @@ class DeleteObject:
 
     target: Target
     uid: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """What is done: `deleted gpunodes node01: its node is gone`."""
+        return f"deleted {self.target.text}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +110,11 @@ class PatchKubeVirt:
 
     target: Target
     plan: Plan
+
+    @property
+    def text(self) -> str:
+        """What is done: `kubevirts kubevirt: add /spec/configuration/... {...}; ...`."""
+        return f"{self.target.text}: {'; '.join(one.text for one in self.plan.writes if one.op is not Op.TEST)}"
 
 
 Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt

@@ -1,0 +1,55 @@
+"""What the controller does is said in a line each: what changes, and why."""
+
+from scene import Scene, node
+
+from gpuvirt.cluster.keys import Keys, Patch
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
+from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
+from gpuvirt.cluster.operator.kubevirt.history import History
+from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation
+from gpuvirt.cluster.operator.kubevirt.planning import Plan
+from gpuvirt.cluster.operator.resolve import AppliedSpec, applied
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchKubeVirt, PatchNode, Target
+from gpuvirt.cluster.resources import NODES
+from gpuvirt.model.wanted import WantedMode
+
+
+def test_a_nodes_labels_and_annotations() -> None:
+    patch = Patch(Keys({"a": "b", "c": None}, {"d": "e"}))
+    assert PatchNode(Target(NODES, "node01"), patch).text == "node node01: a=b, without c, d=e"
+
+
+def test_what_is_wanted_of_a_node_and_where_it_is_from() -> None:
+    def text(spec: AppliedSpec) -> str:
+        return ApplyGpuNode(Target(GPU_NODES, "node01"), applied("node01", spec)).text
+
+    origins = Origins(mode="label x", vgpu_config="policy y")
+    whole = AppliedSpec(mode=WantedMode.VGPU, vgpu_config="A10-4Q", origins=origins)
+    assert text(whole) == "GpuNode node01: mode vgpu (label x), vGPU config A10-4Q (policy y)"
+    by_admin = Origins(mode="set in this GpuNode by kubectl", vgpu_config="set in this GpuNode by kubectl")
+    withheld = (Withheld(resource="nvidia.com/a", code="ForeignProvider", message="KubeVirt offers it"),)
+    assert text(AppliedSpec(origins=by_admin, withheld=withheld)) == (
+        "GpuNode node01: mode as set in this GpuNode by kubectl, vGPU config as set in this GpuNode by kubectl,"
+        " nvidia.com/a is not offered: ForeignProvider"
+    )
+
+
+def test_what_goes_and_why() -> None:
+    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node is gone")
+    assert gone.text == "deleted gpunodes node01: its node is gone"
+
+
+def test_what_kubevirt_gets_without_what_is_but_asked() -> None:
+    operations = (Operation(Op.TEST, "/metadata/resourceVersion", "1"), Operation(Op.ADD, "/spec/x", {"a": 1}))
+    plan = Plan(History(), KUBEVIRTS, "kubevirt", operations)
+    assert PatchKubeVirt(Target(KUBEVIRTS, "kubevirt"), plan).text == 'kubevirts kubevirt: add /spec/x {"a":1}'
+
+
+def test_everything_that_follows_is_said() -> None:
+    texts = [one.text for one in Scene([node("vm-vgpu")]).decided().writes]
+    assert texts[0].startswith("node node01: nvidia.com/gpu.present=true, nvidia.com/gpu.deploy.")
+    assert texts[1] == (
+        "GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config),"
+        " vGPU config default (ClusterPolicy cluster-policy $.spec.vgpuDeviceManager.config.default)"
+    )
+    assert texts[-1].startswith("ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady), ")
