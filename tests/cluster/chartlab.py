@@ -155,6 +155,7 @@ def chart_user(lab: Cluster) -> Iterator[Install]:
     user = Install(lab, built())
     for manifest in ("node.yaml", "discover.yaml"):
         lab.kubectl("delete", "-f", str(ROOT / "deploy" / manifest), "--ignore-not-found", "--wait=true")
+    user.clear()
     try:
         yield user
     finally:

@@ -145,8 +145,9 @@ def first_release(walk: Walk) -> None:
     with user.node_without_kubelet("elsewhere", CONTAINERS):
         operands_come_and_go(walk)
         agents_do_their_part(walk)
-        user.kubectl("delete", "node", "elsewhere")
-        walk.gone("gpunode", "elsewhere")
+        with user.node_without_kubelet("leaves", CONTAINERS):
+            walk.until("get", "gpunode", "leaves", "-o", "name", says="leaves")
+        walk.gone("gpunode", "leaves")
         walk.take_down_made()
         user.uninstall(release)
     assert SMALL not in node.kubectl("get", "hyperconverged,kubevirt", "-o", "yaml")

@@ -1,7 +1,6 @@
 """ClusterPolicy on a real API server: what it takes, what it keeps, and what it refuses with which words."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,6 +9,7 @@ import yaml
 from apilab import ApiLab
 from clusterlab import LabNode
 from lab.cluster.cluster import Cluster
+from pristine import clear
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, plain_spec, read_policy
 from gpuvirt.plain import Plain
@@ -23,17 +23,15 @@ INCOMPLETE = "an image needs all of repository, image and version"
 
 
 @pytest.fixture(scope="module")
-def policies(running_lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLab]:
+def policies(running_lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> ApiLab:
     """An API server that knows ClusterPolicies, and has the one of the seed."""
+    clear(running_lab)
     api = ApiLab(running_lab, tmp_path_factory.mktemp("policies"))
     api.kubectl("apply", "-f", str(ROOT / "deploy/clusterpolicies.yaml"))
-    try:
-        served = LabNode(running_lab, "default")
-        served.until(lambda: running_lab.kubectl("get", KIND).returncode == 0, lambda: "the kind is not served yet")
-        api.kubectl("apply", "--validate=strict", "-f", str(GIVEN / "seedpolicy.yaml"))
-        yield api
-    finally:
-        api.kubectl("delete", "crd", KIND)
+    served = LabNode(running_lab, "default")
+    served.until(lambda: running_lab.kubectl("get", KIND).returncode == 0, lambda: "the kind is not served yet")
+    api.kubectl("apply", "--validate=strict", "-f", str(GIVEN / "seedpolicy.yaml"))
+    return api
 
 
 def refusal(api: ApiLab, spec: object) -> str:
