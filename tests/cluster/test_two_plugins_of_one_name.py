@@ -21,6 +21,7 @@ def withhold(node: LabNode, *, withheld: bool) -> None:
 
 def test_kubevirts_list_stands_while_ours_is_withheld(node: LabNode) -> None:
     with reporting(node):
+        node.until(lambda: row(node)[-1:] == ["AsWanted"], lambda: str(row(node)))
         want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
         node.until_allocatable(HALF, 8)
         assert len(GROUPS) < 8
