@@ -112,6 +112,7 @@ def test_what_kubevirt_provides_itself_is_not_offered_twice(node: LabNode) -> No
 def test_who_takes_it_back_three_times_has_their_way_and_nothing_is_carved(node: LabNode) -> None:
     with administered(node) as admin:
         admin.make({})
+        node.until_allocatable(HALF, 8)
         for _ in range(3):
             node.until(lambda: HALF in admin.permitted(), admin.said)
             node.kubectl(
