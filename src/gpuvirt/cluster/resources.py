@@ -36,6 +36,12 @@ class KubernetesObject(Protocol):
         ...
 
 
+def is_newer(item: KubernetesObject, known: KubernetesObject) -> bool:
+    """Return whether an object is of a later version; versions of one kind can be compared (KEP-5504)."""
+    later, earlier = item.metadata.resource_version, known.metadata.resource_version
+    return not (later.isdecimal() and earlier.isdecimal()) or int(later) > int(earlier)
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """What a node has for pods."""
 

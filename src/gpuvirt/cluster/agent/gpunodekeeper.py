@@ -13,6 +13,7 @@ from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode, Status
+from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
@@ -47,54 +48,48 @@ class _Due:
     content: _New | _StatusPatch
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    """What the API server said last: the object, or that there is none."""
-
-    node: GpuNode | None
-
-
 class GpuNodeKeeper:
     """Keeps one node's."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._heard: _Heard | None = None
+        self._known: Known[GpuNode] = Known()
         self._due = Signal()
 
     def hear(self, news: News[GpuNode]) -> None:
         """Take what the GpuNode says now, or that it is not there."""
-        self._heard = _Heard(news.objects.get(self._desk.key))
+        self._known.hear(news.objects.get(self._desk.key))
         self._due.set()
 
     async def run(self, views: Cell[NodeView], tell: Tell) -> None:
         """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
 
         def lacking() -> _Due | None:
-            if self._heard is None:
+            node = self._known.item
+            if self._known.word is None:
                 return None
-            if self._heard.node is None:
+            if node is None:
                 return _Due(_New(API_VERSION, KIND, _Name(self._desk.node)))
-            if not views.get().looked and self._heard.node.status is not None:
+            if not views.get().looked and node.status is not None:
                 return None  # what stood there before a restart is better than nothing
-            status = status_of(views.get(), self._heard.node, self._desk.clock.now())
-            return _Due(_StatusPatch(status)) if status != self._heard.node.status else None
+            status = status_of(views.get(), node, self._desk.clock.now())
+            return _Due(_StatusPatch(status)) if status != node.status else None
 
         with views.telling(self._due):
             await self._desk.keep(lacking, self._write, tell, self._due)
 
     async def _write(self, due: _Due) -> None:
-        client, content, before = self._desk.client, due.content, self._heard
+        client, content, before = self._desk.client, due.content, self._known.word
         if isinstance(content, _New):
             try:
                 node = await client.create(GPU_NODES, content, GpuNode)
-            except ConflictError:  # somebody has just made it; the watch says what it is
-                self._heard = None
+            except ConflictError:  # somebody has just made it
+                self._known.doubt(before)
                 return
         else:
             node = await client.patch(GPU_NODES, self._desk.node, content, PatchType.MERGE, GpuNode, part="status")
-        self._heard = _Heard(node)
-        await self._tell(before.node if before is not None else None, node)
+        self._known.answer(before, node)
+        await self._tell(before.item if before is not None else None, node)
         await self._desk.clock.sleep(PAUSE_S)
 
     async def _tell(self, before: GpuNode | None, after: GpuNode) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
+from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES, Node, NodeStatus
 from gpuvirt.facts.ids import ResourceName
@@ -57,19 +58,18 @@ class NodeCounts:
     def __init__(self, desk: Desk, notice: Notice) -> None:
         self._desk = desk
         self._notice = notice
-        self._said: Mapping[ResourceName, int] | None = None
-        """What the status says; None where the node is not there, or was not heard of."""
+        self._known: Known[Node] = Known()
         self._due = Signal()
 
     def hear(self, news: News[Node]) -> None:
         """Take what the node says now; nothing is written to a node that is not there."""
-        self._take(news.objects.get(self._desk.key))
+        self._known.hear(news.objects.get(self._desk.key))
+        self._tell()
         self._due.set()
 
-    def _take(self, node: Node | None) -> None:
-        self._said = said_of(node.status) if node is not None else None
-        if self._said is not None:
-            self._notice.hear(self._said)
+    def _tell(self) -> None:
+        if self._known.item is not None:
+            self._notice.hear(said_of(self._known.item.status))
 
     async def run(self, tell: Tell) -> None:
         """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
@@ -77,8 +77,10 @@ class NodeCounts:
             await self._desk.keep(self._lacking, self._write, tell, self._due)
 
     def _lacking(self) -> Patch | None:
-        return patch_of(self._notice.counts.get(), self._said) if self._said is not None else None
+        node = self._known.item
+        return patch_of(self._notice.counts.get(), said_of(node.status)) if node is not None else None
 
     async def _write(self, patch: Patch) -> None:
-        client, node = self._desk.client, self._desk.node
-        self._take(await client.patch(NODES, node, patch, PatchType.MERGE, Node, part="status"))
+        client, name, before = self._desk.client, self._desk.node, self._known.word
+        self._known.answer(before, await client.patch(NODES, name, patch, PatchType.MERGE, Node, part="status"))
+        self._tell()

@@ -16,6 +16,7 @@ from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ConflictError, ForbiddenError
 from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
+from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES, Metadata, Node
 
@@ -40,13 +41,12 @@ class NodeKeys:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._heard: Metadata | None = None
+        self._known: Known[Node] = Known()
         self._due = Signal()
 
     def hear(self, news: News[Node]) -> None:
         """Take what the node says now; nothing is written to a node that is not there."""
-        node = news.objects.get(self._desk.key)
-        self._heard = node.metadata if node is not None else None
+        self._known.hear(news.objects.get(self._desk.key))
         self._due.set()
 
     async def run(self, claims: Sequence[Claim], tell: Tell) -> None:
@@ -57,11 +57,12 @@ class NodeKeys:
             await self._desk.keep(lambda: self._lacking(claims), self._write, tell, self._due)
 
     def _lacking(self, claims: Sequence[Claim]) -> Patch | None:
-        heard = self._heard
-        return patch_of([claim.keys(heard) for claim in claims], heard) if heard is not None else None
+        node = self._known.item
+        return patch_of([claim.keys(node.metadata) for claim in claims], node.metadata) if node is not None else None
 
     async def _write(self, patch: Patch) -> None:
-        self._heard = (await self._written(patch)).metadata
+        before = self._known.word
+        self._known.answer(before, await self._written(patch))
 
     async def _written(self, patch: Patch) -> Node:
         try:

@@ -8,7 +8,7 @@ from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.mirror import News, ObjectKey, key_of
-from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.cluster.resources import KubernetesObject, is_newer
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Store(Generic[T]):
         if self.objects is None:
             return
         known = self.objects.get(key_of(item))
-        if known is None or _is_newer(item, known):
+        if known is None or is_newer(item, known):
             self.objects = {**self.objects, key_of(item): item}
 
     def drop(self, key: ObjectKey) -> None:
@@ -65,9 +65,3 @@ class Store(Generic[T]):
     def get(self, name: str, namespace: str = "") -> T | None:
         """Return one object, None where it is not there or nothing was heard."""
         return (self.objects or {}).get(ObjectKey(namespace, name))
-
-
-def _is_newer(item: KubernetesObject, known: KubernetesObject) -> bool:
-    """Return whether an object is of a later version; versions of one kind can be compared (KEP-5504)."""
-    later, earlier = item.metadata.resource_version, known.metadata.resource_version
-    return not (later.isdecimal() and earlier.isdecimal()) or int(later) > int(earlier)

@@ -1,0 +1,83 @@
+"""What is known of an object that is watched and written at once, in whatever order the two are heard."""
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
+from gpuvirt.cluster.agent.keeping import Desk
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.failures import ConflictError
+from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.known import Known
+from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.resources import Metadata, Node
+from gpuvirt.model.view import NodeView
+from gpuvirt.node.cell import Cell
+from gpuvirt.sim.clock import BEGINNING, SimClock
+
+
+@given(st.data())
+def test_after_all_was_heard_it_is_as_the_watch_said_last(data: st.DataObject) -> None:
+    there = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
+    history = [Node(Metadata(resource_version=str(at))) if is_there else None for at, is_there in enumerate(there)]
+    written = data.draw(st.sampled_from([at for at, one in enumerate(history) if one is not None] or [0]))
+    item = history[written]
+    begins = data.draw(st.integers(0, written))
+    answered = data.draw(st.integers(begins, len(history)))
+    known = Known[Node]()
+    before = known.word
+    for at in range(len(history) + 1):
+        if at == begins:
+            before = known.word
+        if at == answered and item is not None:
+            known.answer(before, item)
+        if at < len(history):
+            known.hear(history[at])
+    assert known.word is not None
+    assert known.item == history[-1]
+
+
+def test_what_the_watch_says_during_a_write_that_found_something_else_is_not_lost() -> None:
+    known, made = Known[Node](), Node(Metadata(resource_version="1"))
+    known.hear(None)
+    before = known.word
+    known.hear(made)
+    known.doubt(before)
+    assert known.item == made
+    known.doubt(known.word)
+    assert known.word is None
+
+
+@dataclass
+class Beside:
+    """An API server at which somebody else makes the GpuNode; the watch says so before the agent's try is answered."""
+
+    keeper: GpuNodeKeeper
+    patched: int = 0
+
+    async def create(self, *_: object) -> GpuNode:
+        self.say(GpuNode(metadata=Metadata(name="node01", resource_version="1", generation=1)))
+        raise ConflictError("gpunodes node01: is there")
+
+    async def patch(self, *_: object, **__: object) -> GpuNode:
+        self.patched += 1
+        return GpuNode(metadata=Metadata(name="node01", resource_version="2", generation=1))
+
+    def say(self, node: GpuNode | None) -> None:
+        self.keeper.hear(News({ObjectKey("", "node01"): node} if node is not None else {}))
+
+
+async def test_a_gpunode_that_another_makes_at_the_same_moment_gets_its_status() -> None:
+    clock, server = SimClock(), Beside(cast("GpuNodeKeeper", None))
+    server.keeper = GpuNodeKeeper(Desk(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
+    server.say(None)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.keeper.run(Cell(NodeView(at=BEGINNING, looked=True)), lambda _: None))
+        await clock.advance(5)
+        running.cancel()
+    assert server.patched
