@@ -82,7 +82,7 @@ def decide(
         withheld=tuple(entry for one in plans for entry in one.withheld),
         stopped_because=stops[0].text if stops else None,
         reasons=(*reasons, *untold) if plans else (),
-        drafts=tuple(operation.text for one in plans if one.dry_run for operation in one.patch),
+        drafts=tuple(change for one in plans if one.dry_run for change in one.changes),
         histories=histories,
     )
 

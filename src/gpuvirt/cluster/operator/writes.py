@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from gpuvirt.cluster.keys import Patch
 from gpuvirt.cluster.kinds.clusterpolicy import Status
 from gpuvirt.cluster.kinds.workloads import Manifest
-from gpuvirt.cluster.operator.kubevirt.operations import Op
 from gpuvirt.cluster.operator.kubevirt.planning import Plan
 from gpuvirt.cluster.operator.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
@@ -72,8 +71,11 @@ class PatchPolicyStatus:
 
     @property
     def text(self) -> str:
-        """What is done: `ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady), ...`."""
-        conditions = ", ".join(f"{one.type} is {one.status} ({one.reason})" for one in self.status.conditions)
+        """What is done: `ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady: node ...), ...`."""
+        said = (
+            (one.type, one.status, ": ".join(filter(None, (one.reason, one.message)))) for one in self.status.conditions
+        )
+        conditions = ", ".join(f"{kind} is {status} ({why})" for kind, status, why in said)
         return f"ClusterPolicy {self.target.name} is {self.status.state}: {conditions}"
 
 
@@ -114,7 +116,7 @@ class PatchKubeVirt:
     @property
     def text(self) -> str:
         """What is done: `kubevirts kubevirt: add /spec/configuration/... {...}; ...`."""
-        return f"{self.target.text}: {'; '.join(one.text for one in self.plan.writes if one.op is not Op.TEST)}"
+        return f"{self.target.text}: {'; '.join(self.plan.changes)}"
 
 
 Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt

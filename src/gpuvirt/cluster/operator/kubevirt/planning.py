@@ -16,7 +16,7 @@ from gpuvirt.cluster.operator.kubevirt.gates import gates_needed
 from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import Ground, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import at_risk, disabled, handling_of
-from gpuvirt.cluster.operator.kubevirt.operations import Operation, conditional
+from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation, conditional
 from gpuvirt.cluster.operator.kubevirt.providers import ByKubeVirt, selects
 from gpuvirt.cluster.operator.kubevirt.scene import Scene, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
@@ -59,6 +59,11 @@ class Plan:
     def writes(self) -> tuple[Operation, ...]:
         """The patch to be sent; empty for none."""
         return () if self.dry_run else self.patch
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What the patch changes, a line each: without what it but tests."""
+        return tuple(one.text for one in self.patch if one.op is not Op.TEST)
 
     def landed(self, metadata: Metadata) -> History:
         """Return the history after the patch was taken; `metadata` is that of the answer."""
