@@ -82,6 +82,15 @@ def test_a_failure_keeps_what_is_known_and_goes_on_where_it_was() -> None:
     assert (mirror.objects, mirror.version, news) == (before.objects, "8", [])
 
 
+def test_a_kind_that_was_not_there_for_a_moment_is_told_again_be_it_as_before() -> None:
+    """Listeners take a kind that is not there for one without objects, and would go on with none."""
+    listed = Listed((node("a", 1),), "5")
+    mirror, _ = after(listed, Failed(missing=True))
+    assert (mirror.objects, mirror.version) == ({key("a"): node("a", 1)}, None)
+    mirror, news = after(Failed(), listed, Failed(expired=True), listed, mirror=mirror)
+    assert [dict(one.objects) for one in news] == [mirror.objects]
+
+
 def test_a_bookmark_is_no_news_and_is_gone_on_from() -> None:
     mirror, news = after(Listed((), "5"), bookmark(90))
     assert (mirror.version, len(news)) == ("90", 1)
@@ -171,7 +180,9 @@ class World:
 
 
 lives = st.tuples(st.sampled_from(["set", "delete"]), st.sampled_from(NAMES), st.booleans())
-inputs = st.sampled_from([Ended(LONG_S), Ended(0.0), Failed(), Failed(LONG_S), Failed(expired=True)])
+inputs = st.sampled_from(
+    [Ended(LONG_S), Ended(0.0), Failed(), Failed(LONG_S), Failed(expired=True), Failed(missing=True)]
+)
 
 
 @given(st.lists(lives | inputs | st.just("list") | st.just("bookmark"), max_size=60))

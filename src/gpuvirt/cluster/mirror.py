@@ -55,6 +55,8 @@ class Failed:
     """How long the watch had gone well."""
     expired: bool = False
     """The version to go on from is no longer kept."""
+    missing: bool = False
+    """The server knows no such kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Mirror(Generic[T]):
     """Whether the last list or watch did: only then is there a pause before the next."""
     watches: int = 0
     """Watches since the last list."""
+    doubted: bool = False
+    """Whether the kind was said not to be there since the last list: what is listed next is news, be it as before."""
 
 
 Input = Listed[T] | Watched[T] | Ended | Failed
@@ -103,10 +107,11 @@ def step(mirror: Mirror[T], came: Input[T]) -> Step[T]:
             watches = mirror.watches + 1
             version = None if watches >= WATCHES_A_LIST else mirror.version
             return Step(replace(mirror, failed=failed, failures=failures, watches=watches, version=version))
-        case Failed(after_s=after_s, expired=expired):
+        case Failed(after_s=after_s, expired=expired, missing=missing):
             failures = mirror.failures + 1 if after_s < SHORT_WATCH_S else 1
-            version = None if expired else mirror.version
-            return Step(replace(mirror, failed=True, failures=failures, version=version))
+            version = None if expired or missing else mirror.version
+            doubted = mirror.doubted or missing
+            return Step(replace(mirror, failed=True, failures=failures, version=version, doubted=doubted))
 
 
 def pause_s(mirror: Mirror[T], chance: float) -> float:
@@ -124,7 +129,7 @@ def _listed(mirror: Mirror[T], listed: Listed[T]) -> Step[T]:
     removed = frozenset(before.keys() - objects.keys())
     # Failures stay until a watch went well: a server may list, and fail every watch.
     after = Mirror(objects, listed.version, mirror.failures)
-    is_news = mirror.objects is None or changed or removed
+    is_news = mirror.objects is None or mirror.doubted or changed or removed
     return Step(after, News(objects, changed, removed) if is_news else None)
 
 

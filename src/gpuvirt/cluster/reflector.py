@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.failures import ApiError, GoneError
+from gpuvirt.cluster.failures import ApiError, GoneError, NotFoundError
 from gpuvirt.cluster.mirror import Ended, Failed, Input, Mirror, News, pause_s, step
 from gpuvirt.cluster.resources import KubernetesObject
 
@@ -51,8 +51,8 @@ class Reflector(Generic[T]):
             try:
                 await self._go_on(hear, tell)
             except ApiError as error:
-                expired = isinstance(error, GoneError)
-                self._take(Failed(self._watched_s(), expired=expired), hear)
+                expired, missing = isinstance(error, GoneError), isinstance(error, NotFoundError)
+                self._take(Failed(self._watched_s(), expired=expired, missing=missing), hear)
                 asked_for_s = error.retry_after_s
                 if not expired:
                     tell(error)
