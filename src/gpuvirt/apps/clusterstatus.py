@@ -58,6 +58,6 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
     return ClusterStatus(
         policy=choice.stored.metadata.name if choice is not None else None,
         state=str(said.state) if said is not None and said.state is not None else None,
-        reason=f"{ready.reason}{': ' if ready.message else ''}{ready.message}" if ready is not None else "",
+        reason=ready.why if ready is not None else "",
         components=rows(nodes, {one.metadata.name: one for one in gpu_nodes}, there),
     )

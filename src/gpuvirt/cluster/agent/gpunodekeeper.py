@@ -65,9 +65,9 @@ class GpuNodeKeeper:
         """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
 
         def lacking() -> _Due | None:
-            node = self._known.item
             if self._known.word is None:
                 return None
+            node = self._known.word.item
             if node is None:
                 return _Due(_New(API_VERSION, KIND, _Name(self._desk.node)))
             if not views.get().looked and node.status is not None:

@@ -16,3 +16,8 @@ class Condition(Part, frozen=True, kw_only=True):
     message: str = ""
     last_transition_time: Annotated[str, Meta(description="When the status last changed, RFC 3339.")]
     observed_generation: int = 0
+
+    @property
+    def why(self) -> str:
+        """Its reason, with its message where it has one: `NodesNotReady: node node01: ...`."""
+        return f"{self.reason}: {self.message}" if self.message else self.reason

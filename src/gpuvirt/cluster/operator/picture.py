@@ -31,8 +31,8 @@ class Picture:
     there: There
     """What is there of operands, and the ConfigMaps beside them."""
     other_operator: str | None = None
-    kubevirt: KubeVirtHeard = field(default_factory=KubeVirtHeard)
     """NVIDIA's operator, where it runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
+    kubevirt: KubeVirtHeard = field(default_factory=KubeVirtHeard)
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap's entries, None where there is none of that name."""

@@ -55,9 +55,8 @@ class ApplyGpuNode:
     def _wishes(self) -> Iterator[str]:
         spec, origins = self.content.spec, self.content.spec.origins
         if origins is not None:
-            yield f"mode {spec.mode} ({origins.mode})" if spec.mode is not None else f"mode as {origins.mode}"
-            named = f"{spec.vgpu_config} ({origins.vgpu_config})"
-            yield f"vGPU config {named if spec.vgpu_config is not None else f'as {origins.vgpu_config}'}"
+            yield f"mode {_with_origin(spec.mode, origins.mode)}"
+            yield f"vGPU config {_with_origin(spec.vgpu_config, origins.vgpu_config)}"
         for one in spec.withheld:
             yield f"{one.resource} is not offered: {one.code}"
 
@@ -72,10 +71,7 @@ class PatchPolicyStatus:
     @property
     def text(self) -> str:
         """What is done: `ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady: node ...), ...`."""
-        said = (
-            (one.type, one.status, ": ".join(filter(None, (one.reason, one.message)))) for one in self.status.conditions
-        )
-        conditions = ", ".join(f"{kind} is {status} ({why})" for kind, status, why in said)
+        conditions = ", ".join(f"{one.type} is {one.status} ({one.why})" for one in self.status.conditions)
         return f"ClusterPolicy {self.target.name} is {self.status.state}: {conditions}"
 
 
@@ -120,3 +116,8 @@ class PatchKubeVirt:
 
 
 Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
+
+
+def _with_origin(wish: str | None, origin: str) -> str:
+    """Return what is wanted, and where that is from; None: somebody else says it."""
+    return f"{wish} ({origin})" if wish is not None else f"as {origin}"
