@@ -27,13 +27,11 @@ KINDS = {"clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io"}
 NOT_LOOKED_AT = ("apiservices", "certificatesigningrequests", "componentstatuses")
 """Kinds whose objects others make: one APIService a group of kinds, for instance."""
 OURS = ("nvidia.com/", "gpuvirt.io/", "feature.")
-"""How labels and annotations begin that tests, or what they install, set on nodes."""
+"""How labels begin that tests, or what they install, set on nodes."""
 
 
 class _Metadata(msgspec.Struct):
-    name: str
     labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
 
 
 class _Node(msgspec.Struct):
@@ -124,10 +122,8 @@ class Install:
 
     def labels(self, node: str) -> Mapping[str, str]:
         """Return the labels of a node that are ours, NVIDIA's or NFD's."""
-        return {key: value for key, value in self._node(node).labels.items() if key.startswith(OURS)}
-
-    def _node(self, name: str) -> _Metadata:
-        return msgspec.json.decode(self.kubectl("get", "node", name, "-o", "json"), type=_Node).metadata
+        found = msgspec.json.decode(self.kubectl("get", "node", node, "-o", "json"), type=_Node)
+        return {key: value for key, value in found.metadata.labels.items() if key.startswith(OURS)}
 
     @contextmanager
     def node_without_kubelet(self, name: str, labels: Mapping[str, str]) -> Iterator[None]:

@@ -291,38 +291,32 @@ async def test_under_roles_that_permit_updates_alone_nothing_of_others_is_lost(a
     role = '[{"op": "replace", "path": "/rules/0/verbs", "value": ["get", "list", "watch", "update"]}]'
     api.kubectl("patch", "clusterrole", ACCOUNT, "--type=json", "-p", role)
     other, names = admin(api), [f"example.com/other-{number}" for number in range(60)]
-    try:
-        async with following(api.credentials) as agent:
-            await until(lambda: agent.wish.config is not None, lambda: agent)
+    async with following(api.credentials) as agent:
+        await until(lambda: agent.wish.config is not None, lambda: agent)
 
-            async def write_others() -> None:
-                for number, name in enumerate(names):
-                    change = {"metadata": {"annotations": {name: str(number)}}}
-                    await other.patch(NODES, NODE, change, PatchType.MERGE, Node)
-                    agent.vgpu_states.set(Progress(StateName.PENDING, f"step {number}"))
+        async def write_others() -> None:
+            for number, name in enumerate(names):
+                change = {"metadata": {"annotations": {name: str(number)}}}
+                await other.patch(NODES, NODE, change, PatchType.MERGE, Node)
+                agent.vgpu_states.set(Progress(StateName.PENDING, f"step {number}"))
 
-            await write_others()
-            agent.vgpu_states.set(SUCCESS)
-            await until(lambda: api.node_field(STATE) == "success", lambda: agent)
-            node = await other.get(NODES, NODE, Node)
-            assert {name: node.metadata.annotations[name] for name in names} == {
-                name: str(number) for number, name in enumerate(names)
-            }
-            assert REASON_ANNOTATION not in node.metadata.annotations
-            assert agent.troubles == {}
-    finally:
-        api.kubectl("annotate", "node", NODE, *(f"{name}-" for name in names))
+        await write_others()
+        agent.vgpu_states.set(SUCCESS)
+        await until(lambda: api.node_field(STATE) == "success", lambda: agent)
+        node = await other.get(NODES, NODE, Node)
+        assert {name: node.metadata.annotations[name] for name in names} == {
+            name: str(number) for number, name in enumerate(names)
+        }
+        assert REASON_ANNOTATION not in node.metadata.annotations
+        assert agent.troubles == {}
 
 
 async def test_a_stale_update_is_a_conflict_and_a_missing_node_is_not_found(api: ApiLab) -> None:
     client = admin(api)
     fields = await client.get(NODES, NODE, dict[str, msgspec.Raw])
     api.label("example.com/changed=yes")
-    try:
-        with pytest.raises(ConflictError):
-            await client.update(NODES, NODE, fields, Node)
-    finally:
-        api.label("example.com/changed-")
+    with pytest.raises(ConflictError):
+        await client.update(NODES, NODE, fields, Node)
     with pytest.raises(NotFoundError):
         await client.get(NODES, "no-such-node", Node)
 

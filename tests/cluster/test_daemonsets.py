@@ -117,9 +117,6 @@ def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, im
 
         node.until(lambda: wish() == NodeRequest(Heard(None), Heard(None), Heard(None), Heard(None)), daemon_set.logs)
         node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config=A10-4Q")
-        try:
-            node.until(
-                lambda: wish() == NodeRequest(Heard("A10-4Q"), Heard(None), Heard(None), Heard(None)), daemon_set.logs
-            )
-        finally:
-            node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config-")
+        node.until(
+            lambda: wish() == NodeRequest(Heard("A10-4Q"), Heard(None), Heard(None), Heard(None)), daemon_set.logs
+        )

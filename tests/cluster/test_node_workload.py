@@ -16,14 +16,10 @@ WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 
 @contextmanager
 def following(node: LabNode) -> Iterator[None]:
-    """Run an agent that follows the node's label, and leave no label of it behind."""
-    try:
-        asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-        with node.machine("4xT4"), node.agent("workload_label: true", asks), node.nodes_kept():
-            yield
-    finally:
-        node.kubectl("label", "node", NODE, f"{LABEL}-", f"{STATE}-", "nvidia.com/vgpu.config.state-")
-        node.kubectl("annotate", "node", NODE, f"{REASON}-", "gpuvirt.io/vgpu.config.reason-")
+    """Run an agent that follows the node's label."""
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+    with node.machine("4xT4"), node.agent("workload_label: true", asks), node.nodes_kept():
+        yield
 
 
 def is_for(node: LabNode, value: str) -> None:

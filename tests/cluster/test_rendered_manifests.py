@@ -59,9 +59,5 @@ def test_a_node_is_ready_for_containers_once_it_offers_gpus(lab: Cluster, tmp_pa
     counts = {"nvidia.com/gpu": "2"}
     patch = ("patch", "node", NODE, "--subresource=status", "--type=merge", "-p")
     api.kubectl(*patch, json.dumps({"status": {"capacity": counts, "allocatable": counts}}))
-    try:
-        assert ran("validate", "plugin", *asked).returncode == 0
-        assert (tmp_path / "plugin-ready").exists()
-    finally:
-        gone = {"nvidia.com/gpu": None}
-        api.kubectl(*patch, json.dumps({"status": {"capacity": gone, "allocatable": gone}}))
+    assert ran("validate", "plugin", *asked).returncode == 0
+    assert (tmp_path / "plugin-ready").exists()

@@ -22,14 +22,10 @@ def resource(name: str) -> str:
 
 @contextmanager
 def carving(node: LabNode) -> Iterator[None]:
-    """Run an agent that carves, and leave the node's labels as they were."""
-    try:
-        asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-        with node.machine("2xA10-sriov"), node.agent("mode: vgpu", asks):
-            yield
-    finally:
-        node.kubectl("label", "node", NODE, f"{LABEL}-", f"{LABEL}.state-")
-        node.kubectl("annotate", "node", NODE, "gpuvirt.io/vgpu.config.reason-")
+    """Run an agent that carves."""
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+    with node.machine("2xA10-sriov"), node.agent("mode: vgpu", asks):
+        yield
 
 
 def want(node: LabNode, config: str) -> None:
