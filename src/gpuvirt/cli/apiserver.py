@@ -25,7 +25,7 @@ NodeNameOption = Annotated[
         "--node-name",
         envvar=["GPUVIRT_NODE_NAME", "NODE_NAME"],
         metavar="NAME",
-        help="The node's name in the cluster; without it the agent asks no API server.",
+        help="The node's name in the cluster; without it no API server is asked.",
     ),
 ]
 KubeConfigOption = Annotated[
@@ -34,10 +34,19 @@ KubeConfigOption = Annotated[
         "--kubeconfig",
         envvar="KUBECONFIG",
         metavar="FILE",
-        help="How to reach the API server; else as the service account of the agent's pod.",
+        help="How to reach the API server; else as the service account of the pod.",
     ),
 ]
-
+DemandedKubeConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        envvar="KUBECONFIG",
+        metavar="FILE",
+        help=f"How to reach the API server; else as the service account of the pod, or by ~/{KUBECTLS}.",
+    ),
+]
+"""For commands that can't do without: what `demanded_credentials` takes."""
 
 HomeOption = Annotated[
     str,

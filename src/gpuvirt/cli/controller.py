@@ -13,7 +13,7 @@ from gpuvirt.cli.addresses import address_of
 
 def controller(  # noqa: PLR0913  one parameter an option
     *,
-    kubeconfig: apiserver.KubeConfigOption = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
     namespace: apiserver.HomeOption = "",
     leader_elect: Annotated[
         bool, typer.Option(help="Lead only while no other process does, by the Lease gpuvirt-controller.")

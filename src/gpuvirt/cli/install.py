@@ -19,7 +19,7 @@ def crds(
         bool, typer.Option("--only-missing", help="Make those that are missing, and leave the others as they are.")
     ] = False,
     namespace: apiserver.HomeOption = "",
-    kubeconfig: apiserver.KubeConfigOption = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
 ) -> None:
     """Make our CustomResourceDefinitions, or bring them up to date; another product's are left as they are.
 
@@ -46,7 +46,7 @@ def crds(
 def namespace(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Where agents run.")],
     *,
-    kubeconfig: apiserver.KubeConfigOption = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
 ) -> None:
     """Label a namespace, so that pod security admission lets agents be privileged there."""
     from gpuvirt.apps import installing
@@ -60,7 +60,7 @@ def namespace(
 def policy(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The ClusterPolicy.")],
     *,
-    kubeconfig: apiserver.KubeConfigOption = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
 ) -> None:
     """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
     from gpuvirt.apps import installing

@@ -10,7 +10,7 @@ from gpuvirt.cli.options import Output
 
 def status(
     *,
-    kubeconfig: apiserver.KubeConfigOption = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
     namespace: apiserver.HomeOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:

@@ -10,7 +10,7 @@ from gpuvirt.cli import apiserver
 
 def uninstall(
     *,
-    kubeconfig: apiserver.KubeConfigOption = None,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
     namespace: apiserver.HomeOption = "",
     coexist: Annotated[
         bool,
@@ -21,9 +21,10 @@ def uninstall(
         typer.Option("--crds", help="Delete the kinds, too, with all their objects; those of other products stay."),
     ] = False,
 ) -> None:
-    """Take away operands, labels and GpuNodes. Devices stay as they are, and so does what machines have.
+    """Take away what gpuvirt has put into the cluster. Devices stay as they are, and so does what machines have.
 
-    It may be run again at any time, and goes on where it was.
+    Operands and the discoverer go, labels, entries in KubeVirt's configuration, GpuNodes, and the ClusterPolicy of an
+    install. Each is said, and so is what stays, with why. It may be run again at any time, and goes on where it was.
     """
     from gpuvirt.apps.uninstall import run
     from gpuvirt.cluster.operator.uninstall import Goals
