@@ -124,7 +124,7 @@ def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (NodeSpec("whole"), "has a mode that there is not"),
+        (NodeSpec("whole"), "is no mode"),
         (NodeSpec("vgpu", {GPU: "container"}), "wants container and vgpu"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_spec_that_cannot_be_leaves_all_as_it_was(spec: NodeSpec, said: str) -
     modes, trouble = modes_of(Settings(), NodeRequest(spec=Heard(spec)), before)
     assert modes == before
     assert trouble is not None
-    assert said in trouble.text
+    assert said in trouble.reason.text
 
 
 def test_a_spec_goes_before_the_label_and_the_settings() -> None:

@@ -121,7 +121,10 @@ async def test_a_config_that_cannot_be_is_told_and_touches_nothing(machine: Mach
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         kernel.writes.clear()
-        for name, said in (("T4-5Q", "T4-5Q is the name of no vGPU config"), ("A10-4Q", "is for no GPU of this node")):
+        for name, said in (
+            ("T4-5Q", "is the name of no vGPU config"),
+            ("A10-4Q", "is for no GPU of this node"),
+        ):
             await want(node, name)
             told = node.agent.vgpu_states.get()
             assert told is not None
@@ -148,14 +151,14 @@ async def test_configs_that_cannot_be_read_leave_those_from_before(machine: Mach
         assert types(kernel)["T4-16Q"] == 1
         await hear(node, good.replace("v1", "v2"))
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
-        assert state(node) is StateName.SUCCESS
+        assert state(node) is StateName.FAILED
         await hear(node, None)
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
     kernel.writes.clear()
     async with running_node(kernel, tmp_path, VGPU) as node:
         await node.say_holders()
         await node.advance(60)
-        assert (kernel.writes, state(node)) == ([], StateName.SUCCESS)
+        assert (kernel.writes, state(node)) == ([], StateName.FAILED), "the configs are still gone"
         await hear(node, good.replace("T4-16Q: 1", "T4-1Q: 16"))
         assert types(kernel)["T4-1Q"] >= 16
         assert notes(node) == set()

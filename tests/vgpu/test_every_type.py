@@ -13,7 +13,8 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model import catalog
 from gpuvirt.model.carving import CarveWish
 from gpuvirt.model.catalog import Card, CardType
-from gpuvirt.model.vgpuwanted import Book, config_gpus, resolve
+from gpuvirt.model.invalid import Origin, Source
+from gpuvirt.model.vgpuwanted import Book, ConfigName, config_gpus, resolve
 from gpuvirt.node import carver
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given
@@ -63,7 +64,8 @@ def test_a_type_by_its_name(asked: tuple[Card, CardType], framework: Framework) 
         seen = carver.look(site, Given())
         board = seen.board(GPU)
         assert board is not None
-        wish = resolve(wished.profile.text, Book(), config_gpus(seen.inventory, {GPU: board})).wishes[GPU]
+        config = ConfigName(wished.profile.text, Source(Origin.SETTINGS, "settings"))
+        wish = resolve(config, Book(), config_gpus(seen.inventory, {GPU: board})).wishes[GPU]
         if framework is Framework.VENDOR_VFIO and wished.most > 32:
             return  # it has no more VFs here
         assert carve(site, wish) == []

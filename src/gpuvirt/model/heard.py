@@ -52,6 +52,10 @@ class NodeSpec:
     vgpu_config: str | None = None
     withheld: tuple[Withheld, ...] = ()
     """What is not to be offered to the kubelet."""
+    mode_origin: str = ""
+    """Where the controller has `mode` from: `label nvidia.com/gpu.workload.config`; empty without a controller."""
+    config_origin: str = ""
+    """The same for `vgpu_config`."""
 
 
 @dataclass(frozen=True, slots=True)

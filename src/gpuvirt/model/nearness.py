@@ -32,6 +32,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return None
 
 
+def nearest_names(name: str, known: Iterable[str], most: int) -> tuple[str, ...]:
+    """Return the names that are nearest to one, the nearest first; equally near ones keep their order."""
+    folded = _folded(name[:MOST_CHARACTERS])
+    ranked = sorted((distance(folded, _folded(one[:MOST_CHARACTERS])), at, one) for at, one in enumerate(known))
+    return tuple(one for _, _, one in ranked[:most])
+
+
 def _folded(name: str) -> str:
     return "".join(one for one in name.rpartition("/")[2].lower() if one.isalnum())
 

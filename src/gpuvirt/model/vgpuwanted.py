@@ -5,21 +5,22 @@ something on every node. What was not heard is not taken for absent: nothing is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
-from gpuvirt.model import vgpuconfig
+from gpuvirt.model import invalidvgpus, vgpuconfig
 from gpuvirt.model.board import Board
 from gpuvirt.model.carving import CarveWish
 from gpuvirt.model.heard import ConfigText, NodeRequest
+from gpuvirt.model.invalid import InvalidDesired, Origin, Source
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.settings import Settings
 from gpuvirt.model.vgpudefaults import DEFAULT, builtin_configs
 from gpuvirt.model.vgpuentries import Entry, Note
-from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWish, VgpuWishes, wanted
+from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWish, wanted
+from gpuvirt.model.workload import VGPU_CONFIG_LABEL, mode_source, source_of_spec
 
 CLASSES = frozenset({0x030000, 0x030200})
 """Of the GPUs that configs count, as vgpu-device-manager does."""
@@ -33,7 +34,7 @@ class Book:
 
     configs: Configs = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
-    trouble: Reason | None = None
+    trouble: InvalidDesired | None = None
     """Why what was heard last can't be used."""
     good: ConfigText | None = None
     """The text that the configs are of; None for the built-in ones alone."""
@@ -47,22 +48,38 @@ class Wanted:
     """The config; None where none is wanted, or it was not heard which."""
     wishes: Mapping[PciAddress, CarveWish] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
-    trouble: Reason | None = None
+    trouble: InvalidDesired | None = None
     """Why nothing follows from the name."""
 
 
-def config_name(request: NodeRequest, fallback: str | None, *, in_cluster: bool) -> str | None:
+@dataclass(frozen=True, slots=True)
+class ConfigName:
+    """The name of the config that is wanted, and where it is set."""
+
+    name: str
+    source: Source
+
+
+def config_name(request: NodeRequest, settings: Settings, *, in_cluster: bool) -> ConfigName | None:
     """Return which config is wanted, None for none, or where it was not heard yet.
 
-    `fallback` is what the settings name; a node in a cluster whose label is not there gets `default` without it.
+    A node in a cluster that has no label gets the config of the settings, else `default`, which whoever wants mode vgpu
+    has asked for.
     """
+    own = settings.vgpu_config
+    of_settings = ConfigName(own, Source(Origin.SETTINGS, "settings $.vgpu_config")) if own is not None else None
     if not in_cluster:
-        return fallback
+        return of_settings
     if request.spec is not None and request.spec.value is not None:
-        return request.spec.value.vgpu_config or DEFAULT
+        spec = request.spec.value
+        if spec.vgpu_config:
+            return ConfigName(spec.vgpu_config, source_of_spec(spec.config_origin, "vgpuConfig"))
+        return ConfigName(DEFAULT, mode_source(settings, request))
     if request.config is None:
         return None
-    return request.config.value or fallback or DEFAULT
+    if request.config.value:
+        return ConfigName(request.config.value, Source(Origin.LABEL, f"label {VGPU_CONFIG_LABEL}"))
+    return of_settings if own else ConfigName(DEFAULT, mode_source(settings, request))
 
 
 def read_book(text: ConfigText, before: Book) -> Book:
@@ -70,31 +87,18 @@ def read_book(text: ConfigText, before: Book) -> Book:
     try:
         found = vgpuconfig.parse(text.text, where=text.where)
     except ConfigError as error:
-        reason = Reason(
-            ReasonCode.CONFIG_INVALID,
-            text.where,
-            "can't be used, so the configs from before stand",
-            seen=str(error),
-            fix="mend it; it is read again as soon as it changes",
-        )
-        return Book(before.configs, before.notes, reason, before.good)
+        return Book(before.configs, before.notes, invalidvgpus.unreadable(text, error), before.good)
     return Book(found.configs, found.notes, None, text)
 
 
-def without_text(before: Book, base: Book) -> Book:
+def without_text(before: Book, base: Book, named: str | None = None) -> Book:
     """Return the configs when it was heard that there is no text: those from before, where there were any.
 
-    `base` are those of a node that never had one.
+    `base` are those of a node that never had one; `named` is the ConfigMap that somebody has asked for by its name.
     """
-    if before.good is None or before.good == base.good:
-        return base
-    reason = Reason(
-        ReasonCode.CONFIG_INVALID,
-        before.good.where,
-        "is no longer there, so the configs from before stand",
-        fix="make it again; to do without, restart the agent once its file wishes.json is removed",
-    )
-    return Book(before.configs, before.notes, reason, before.good)
+    if before.good is not None and before.good != base.good:
+        return Book(before.configs, before.notes, invalidvgpus.gone(before.good), before.good)
+    return base if named is None else replace(base, trouble=invalidvgpus.missing_map(named))
 
 
 def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, Board]) -> list[ConfigGpu]:
@@ -116,44 +120,21 @@ def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, Board]) -> lis
     ]
 
 
-def resolve(name: str | None, book: Book, gpus: list[ConfigGpu]) -> Wanted:
+def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> Wanted:
     """Return what a config wants of each GPU; one that it is not for is left alone."""
-    if name is None:
+    if config is None:
         return Wanted()
-    builtin = builtin_configs()
-    entries = book.configs.get(name) or builtin.get(name)
+    name, source = config.name, config.source
+    entries = book.configs.get(name) or builtin_configs().get(name)
     if entries is None:
-        return Wanted(name, trouble=_no_config(name, book))
+        return Wanted(name, trouble=invalidvgpus.no_config(source, name, book.configs, book.good, gpus))
     found = wanted(entries, gpus)
-    return Wanted(
-        name, {gpu: carve_wish(wish) for gpu, wish in found.gpus.items()}, found.notes, _for_nobody(name, found, gpus)
-    )
+    wishes = {gpu: carve_wish(wish) for gpu, wish in found.gpus.items()}
+    is_for_none = bool(gpus) and not found.gpus
+    trouble = invalidvgpus.for_no_gpu(source, name, book.configs, found, gpus) if is_for_none else None
+    return Wanted(name, wishes, found.notes, trouble)
 
 
 def carve_wish(wish: VgpuWish) -> CarveWish:
     """Return a config's wish as the carver takes it."""
     return CarveWish({profile.text: count for profile, count in wish.types.items()}, wish.sizes, wish.scheduler)
-
-
-def _no_config(name: str, book: Book) -> Reason:
-    meant = nearest(name, {**book.configs, **dict.fromkeys(builtin_configs())})
-    where = book.good.where if book.good is not None else "no file or ConfigMap"
-    return Reason(
-        ReasonCode.CONFIG_INVALID,
-        name,
-        "is the name of no vGPU config, so vGPUs stay as they are",
-        seen=f"{where}, and the built-in configs (gpuvirt vgpu default-config)",
-        fix=f"did you mean {meant}?" if meant else "name one that there is, or add it",
-    )
-
-
-def _for_nobody(name: str, found: VgpuWishes, gpus: list[ConfigGpu]) -> Reason | None:
-    if found.gpus or not gpus:
-        return None
-    return Reason(
-        ReasonCode.CONFIG_INVALID,
-        name,
-        "is for no GPU of this node",
-        seen="; ".join(note.text for note in found.notes) or None,
-        fix="name a config for these cards: gpuvirt vgpu types",
-    )

@@ -12,6 +12,7 @@ from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, Resource
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.attachment import vm_nodes
+from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu, mode_of
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Naming
@@ -140,6 +141,8 @@ class NodeView:
     """What the node is for."""
     conditions: tuple[Condition, ...] = ()
     """Whether it is ready for that."""
+    invalid: tuple[InvalidDesired, ...] = ()
+    """Desired state that is invalid, and changes nothing; its reasons are among the notes, too."""
     looked: bool = True
     """Whether the host was looked at; before, an empty picture says nothing of it."""
     version: int = VERSION
@@ -174,6 +177,7 @@ class Sitter:
     conditions: tuple[Condition, ...] = ()
     withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
     """Resources that are not to be offered."""
+    invalid: tuple[InvalidDesired, ...] = ()
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
@@ -199,6 +203,7 @@ def draw(sitter: Sitter, at: datetime) -> NodeView:
         agent=sitter.agent,
         workload=sitter.workload,
         conditions=sitter.conditions,
+        invalid=sitter.invalid,
     )
 
 

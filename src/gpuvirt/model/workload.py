@@ -4,14 +4,18 @@ Source: NVIDIA's operator, whose label `nvidia.com/gpu.workload.config` and valu
 for its default, and says so in its log alone; here all stays as it was, and the node says why.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
+from gpuvirt import plain
 from gpuvirt.model.heard import NodeRequest, NodeSpec
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import Modes, WantedMode
 
 LABEL = "nvidia.com/gpu.workload.config"
+VGPU_CONFIG_LABEL = "nvidia.com/vgpu.config"
+"""Which vGPU config a node is to have."""
 
 
 class Workload(StrEnum):
@@ -29,8 +33,8 @@ MODES = {
 }
 
 
-def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[Modes, Reason | None]:
-    """Return what is wanted of GPUs, and why what was heard does not say; `before` is what was wanted until now.
+def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[Modes, InvalidDesired | None]:
+    """Return what is wanted of GPUs, and what of it is invalid; `before` is what was wanted until now.
 
     A spec goes before all else. Where the label is to be followed and was not heard yet, nothing is wanted anew.
     """
@@ -44,40 +48,86 @@ def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[M
     if label.value is None:
         return settings.own_modes, None
     if label.value not in MODES:
-        return before, _unknown(label.value)
+        return before, unknown_workload(label.value)
     modes = Modes(MODES[Workload(label.value)], settings.modes)
     return (before, _at_odds(label.value)) if modes.are_at_odds else (modes, None)
 
 
-def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, Reason | None]:
-    try:
-        modes = Modes(WantedMode(spec.mode), {gpu: WantedMode(mode) for gpu, mode in spec.gpus.items()})
-    except ValueError as error:
-        return before, _bad_spec(f"has a mode that there is not: {error}", f"use one of {', '.join(WantedMode)}")
+def overridden_label(request: NodeRequest) -> InvalidDesired | None:
+    """Return what is invalid of the label that a controller follows, which then leaves the spec as it was."""
+    spec = request.spec.value if request.spec is not None else None
+    value = request.workload.value if request.workload is not None else None
+    follows = spec is not None and spec.mode_origin and spec.mode != WantedMode.CONTAINER
+    return unknown_workload(value) if follows and value is not None and value not in MODES else None
+
+
+def named_addresses(settings: Settings, request: NodeRequest) -> Mapping[str, Source]:
+    """Return the addresses of single GPUs that somebody wants in a mode, with where each is named."""
+    spec = request.spec.value if request.spec is not None else None
+    if spec is not None:
+        return {
+            gpu: Source(Origin.GPU_NODE, f"GpuNode $.spec.gpus[{index}].address") for index, gpu in enumerate(spec.gpus)
+        }
+    return addresses_of_settings(settings)
+
+
+def addresses_of_settings(settings: Settings) -> Mapping[str, Source]:
+    """Return the addresses in the agent's settings, with where each is named."""
+    return {gpu: Source(Origin.SETTINGS, f"settings $.modes.{plain.told(gpu)}") for gpu in settings.modes}
+
+
+def mode_source(settings: Settings, request: NodeRequest) -> Source:
+    """Return where it is set what all GPUs of the node are kept as."""
+    if request.spec is not None and request.spec.value is not None:
+        return source_of_spec(request.spec.value.mode_origin, "mode")
+    if settings.workload_label and request.workload is not None and request.workload.value is not None:
+        return Source(Origin.LABEL, f"label {LABEL}")
+    return Source(Origin.SETTINGS, "settings $.mode")
+
+
+def source_of_spec(origin: str, field: str) -> Source:
+    """Return where a field of a GpuNode's spec has its value from, as the controller has written it down there."""
+    if origin.startswith("label "):
+        return Source(Origin.LABEL, origin)
+    if origin.startswith("ClusterPolicy "):
+        return Source(Origin.CLUSTER_POLICY, origin)
+    return Source(Origin.GPU_NODE, f"GpuNode $.spec.{field}")
+
+
+def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | None]:
+    fields = {"mode": spec.mode} | {f"gpus[{index}].mode": mode for index, mode in enumerate(spec.gpus.values())}
+    for field, mode in fields.items():
+        if mode not in set(WantedMode):
+            source = Source(Origin.GPU_NODE, f"GpuNode $.spec.{field}")
+            problem = f"is {quoted(mode)}, which is no mode, so all stays as it was"
+            return before, invalid(source, mode, problem, expected="a mode", known=WantedMode)
+    modes = Modes(WantedMode(spec.mode), {gpu: WantedMode(mode) for gpu, mode in spec.gpus.items()})
     if modes.are_at_odds:
-        return before, _bad_spec("wants container and vgpu, which can't be on one node", "use one of the two")
+        found = ", ".join(dict.fromkeys(fields.values()))
+        problem = "wants container and vgpu, which can't be on one node, so all stays as it was"
+        expected = "one of the two, beside passthrough and unmanaged"
+        return before, invalid(Source(Origin.GPU_NODE, "GpuNode $.spec"), found, problem, expected=expected)
     return modes, None
 
 
-def _bad_spec(what: str, fix: str) -> Reason:
-    return Reason(ReasonCode.CONFIG_INVALID, "GpuNode", f"{what}, so all stays as it was", fix=fix)
-
-
-def _unknown(value: str) -> Reason:
-    return Reason(
-        ReasonCode.CONFIG_INVALID,
-        f"label {LABEL}",
-        f"is {value!r}, so all stays as it was",
-        fix=f"label the node with one of {', '.join(Workload)}",
+def unknown_workload(value: str) -> InvalidDesired:
+    """Return that a node's label has a value that is none."""
+    return invalid(
+        Source(Origin.LABEL, f"label {LABEL}"),
+        value,
+        f"is {quoted(value)}, so all stays as it was",
+        expected="what the node is for",
+        known=Workload,
+        fix="without the label, the default counts",
     )
 
 
-def _at_odds(value: str) -> Reason:
-    return Reason(
-        ReasonCode.CONFIG_INVALID,
-        f"label {LABEL}",
+def _at_odds(value: str) -> InvalidDesired:
+    return invalid(
+        Source(Origin.LABEL, f"label {LABEL}"),
+        value,
         f"is {value!r}, and the settings want single GPUs otherwise in a way that can't be on one node;"
         " so all stays as it was",
+        expected="a label and settings ($.modes) of which not one wants container and the other vgpu",
         seen="container and vgpu both need the kernel module nvidia.ko, each from another driver",
-        fix="change the label, or the settings' modes",
     )

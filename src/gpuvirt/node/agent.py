@@ -14,6 +14,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
+from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
@@ -74,10 +75,11 @@ class Agent:
         self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, self._operands)
         in_cluster = site.node_name is not None
         self._wants = Wants(
-            self._state, self._inlets, site.vgpu_configs, self._note, in_cluster=in_cluster, hears_spec=site.hears_spec
+            self._state, self._inlets, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
         )
-        self._wants.conclude()
-        self.views: Cell[NodeView] = Cell(self._state.refresh(site.clock.monotonic_s(), site.clock.now()))
+        self._invalid: tuple[InvalidDesired, ...] = ()
+        """What is invalid of the desired state, as the log has it."""
+        self.views: Cell[NodeView] = Cell(self._refresh())
         self._broker = Broker(self._state, site.kernel, site.clock, self._given)
 
     async def run(self) -> None:
@@ -209,7 +211,7 @@ class Agent:
 
     def _note(self, who: str, trouble: Reason | None) -> bool:
         news = self._state.note(who, trouble)
-        if news and trouble is not None:
+        if news and trouble is not None and trouble not in {one.reason for one in self._invalid}:
             log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
         return news
 
@@ -270,12 +272,25 @@ class Agent:
 
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
-        self._wants.conclude()
-        self.views.set(self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now()))
+        self.views.set(self._refresh())
         if self._oversight.conclude() or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked anew who has what
         self._journal.save(self._state.ledger)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
+
+    def _refresh(self) -> NodeView:
+        """Return the picture of all that was heard; what has become invalid of the desired state is logged once."""
+        self._wants.conclude()
+        view = self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now())
+        for one in view.invalid:
+            if one not in self._invalid:
+                extra = {"reason": str(one.reason.code), "origin": str(one.origin)}
+                log.warning("desired state: %s", one.reason.text, extra=extra)
+        for one in self._invalid:
+            if one not in view.invalid:
+                log.info("desired state: %s is no longer %s", one.where, one.found)
+        self._invalid = view.invalid
+        return view
 
 
 __all__ = ["Agent", "AllocationRefusedError", "PlacementError"]

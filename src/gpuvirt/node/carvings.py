@@ -18,6 +18,7 @@ from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish, RemoveVgpu
 from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import Progress, StateName
+from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
@@ -57,6 +58,11 @@ class Overseer(Hearer, Protocol):
     @property
     def wanted_vgpus(self) -> Wanted:
         """What is wanted, or why that is not known."""
+        ...
+
+    @property
+    def invalid_vgpus(self) -> tuple[InvalidDesired, ...]:
+        """What of that is invalid."""
         ...
 
     @property
@@ -229,8 +235,8 @@ class Carvings:
         wanted, plans = agent.wanted_vgpus, agent.carve_plans
         if wanted.name is None or agent.inventory is None:
             return None
-        if wanted.trouble is not None:
-            return Progress(StateName.FAILED, wanted.trouble.text)
+        if agent.invalid_vgpus:
+            return Progress(StateName.FAILED, in_words([one.reason for one in agent.invalid_vgpus]))
         carved = (gpu for gpu, (wish, plan) in plans.items() if not plan.met and not wish.whole)
         open_gpus = [*agent.questions, *carved]
         reasons = [reason for gpu in open_gpus for reason in self._reasons.get(gpu, ())]

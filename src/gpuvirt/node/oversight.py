@@ -12,6 +12,7 @@ from gpuvirt.model import shortfalls
 from gpuvirt.model.carving import CarvePlan, CarveWish
 from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import Progress
+from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason
@@ -77,9 +78,9 @@ class Oversight:
         return self._state.follows_cluster
 
     @property
-    def workload_trouble(self) -> Reason | None:
-        """Why the label does not say it."""
-        return self._state.workload_trouble
+    def invalid_modes(self) -> tuple[InvalidDesired, ...]:
+        """What of that is invalid."""
+        return self._state.invalid.modes
 
     @property
     def reasons_against_moves(self) -> tuple[Reason, ...]:
@@ -97,6 +98,11 @@ class Oversight:
     def wanted_vgpus(self) -> Wanted:
         """Which vGPUs are wanted, or why that is not known."""
         return self._state.carving.wanted
+
+    @property
+    def invalid_vgpus(self) -> tuple[InvalidDesired, ...]:
+        """What of the wanted vGPUs is invalid."""
+        return self._state.invalid.vgpus
 
     @property
     def carve_plans(self) -> Mapping[PciAddress, tuple[CarveWish, CarvePlan]]:

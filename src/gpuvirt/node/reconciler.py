@@ -15,6 +15,7 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model import refusals
 from gpuvirt.model.heard import Progress, StateName
+from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import Step, Wish, Wishes
@@ -71,8 +72,8 @@ class Overseer(Protocol):
         ...
 
     @property
-    def workload_trouble(self) -> Reason | None:
-        """Why the label does not say it."""
+    def invalid_modes(self) -> tuple[InvalidDesired, ...]:
+        """What of that is invalid."""
         ...
 
     @property
@@ -148,8 +149,8 @@ class Reconciler:
         """Return how far it has come that GPUs are as the cluster wants them; None where it does not say."""
         if not agent.follows_cluster or agent.inventory is None:
             return None
-        if (trouble := agent.workload_trouble) is not None:
-            return Progress(StateName.FAILED, trouble.text)
+        if agent.invalid_modes:
+            return Progress(StateName.FAILED, in_words([one.reason for one in agent.invalid_modes]))
         reasons = agent.reasons_against_moves
         failed = any(reason.code not in WAITING for reason in reasons)
         if not self._open and not reasons:

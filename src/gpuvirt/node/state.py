@@ -24,7 +24,9 @@ from gpuvirt.model.validation import conditions, workload_of
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
 from gpuvirt.model.wanted import Modes, wishes_of, withdrawn
 from gpuvirt.model.withholding import Withholding
+from gpuvirt.model.workload import addresses_of_settings
 from gpuvirt.node.carveplans import CarvePlans
+from gpuvirt.node.invalidstates import InvalidStates
 from gpuvirt.node.notice import Notice
 
 
@@ -70,8 +72,8 @@ class NodeState:
         """Functions that are to go back to the host, and are offered for a moment yet."""
         self.modes = Modes()
         """What is wanted of GPUs; nothing until that was concluded."""
-        self.workload_trouble: Reason | None = None
-        """Why the node's label, or its GpuNode, does not say what is wanted of them."""
+        self.invalid = InvalidStates(addresses_of_settings(settings))
+        """What of all that is wanted is invalid."""
         self.follows_cluster = False
         """Whether one of the two says it."""
         self.withholdings: Mapping[ResourceName, Withholding] = {}
@@ -162,9 +164,11 @@ class NodeState:
     def refresh(self, now_s: float, at: datetime) -> NodeView:
         """Draw the conclusions from what is known, and the picture of them."""
         if self.inventory is None:
-            return NodeView(at=at, notes=tuple(self.notes.values()), agent=self._agent, looked=False)
+            self.invalid.conclude(self.carving, None)
+            return NodeView(at=at, notes=self._told, invalid=self.invalid.all, agent=self._agent, looked=False)
         wishes = self.wishes
-        self.carving.conclude(self.inventory, self.holdings, self.modes)
+        self.carving.conclude(self.inventory, self.holdings, self.modes, self.invalid.named)
+        self.invalid.conclude(self.carving, self.inventory.gpus)
         going = self._withdraw(withdrawn(self.inventory, wishes), self.carving.unwanted)
         ground = Ground(
             self.naming,
@@ -183,7 +187,6 @@ class NodeState:
             self._notice.conclude(self._registered, going, self.holders.counted if self.holders is not None else ())
         self.first_names = first_names(self.offers, self.first_names)
         self.resources |= self.offers.by_resource.keys()
-        notes = tuple(self.notes.values())
         workload = workload_of(self.modes.default, self.inventory)
         sitter = Sitter(
             self.inventory,
@@ -191,8 +194,9 @@ class NodeState:
             self.entries,
             self.naming,
             self.registrations,
-            notes,
+            self._told,
             self._agent,
+            invalid=self.invalid.all,
             wishes={gpu: str(wish) for gpu, wish in wishes.items()},
             vgpu_configs=self.carving.configs,
             schedulers={gpu: told.scheduler for gpu, told in self.carving.schedulers.items()},
@@ -201,6 +205,11 @@ class NodeState:
             withholdings=self.withholdings,
         )
         return draw(sitter, at)
+
+    @property
+    def _told(self) -> tuple[Reason, ...]:
+        """What is wrong with the node: first what is wanted of it and can't be."""
+        return tuple(dict.fromkeys((*self.invalid.reasons, *self.notes.values())))
 
     def _withdraw(self, functions: frozenset[PciAddress], vgpus: frozenset[VgpuId]) -> frozenset[str]:
         """Conclude what is offered no more from now on; return that with what soon will be."""

@@ -1,12 +1,10 @@
 """What is wanted of a node, as the cluster or the settings say it: modes of GPUs, vGPU configs and which of them."""
 
-from collections.abc import Callable
-
 from gpuvirt.model.heard import ConfigText
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.settings import Settings
 from gpuvirt.model.vgpuwanted import Book, config_name, read_book, without_text
 from gpuvirt.model.withholding import withholdings
-from gpuvirt.model.workload import modes_of
+from gpuvirt.model.workload import modes_of, named_addresses, overridden_label
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.state import NodeState
 
@@ -19,7 +17,6 @@ class Wants:
         state: NodeState,
         inlets: Inlets,
         file: ConfigText | None,
-        note: Callable[[str, Reason | None], bool],
         *,
         in_cluster: bool,
         hears_spec: bool,
@@ -27,10 +24,12 @@ class Wants:
         """`file` has the configs that stand where no ConfigMap does; `hears_spec`: somebody follows its GpuNode."""
         self._state = state
         self._inlets = inlets
-        self._note = note
         self._in_cluster = in_cluster
         self._hears_spec = hears_spec
         self._base = read_book(file, Book()) if file is not None else Book()
+        named = state.settings.vgpu_config_map
+        self._config_map = named if named != Settings().vgpu_config_map else None
+        """The ConfigMap that the settings ask for; None where they leave it at the one that need not be there."""
         self._book = self._base
         self._read: ConfigText | None = None
         """The text that was read last, whether or not it could be used."""
@@ -43,21 +42,21 @@ class Wants:
         if request.configs is not None and request.configs.value is not None:
             self._take(request.configs.value)
         elif request.configs is not None:
-            self._book = without_text(self._book, self._base)
+            self._book = without_text(self._book, self._base, self._config_map)
             self._read = None
         heard = not self._in_cluster or request.configs is not None or self._book.good is not None
         self._state.carving.book = self._book if heard else None
-        self._note("vgpu configs", self._book.trouble)
+        self._state.invalid.configs = self._book.trouble
         self._state.withholdings = withholdings(request.spec.value if request.spec is not None else None)
         if self._hears_spec and request.spec is None:
             return  # labels and settings count where there is no spec, and whether there is one is not known yet
         settings = self._state.settings
         modes, trouble = modes_of(settings, request, self._state.modes)
-        self._state.modes, self._state.workload_trouble = modes, trouble
+        self._state.modes, self._state.invalid.workload = modes, trouble or overridden_label(request)
         self._state.follows_cluster = settings.workload_label or request.has_spec
-        self._note("workload", trouble)
+        self._state.invalid.named = named_addresses(settings, request)
         if trouble is None or not request.has_spec:
-            self._state.carving.config = config_name(request, settings.vgpu_config, in_cluster=self._in_cluster)
+            self._state.carving.config = config_name(request, settings, in_cluster=self._in_cluster)
 
     def _take(self, text: ConfigText) -> None:
         if text == self._read:

@@ -21,6 +21,7 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
         _resources(view),
         _registered(view),
         _notes(view),
+        _invalid(view),
         _conditions(view),
         counter(
             "gpuvirt_allocations_total",
@@ -121,6 +122,16 @@ def _registered(view: NodeView) -> Iterator[str]:
 def _notes(view: NodeView) -> Iterator[str]:
     counts = Counter((str(note.code),) for note in view.notes)
     yield from gauge("gpuvirt_notes", "What is wrong with the node or the agent, by code.", ("reason",), counts.items())
+
+
+def _invalid(view: NodeView) -> Iterator[str]:
+    counts = Counter((str(one.origin), str(one.reason.code)) for one in view.invalid)
+    yield from gauge(
+        "gpuvirt_desired_state_invalid",
+        "Values of the desired state that are invalid, by where they are set, and by code.",
+        ("origin", "reason"),
+        counts.items(),
+    )
 
 
 def _conditions(view: NodeView) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gpuvirt.cluster.agent.wishes import Listener
 from gpuvirt.cluster.kinds.conditions import Condition
-from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, Spec, Status, Totals, Vgpu, Why
+from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, Origins, Spec, Status, Totals, Vgpu, Why
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.reasons import Reason, in_words
@@ -32,7 +32,19 @@ def wish_of_spec(spec: Spec | None) -> NodeRequest:
         return NodeRequest(spec=Heard(None))
     gpus = {one.address: str(one.mode) for one in spec.gpus}
     withheld = tuple(Withheld(one.resource, one.code, one.message, one.offered_as) for one in spec.withheld)
-    return NodeRequest(spec=Heard(NodeSpec(str(spec.mode), gpus, spec.vgpu_config, withheld)))
+    origins = spec.origins or Origins()
+    return NodeRequest(
+        spec=Heard(
+            NodeSpec(
+                mode=str(spec.mode),
+                gpus=gpus,
+                vgpu_config=spec.vgpu_config,
+                withheld=withheld,
+                mode_origin=origins.mode,
+                config_origin=origins.vgpu_config,
+            )
+        )
+    )
 
 
 class SpecListener(Listener, Protocol):

@@ -3,9 +3,9 @@
 Source: NVIDIA's vgpu-device-manager, whose label, states and ConfigMap these are; the annotation is gpuvirt's own.
 """
 
-from gpuvirt.model.workload import LABEL
+from gpuvirt.model.workload import LABEL, VGPU_CONFIG_LABEL
 
-CONFIG_LABEL = "nvidia.com/vgpu.config"
+CONFIG_LABEL = VGPU_CONFIG_LABEL
 """Which configuration the node is to have."""
 STATE_LABEL = "nvidia.com/vgpu.config.state"
 """How far that has come: pending, success, failed."""

@@ -1,0 +1,120 @@
+"""What is invalid of the vGPUs that are wanted: configs, their files and names, and types that no card here carries."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from gpuvirt.errors import ConfigError
+from gpuvirt.model import catalog
+from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted, refused
+from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.vgpudefaults import DEFAULT, builtin_configs
+from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWishes
+
+CONFIG_MAP_AND_KEY = "a ConfigMap in the agent's namespace with the key config.yaml"
+
+
+def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
+    """Return that a text of configs can't be used."""
+    return invalid(
+        _source_of(text),
+        error.message,
+        "can't be used, so the configs from before stand",
+        expected="vGPU configs in the grammar of NVIDIA's vgpu-device-manager",
+        seen=str(error),
+        fix="mend it: it is read again as soon as it changes",
+    )
+
+
+def gone(text: ConfigText) -> InvalidDesired:
+    """Return that the configs which were there have been taken away."""
+    return invalid(
+        _source_of(text),
+        "nothing",
+        "is no longer there, so the configs from before stand",
+        expected="the configs as they were",
+        fix="make it again; to do without, restart the agent once its file wishes.json is removed",
+    )
+
+
+def missing_map(name: str) -> InvalidDesired:
+    """Return that the ConfigMap which the settings name is not there, and never was."""
+    return invalid(
+        Source(Origin.SETTINGS, "settings $.vgpu_config_map"),
+        name,
+        f"names the ConfigMap {quoted(name)}, which is not there or lacks the key config.yaml, so only the built-in"
+        " configs exist",
+        expected=CONFIG_MAP_AND_KEY,
+    )
+
+
+def no_config(
+    source: Source, name: str, configs: Iterable[str], text: ConfigText | None, gpus: Iterable[ConfigGpu]
+) -> InvalidDesired:
+    """Return that a name is that of no config; `configs` are those of the text, beside the built-in ones."""
+    where = text.where if text is not None else "no file or ConfigMap"
+    return invalid(
+        source,
+        name,
+        f"is {quoted(name)}, which is the name of no vGPU config, so vGPUs stay as they are",
+        expected="a vGPU config, or a vGPU type of this node's cards",
+        known=_valid_names(configs, gpus) or builtin_configs(),
+        seen=f"{where}, and the built-in configs (gpuvirt vgpu default-config)",
+    )
+
+
+def for_no_gpu(
+    source: Source, name: str, configs: Iterable[str], found: VgpuWishes, gpus: Iterable[ConfigGpu]
+) -> InvalidDesired:
+    """Return that a config has nothing for any GPU of the node."""
+    return invalid(
+        source,
+        name,
+        f"wants the vGPU config {quoted(name)}, which is for no GPU of this node, so vGPUs stay as they are",
+        expected="a config for these cards",
+        known=[one for one in _valid_names(configs, gpus) if one != name],
+        seen="; ".join(note.text for note in found.notes) or None,
+        fix="gpuvirt vgpu types lists what they can carry",
+    )
+
+
+def without_vgpus(
+    sources: Mapping[str, Source], config: str, wished: Collection[str], gpus: Iterable[ConfigGpu]
+) -> tuple[InvalidDesired, ...]:
+    """Return the GPUs that are named one by one for mode vgpu, and for which the config has nothing."""
+    return tuple(
+        invalid(
+            sources[gpu.address],
+            f"{gpu.address} in mode vgpu",
+            f"wants {gpu.address} in mode vgpu, and the vGPU config {quoted(config)} has nothing for that card, so it"
+            " stays as it is",
+            expected="a GPU for which the config has vGPUs, or a config for its card",
+            known=_types_of(gpu),
+        )
+        for gpu in gpus
+        if gpu.address in sources and gpu.address not in wished
+    )
+
+
+def unknown_types(source: Source, gpu: ConfigGpu, config: str, refusals: Iterable[Reason]) -> Iterator[InvalidDesired]:
+    """Yield the types of a config that a GPU's host does not know, by the refusals of the GPU's plan."""
+    for reason in refusals:
+        if reason.code is ReasonCode.NO_SUCH_TYPE:
+            yield refused(source, config, f"a config of types that {gpu.address} carries", _types_of(gpu), reason)
+
+
+def _source_of(text: ConfigText) -> Source:
+    is_map = text.where.startswith("ConfigMap ")
+    return Source(Origin.CONFIG_MAP if is_map else Origin.FILE, text.where)
+
+
+def _valid_names(configs: Iterable[str], gpus: Iterable[ConfigGpu]) -> list[str]:
+    """Return the configs that can be meant on a node: those of its ConfigMap or file, and its cards' types."""
+    types = [one for gpu in gpus for one in _types_of(gpu)]
+    return [*configs, *([DEFAULT, *dict.fromkeys(types)] if types else ())]
+
+
+def _types_of(gpu: ConfigGpu) -> list[str]:
+    """Return the vGPU types of a GPU's card: those of the catalog, else those that its host has named."""
+    cards = catalog.cards_of(gpu.device, gpu.subsystem)
+    return [one.profile.text for card in cards for one in card.types()] or sorted(map(profile_name, gpu.types))
