@@ -75,10 +75,15 @@ def way(found: Way) -> None:
     out.print()
     if found.blocker is None:
         out.print(Text("A virtual machine can have it now.", style="green"))
-        return
-    out.print(Text("This is what is in its way:", style="bold red"))
-    for line in finding(found.blocker):
-        out.print(line, soft_wrap=True)
+    else:
+        out.print(Text("This is what is in its way:", style="bold red"))
+        for line in finding(found.blocker):
+            out.print(line, soft_wrap=True)
+    if found.invalid:
+        out.print(Text("\nThe node's desired state is invalid, and changes nothing:", style="bold red"))
+    for one in found.invalid:
+        for line in finding(one):
+            out.print(line, soft_wrap=True)
 
 
 def printable(text: str) -> str:

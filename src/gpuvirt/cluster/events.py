@@ -7,7 +7,7 @@ looks for them. They are told once, and not kept trying: an object's status says
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 import msgspec
@@ -83,6 +83,14 @@ class _Created(msgspec.Struct, frozen=True):
     """What is read of an event that was made."""
 
     metadata: Metadata
+
+
+def events_of(news: Iterable[tuple[About, Happening]], by: Reporter, at: datetime) -> list[Event]:
+    """Return events of one moment, a microsecond apart: the moment is part of an event's name."""
+    return [
+        event_of(happening, about, by, at + timedelta(microseconds=number))
+        for number, (about, happening) in enumerate(news)
+    ]
 
 
 def event_of(happening: Happening, about: About, by: Reporter, at: datetime) -> Event:

@@ -4,6 +4,7 @@ What blocks is said in the words of `gpuvirt devices` and of the checks, which k
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import Unread
@@ -37,6 +38,11 @@ MOVES = frozenset(
 
 def walk(evidence: Evidence, target: str) -> Way:
     """Return the way of what was asked for: an address, a vGPU's id, or a resource's name."""
+    invalid = tuple(of_reason(one.reason, Level.ERROR) for one in evidence.view.invalid)
+    return replace(_walk(evidence, target), invalid=invalid)
+
+
+def _walk(evidence: Evidence, target: str) -> Way:
     address = pci_address(target)
     if address is not None:
         return _of_function(evidence, target, address)

@@ -80,6 +80,8 @@ class Way:
     stages: tuple[Stage, ...]
     blocker: Finding | None
     """The one thing that is in the way; None where the device can be given to a machine now."""
+    invalid: tuple[Finding, ...] = ()
+    """What is invalid of the node's desired state: the device may stand as it does because of it."""
     version: int = VERSION
 
 

@@ -7,9 +7,22 @@ from typing import Protocol
 
 from gpuvirt.cluster.agent.wishes import Listener
 from gpuvirt.cluster.kinds.conditions import Condition
-from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, Origins, Spec, Status, Totals, Vgpu, Why
+from gpuvirt.cluster.kinds.gpunode import (
+    READY,
+    Gpu,
+    GpuNode,
+    Invalid,
+    Offered,
+    Origins,
+    Spec,
+    Status,
+    Totals,
+    Vgpu,
+    Why,
+)
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.validation import Check
 from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
@@ -90,6 +103,7 @@ def status_of(view: NodeView, heard: GpuNode, at: datetime) -> Status:
         totals=_totals(view),
         gpus=tuple(_gpu(one) for one in gpus),
         resources=tuple(_offered(one) for one in view.resources),
+        invalid=tuple(_invalid(one) for one in view.invalid),
         conditions=tuple(
             Condition(
                 type=kind,
@@ -188,6 +202,18 @@ def _offered(resource: ResourceView) -> Offered:
         kind=resource.kind,
         pci_vendor_selectors=resource.pci_vendor_selectors,
         mdev_name_selectors=resource.mdev_name_selectors,
+    )
+
+
+def _invalid(one: InvalidDesired) -> Invalid:
+    return Invalid(
+        origin=str(one.origin),
+        where=one.where,
+        code=str(one.reason.code),
+        found=one.found,
+        expected=one.expected,
+        near=one.near,
+        message=one.reason.text,
     )
 
 

@@ -55,6 +55,8 @@ class GpuNodeKeeper:
         self._desk = desk
         self._known: Known[GpuNode] = Known()
         self._due = Signal()
+        self._pruned: tuple[Status, Status | None] | None = None
+        """What was written last and what the API server made of it: an older kind drops fields that it does not know."""
 
     def hear(self, news: News[GpuNode]) -> None:
         """Take what the GpuNode says now, or that it is not there."""
@@ -73,7 +75,8 @@ class GpuNodeKeeper:
             if not views.get().looked and node.status is not None:
                 return None  # what stood there before a restart is better than nothing
             status = status_of(views.get(), node, self._desk.clock.now())
-            return _Due(_StatusPatch(status)) if status != node.status else None
+            is_due = status != node.status and (status, node.status) != self._pruned
+            return _Due(_StatusPatch(status)) if is_due else None
 
         with views.telling(self._due):
             await self._desk.keep(lacking, self._write, tell, self._due)
@@ -88,6 +91,7 @@ class GpuNodeKeeper:
                 return
         else:
             node = await client.patch(GPU_NODES, self._desk.node, content, PatchType.MERGE, GpuNode, part="status")
+            self._pruned = content.status, node.status
         self._known.answer(before, node)
         await self._tell(before.item if before is not None else None, node)
         await self._desk.clock.sleep(PAUSE_S)
@@ -99,4 +103,4 @@ class GpuNodeKeeper:
         about = events.About(API_VERSION, KIND, self._desk.node, after.metadata.uid)
         by, at = events.Reporter(REPORTER, self._desk.node), self._desk.clock.now()
         news = happenings(before.status if before is not None else None, after.status)
-        await events.tell(self._desk.client, [events.event_of(one, about, by, at) for one in news])
+        await events.tell(self._desk.client, events.events_of([(about, one) for one in news], by, at))

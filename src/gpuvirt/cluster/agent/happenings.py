@@ -8,7 +8,11 @@ from gpuvirt.cluster.kinds.gpunode import READY, Status
 
 
 def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
-    """Yield what has changed between two statuses; a first one is no news."""
+    """Yield what has changed between two statuses; of a first one, only what of the desired state is invalid."""
+    known = {one.message for one in before.invalid} if before is not None else set[str]()
+    for one in after.invalid:
+        if one.message not in known:
+            yield Happening(Kind.WARNING, one.code, one.message)
     if before is None:
         return
     modes = {gpu.address: gpu.mode for gpu in before.gpus}
@@ -18,7 +22,9 @@ def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
     for address in sorted(modes.keys() - {gpu.address for gpu in after.gpus}):
         yield Happening(Kind.WARNING, "GpuGone", f"{address} is no longer there")
     ready, was = _ready(after), _ready(before)
-    if ready is not None and (was is None or (ready.status, ready.reason) != (was.status, was.reason)):
+    if ready is None or (after.invalid and ready.message.startswith(after.invalid[0].message)):
+        return  # what is invalid has its own events
+    if was is None or (ready.status, ready.reason) != (was.status, was.reason):
         kind = Kind.NORMAL if ready.status == "True" else Kind.WARNING
         yield Happening(kind, ready.reason, ready.message or "all GPUs are as they are wanted")
 

@@ -136,6 +136,20 @@ class Offered(Part, frozen=True, kw_only=True):
     ] = ()
 
 
+class Invalid(Part, frozen=True, kw_only=True):
+    """A value of the desired state that is invalid, and changes nothing."""
+
+    origin: Annotated[
+        str, Meta(description="Where it is set: label, gpunode, configmap, file, settings or clusterpolicy.")
+    ]
+    where: Annotated[str, Meta(description="The label, or the object and the field.")]
+    code: Annotated[str, Meta(description="One word, always the same: ConfigInvalid.")]
+    found: Annotated[str, Meta(description="What stands there.")]
+    expected: Annotated[str, Meta(description="What may stand there.")]
+    near: Annotated[tuple[str, ...], Meta(description="The nearest valid values, the nearest first.")] = ()
+    message: Annotated[str, Meta(description="What is the matter, where it was seen, and what to do about it.")]
+
+
 class Totals(Part, frozen=True, kw_only=True):
     """The node in numbers, for lists."""
 
@@ -153,6 +167,10 @@ class Status(Part, frozen=True, kw_only=True):
     totals: Totals = Totals()
     gpus: tuple[Gpu, ...] = ()
     resources: tuple[Offered, ...] = ()
+    invalid: Annotated[
+        tuple[Invalid, ...],
+        Meta(description="Desired state that is invalid, and changes nothing; the node is not Ready meanwhile."),
+    ] = ()
     conditions: tuple[Condition, ...] = ()
 
 

@@ -61,4 +61,5 @@ class Announcer:
         fresh = [one for key, one in now.items() if key not in self._told]
         self._told = now
         at = self._clock.now()
-        await events.tell(self._client, [events.event_of(one.happening, one.about, REPORTER, at) for one in fresh])
+        happened = [(one.about, one.happening) for one in fresh]
+        await events.tell(self._client, events.events_of(happened, REPORTER, at))

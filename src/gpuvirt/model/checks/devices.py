@@ -27,6 +27,9 @@ LEVELS: Mapping[ReasonCode, Level] = {
     ReasonCode.SCAN_FAILED: Level.ERROR,
     ReasonCode.SOCKET_TAKEN: Level.ERROR,
     ReasonCode.STEP_FAILED: Level.ERROR,
+    # It is desired, and can't be.
+    ReasonCode.CONFIG_INVALID: Level.ERROR,
+    ReasonCode.NO_SUCH_TYPE: Level.ERROR,
 }
 """How grave each reason is; any other is a warning."""
 
