@@ -1,15 +1,19 @@
 """The state of a cluster's GPU nodes, asked once: what `gpuvirt status` prints."""
 
 import asyncio
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.operator import policies
+from gpuvirt.cluster.operator.invalidstates import InvalidValue, of_node
+from gpuvirt.cluster.operator.placement import placement_of
+from gpuvirt.cluster.operator.policies import Choice
 from gpuvirt.cluster.operator.report import Row, rows
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.status import READY
@@ -29,11 +33,13 @@ class ClusterStatus:
     reason: str
     """Why: a code, and what it is about."""
     components: tuple[Row, ...]
+    invalid: tuple[InvalidValue, ...] = ()
+    """What is invalid of nodes' desired state; of the policy's, `reason` says it."""
 
     @property
     def well(self) -> bool:
         """Whether nothing is amiss."""
-        return self.state == "ready" and all(one.ready for one in self.components)
+        return self.state == "ready" and not self.invalid and all(one.ready for one in self.components)
 
 
 async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
@@ -55,9 +61,24 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
     choice = policies.choose(found)
     said = choice.stored.status if choice is not None else None
     ready = next((one for one in said.conditions if one.type == READY), None) if said is not None else None
+    by_name = {one.metadata.name: one for one in gpu_nodes}
     return ClusterStatus(
         policy=choice.stored.metadata.name if choice is not None else None,
         state=str(said.state) if said is not None and said.state is not None else None,
         reason=ready.why if ready is not None else "",
-        components=rows(nodes, {one.metadata.name: one for one in gpu_nodes}, there),
+        components=rows(nodes, by_name, there),
+        invalid=tuple(_invalid(choice, nodes, by_name)),
     )
+
+
+def _invalid(
+    choice: Choice | None, nodes: Iterable[NodeObject], gpu_nodes: Mapping[str, GpuNode]
+) -> Iterator[InvalidValue]:
+    """Yield what is invalid of nodes; without a policy that can be read, agents alone know."""
+    policy = choice.policy if choice is not None and isinstance(choice.policy, ClusterPolicy) else None
+    for node in sorted(nodes, key=lambda one: one.metadata.name):
+        name, labels = node.metadata.name, node.metadata.labels
+        gpu_node = gpu_nodes.get(name)
+        placement = placement_of(labels, gpu_node, policies.defaults_of(policy)) if policy is not None else None
+        if placement is None or placement.present:
+            yield from of_node(name, placement, gpu_node)

@@ -32,6 +32,7 @@ def page(term: Controller | None) -> str:
         _late(decided),
         _operands(decided),
         _reasons(decided),
+        _invalid(decided),
         _writes(term),
     )
 
@@ -87,6 +88,16 @@ def _reasons(decided: Decisions) -> Iterator[str]:
         "What keeps the controller from its work, and what is not right with KubeVirt, by code.",
         ("reason",),
         [((code,), count) for code, count in Counter(found).items()],
+    )
+
+
+def _invalid(decided: Decisions) -> Iterator[str]:
+    counts = Counter((one.node, one.origin, one.code) for one in decided.progress.invalid)
+    yield from gauge(
+        "gpuvirt_desired_state_invalid",
+        "Values of the desired state that are invalid, by node (empty: the cluster), by where they are set, by code.",
+        ("node", "origin", "reason"),
+        counts.items(),
     )
 
 

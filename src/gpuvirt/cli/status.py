@@ -31,6 +31,10 @@ def status(
         out.print(policy if found.policy is not None else "No ClusterPolicy: nothing is wanted.")
         if found.reason:
             out.print(f"  {found.reason}", soft_wrap=True)
+        if found.invalid:
+            out.print("\nInvalid desired state, which changes nothing:")
+        for one in found.invalid:
+            out.print(f"  {one.text}", soft_wrap=True)
         if found.components:
             table = render.table(("NODE", "WORKLOAD", "COMPONENT", "READY", "STATE", ""))
             for row in found.components:

@@ -56,7 +56,7 @@ class GpuNodeKeeper:
         self._known: Known[GpuNode] = Known()
         self._due = Signal()
         self._pruned: tuple[Status, Status | None] | None = None
-        """What was written last and what the API server made of it: an older kind drops fields that it does not know."""
+        """What was written last, and what the API server kept: an older kind drops fields that it does not know."""
 
     def hear(self, news: News[GpuNode]) -> None:
         """Take what the GpuNode says now, or that it is not there."""

@@ -170,6 +170,7 @@ class NodeCounts(Part, frozen=True, kw_only=True):
     vm_passthrough: int = 0
     vm_vgpu: int = 0
     ready: Annotated[int, Meta(description="Those on which all is as it should be.")] = 0
+    invalid: Annotated[int, Meta(description="Those whose desired state is invalid, and changes nothing.")] = 0
 
 
 class Status(Part, frozen=True, kw_only=True):

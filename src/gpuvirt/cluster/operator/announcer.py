@@ -8,6 +8,7 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.events import About, Happening, Kind, Reporter
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND
+from gpuvirt.cluster.operator.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.operator.policies import Choice
 from gpuvirt.cluster.operator.shapes import NodeObject
@@ -22,6 +23,16 @@ class News:
 
     about: About
     happening: Happening
+    topic: str = ""
+    """What of the object it is about: two topics of one reason are two events."""
+
+
+def invalid_news(found: Iterable[InvalidValue]) -> Iterator[News]:
+    """Yield what is worth an event about nodes whose desired state is invalid."""
+    for one in found:
+        if one.node:
+            about = About("v1", "Node", one.node, one.node)
+            yield News(about, Happening(Kind.WARNING, one.code, one.message), one.message)
 
 
 def node_news(nodes: Iterable[NodeObject], placements: Mapping[str, Placement]) -> Iterator[News]:
@@ -32,9 +43,7 @@ def node_news(nodes: Iterable[NodeObject], placements: Mapping[str, Placement]) 
         if placement is None:
             continue
         about = About("v1", "Node", name, name)  # as the kubelet's: `kubectl describe node` looks for the name as uid
-        if placement.trouble is not None:
-            yield News(about, Happening(Kind.WARNING, str(placement.trouble.code), placement.trouble.text))
-        elif placement.leaving:
+        if placement.leaving:
             note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
             yield News(about, Happening(Kind.NORMAL, "Draining", note))
 
@@ -53,11 +62,11 @@ class Announcer:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._told: Mapping[tuple[About, str], News] = {}
+        self._told: Mapping[tuple[About, str, str], News] = {}
 
     async def tell(self, news: Iterable[News]) -> None:
         """Write events of what is so now and was not before: for one object, of another reason than before."""
-        now = {(one.about, one.happening.reason): one for one in news}
+        now = {(one.about, one.happening.reason, one.topic): one for one in news}
         fresh = [one for key, one in now.items() if key not in self._told]
         self._told = now
         at = self._clock.now()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -20,6 +20,7 @@ from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject
+from gpuvirt.cluster.operator.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.kubevirts import Histories, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirtstores import KubeVirtStores
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
@@ -148,7 +149,8 @@ class Controller:
             if picture is None:
                 continue
             now, failures = self._hands.clock.now(), self._writer.failures
-            self.decisions = decide(picture, self._home, failures, now)
+            before, self.decisions = self.decisions, decide(picture, self._home, failures, now)
+            log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
             if self.decisions.histories is not None:
                 self._histories = self.decisions.histories
             self._writer.offer(self.decisions.writes)
@@ -214,3 +216,14 @@ class Controller:
         for error in (*(store.trouble for store in followed), *made):
             if error is not None:
                 yield error
+
+
+def log_invalid(before: Sequence[InvalidValue], now: Sequence[InvalidValue]) -> None:
+    """Log what of the desired state has become invalid, and what no longer is, once each."""
+    for one in now:
+        if one not in before:
+            extra = {"reason": one.code, "origin": one.origin, "node": one.node}
+            log.warning("desired state: %s", one.text, extra=extra)
+    for one in before:
+        if one not in now:
+            log.info("desired state: %s is no longer what it was: %s", one.where, one.text)

@@ -13,9 +13,10 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.operator import deployment, kubevirts, nodes, policies, status
-from gpuvirt.cluster.operator.announcer import News, node_news, policy_news
+from gpuvirt.cluster.operator import deployment, invalidstates, kubevirts, nodes, policies, status
+from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
 from gpuvirt.cluster.operator.deployment import Deployment, OperandState
+from gpuvirt.cluster.operator.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.kubevirts import Histories, KubeVirtDecisions
 from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodes import NodeDecisions, NodeVerdict
@@ -74,7 +75,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
     choice = policies.choose(picture.policies.values())
     if choice is None:
         return Decisions()  # without a policy nothing is wanted, and what was deployed before stays as it is
-    troubles = tuple(_troubles(choice, picture, home))
+    troubles, missing = tuple(_troubles(choice, picture, home)), tuple[InvalidValue, ...]()
     found, deployed, kubevirt = (
         NodeDecisions((), (), {}),
         Deployment(),
@@ -86,7 +87,14 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
         found = nodes.decide(picture, policy, kubevirt, beside=home.coexists)
         drains = any(one.leaving for one in found.placements.values())
+        missing = tuple(invalidstates.of_config_map(policy, picture))
         deployed = _deployment(picture, policies.while_leaving(policy) if drains else policy, home, found.placements)
+    reported = {key.name: one for key, one in picture.gpu_nodes.items()}
+    invalid = (
+        *invalidstates.of_policy(choice.stored.metadata.name, troubles, deployed.faults),
+        *missing,
+        *invalidstates.of_nodes(found.placements, reported),
+    )
     operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
     progress = Progress(
         nodes=found.verdicts,
@@ -94,6 +102,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         troubles=troubles,
         failures=failures,
         unsupported=unsupported(plain_spec(choice.stored)),
+        invalid=invalid,
         kubevirt=(
             status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts)
             if picture.kubevirt.kubevirts or kubevirt.reasons
@@ -101,7 +110,11 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         ),
     )
     writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, home, at))
-    news = (*node_news(picture.nodes.values(), found.placements), *policy_news(choice, status.verdict_of(progress)))
+    news = (
+        *node_news(picture.nodes.values(), found.placements),
+        *invalid_news(invalid),
+        *policy_news(choice, status.verdict_of(progress)),
+    )
     return Decisions(
         writes, news, found.verdicts, progress, choice.stored.metadata.name, deployed.states, kubevirt.histories
     )

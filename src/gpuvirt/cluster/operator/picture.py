@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator.deployment import There
+from gpuvirt.cluster.operator.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
@@ -36,12 +38,20 @@ class Picture:
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap's entries, None where there is none of that name."""
-        for resource, objects in self.there.stored.items():
-            if resource.plural == "configmaps":
-                found = next((one for key, one in objects.items() if key.name == config_map), None)
-                data = msgspec.json.decode(found.data, type=dict[str, str] | None) if found is not None else None
-                return tuple(data or {}) if found is not None else None
-        return None
+        found = next((one for key, one in self._config_maps() if key.name == config_map), None)
+        return _keys_of(found) if found is not None else None
+
+    def config_maps_with(self, key: str) -> tuple[str, ...]:
+        """Return the names of the ConfigMaps that have an entry of that key."""
+        return tuple(sorted(at.name for at, found in self._config_maps() if key in _keys_of(found)))
+
+    def _config_maps(self) -> Iterable[tuple[ObjectKey, StoredObject]]:
+        stored = (objects for resource, objects in self.there.stored.items() if resource.plural == "configmaps")
+        return next(stored, {}).items()
+
+
+def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
+    return tuple(msgspec.json.decode(config_map.data, type=dict[str, str] | None) or {})
 
 
 def pausers_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
 from gpuvirt.cluster.operator.names import GPU_FEATURES, NODE_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Mode
-from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.workload import Workload
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.workload import Workload, unknown_workload
 
 MOST_NAMED = 4
 """Users that a message names."""
@@ -47,20 +48,25 @@ class Placement:
     """GPUs that are still what the node was for before, each with who has it; until they are not, labels stay."""
     vgpus_used: bool = False
     """Whether machines have vGPUs: the driver beneath them must stay, whatever else goes."""
-    trouble: Reason | None = None
+    invalid: InvalidDesired | None = None
+    """Why its label can't be understood."""
+
+    @property
+    def trouble(self) -> Reason | None:
+        """The same as a reason."""
+        return self.invalid.reason if self.invalid is not None else None
 
 
 def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: Defaults) -> Placement:
     """Return what a node is for, by its labels and what its agent says of its GPUs."""
     gpus = gpu_node.status.gpus if gpu_node is not None and gpu_node.status is not None else ()
     workload, origin = _workload(labels, defaults)
-    trouble = _unknown(labels[WORKLOAD_LABEL]) if workload is None else None
     return Placement(
         present=_present(labels, gpus),
         workload=workload,
         origin=origin,
         vgpus_used=any(vgpu.users for gpu in gpus for vgpu in gpu.vgpus),
-        trouble=trouble,
+        invalid=unknown_workload(labels[WORKLOAD_LABEL]) if workload is None else None,
     )
 
 
@@ -106,12 +112,3 @@ def _with_users(gpu: Gpu) -> str:
     more = f" and {len(users) - MOST_NAMED} more" if users[MOST_NAMED:] else ""
     used = f", used by {', '.join(users[:MOST_NAMED])}{more}" if users else ""
     return f"{gpu.address} ({gpu.mode}{used})"
-
-
-def _unknown(value: str) -> Reason:
-    return Reason(
-        ReasonCode.CONFIG_INVALID,
-        f"label {WORKLOAD_LABEL}",
-        f"is {value!r}, so the node stays as it is",
-        fix=f"label the node with one of {', '.join(Workload)}, or take the label away for the default",
-    )

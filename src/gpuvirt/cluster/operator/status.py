@@ -10,12 +10,14 @@ from datetime import datetime
 
 from gpuvirt.cluster.kinds.clusterpolicy import NodeCounts, State, Status
 from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.operator.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.nodes import NodeVerdict
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.workload import Workload
 
 READY, ERROR, UNSUPPORTED, KUBEVIRT = "Ready", "Error", "UnsupportedField", "KubeVirtConfigured"
+INVALID = "DesiredStateInvalid"
 RECONCILED, NO_NODES, NODES_NOT_READY, OPERANDS_NOT_READY, FAILED, IGNORED = (
     "Reconciled",
     "NoGPUNodes",
@@ -52,16 +54,16 @@ class Progress:
     """Writes that failed last."""
     unsupported: Sequence[str] = ()
     """Fields that are set and not acted on, by their paths."""
+    invalid: Sequence[InvalidValue] = ()
+    """What of the desired state is invalid, here or on nodes."""
     kubevirt: Verdict | None = None
     """Whether KubeVirt permits what nodes offer; None where there is none."""
 
 
 def verdict_of(progress: Progress) -> Verdict:
     """Return whether all is as the policy wants it, and why not: what comes first is what to mend first."""
-    if progress.troubles:
-        return Verdict(ready=False, reason=str(progress.troubles[0].code), message=in_words(progress.troubles))
-    if progress.failures:
-        return Verdict(ready=False, reason=FAILED, message=" | ".join(progress.failures))
+    if (against := _against_policy(progress)) is not None:
+        return against
     if not progress.nodes:
         return Verdict(
             ready=True,
@@ -78,6 +80,18 @@ def verdict_of(progress: Progress) -> Verdict:
     return Verdict(ready=True, reason=RECONCILED)
 
 
+def _against_policy(progress: Progress) -> Verdict | None:
+    """Return what speaks against the policy itself, whatever its nodes and operands are."""
+    if progress.troubles:
+        return Verdict(ready=False, reason=str(progress.troubles[0].code), message=in_words(progress.troubles))
+    if progress.failures:
+        return Verdict(ready=False, reason=FAILED, message=" | ".join(progress.failures))
+    invalid = [one for one in progress.invalid if not one.node]
+    if invalid:
+        return Verdict(ready=False, reason=invalid[0].code, message=" | ".join(one.message for one in invalid))
+    return None
+
+
 def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> Verdict:
     """Return what there is to say of KubeVirt's configuration; `drafts` is what is lacking and not written."""
     would = f"would write: {'; '.join(drafts)}" if drafts else ""
@@ -92,7 +106,7 @@ def status_of(progress: Progress, metadata: Metadata, before: Status | None, nam
         state=State.READY if verdict.ready else State.NOT_READY,
         namespace=namespace,
         conditions=_dated(tuple(_conditions(verdict, progress)), metadata, before, at),
-        nodes=_counts(progress.nodes),
+        nodes=_counts(progress.nodes, progress.invalid),
     )
 
 
@@ -116,6 +130,8 @@ def _conditions(verdict: Verdict, progress: Progress) -> Iterator[_Said]:
         yield ERROR, "True", verdict.reason, verdict.message
     if (found := progress.kubevirt) is not None:
         yield KUBEVIRT, str(found.ready), found.reason, found.message
+    if progress.invalid:
+        yield INVALID, "True", progress.invalid[0].code, " | ".join(one.text for one in progress.invalid)
     if progress.unsupported:
         message = f"set, and not acted on: {', '.join(progress.unsupported)}"
         yield UNSUPPORTED, "True", "NotActedOn", message
@@ -137,7 +153,7 @@ def _dated(said: Sequence[_Said], metadata: Metadata, before: Status | None, at:
     )
 
 
-def _counts(nodes: Sequence[NodeVerdict]) -> NodeCounts:
+def _counts(nodes: Sequence[NodeVerdict], invalid: Sequence[InvalidValue]) -> NodeCounts:
     def of(workload: Workload) -> int:
         return sum(one.workload is workload for one in nodes)
 
@@ -147,4 +163,5 @@ def _counts(nodes: Sequence[NodeVerdict]) -> NodeCounts:
         vm_passthrough=of(Workload.PASSTHROUGH),
         vm_vgpu=of(Workload.VGPU),
         ready=sum(one.against is None for one in nodes),
+        invalid=len({one.node for one in invalid if one.node}),
     )
