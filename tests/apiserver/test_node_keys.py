@@ -56,9 +56,11 @@ def test_a_config_map_is_a_text_with_its_place() -> None:
     assert wish_of_config_map(MAP, ConfigMap(Metadata(), {"config.yaml": ""})).configs == Heard(ConfigText("", where))
 
 
-@pytest.mark.parametrize("config_map", [None, ConfigMap(Metadata()), ConfigMap(Metadata(), {"config.yml": "x"})])
-def test_a_config_map_without_the_key_is_none(config_map: ConfigMap | None) -> None:
-    assert wish_of_config_map(MAP, config_map) == NodeRequest(configs=Heard(None))
+def test_a_config_map_that_is_not_there_is_none_and_one_without_the_key_says_what_it_has() -> None:
+    where = "ConfigMap gpuvirt/configs, key config.yaml"
+    assert wish_of_config_map(MAP, None) == NodeRequest(configs=Heard(None))
+    for data, keys in (({}, ()), ({"config.yml": "x"}, ("config.yml",))):
+        assert wish_of_config_map(MAP, ConfigMap(Metadata(), data)).configs == Heard(ConfigText("", where, keys))
 
 
 def test_what_is_not_heard_stays() -> None:

@@ -22,10 +22,12 @@ def page(term: Controller | None) -> str:
     info = gauge("gpuvirt_info", "The controller's version.", ("version",), [((__version__,), 1)])
     if term is None or term.decisions is None:
         return text_of(leads, info)
-    decided = term.decisions
-    return text_of(
-        leads,
-        info,
+    return text_of(leads, info, *of_decisions(term.decisions), _writes(term))
+
+
+def of_decisions(decided: Decisions) -> tuple[Iterator[str], ...]:
+    """Return what there is to say of what was decided last."""
+    return (
         _status(decided),
         _gpu_nodes(decided),
         _nodes(decided),
@@ -33,7 +35,6 @@ def page(term: Controller | None) -> str:
         _operands(decided),
         _reasons(decided),
         _invalid(decided),
-        _writes(term),
     )
 
 

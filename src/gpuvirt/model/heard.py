@@ -27,6 +27,8 @@ class ConfigText:
     text: str
     where: str
     """What it is called in messages: `ConfigMap gpuvirt/default-vgpu-devices-config, key config.yaml`."""
+    other_keys: tuple[str, ...] | None = None
+    """The keys of a ConfigMap that lacks the one with the text; None where the text was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class NodeRequest:
     config: Heard[str] | None = None
     """The name of the configuration: the node's label `nvidia.com/vgpu.config`."""
     configs: Heard[ConfigText] | None = None
-    """The configurations that there are: the ConfigMap. None of the value: it is not there, or lacks the key."""
+    """The configurations that there are: the ConfigMap. None of the value: it is not there."""
     workload: Heard[str] | None = None
     """What the node is for: its label `nvidia.com/gpu.workload.config`."""
     spec: Heard[NodeSpec] | None = None

@@ -1,6 +1,6 @@
 """What is invalid of the vGPUs that are wanted: configs, their files and names, and types that no card here carries."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.model import catalog
@@ -26,6 +26,13 @@ def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
     )
 
 
+def no_key(text: ConfigText, keys: Sequence[str]) -> InvalidDesired:
+    """Return that a ConfigMap lacks the key under which the configs stand."""
+    found = ", ".join(map(quoted, keys)) or "no key"
+    problem = f"is not there, so the configs from before stand: the ConfigMap has {found}"
+    return invalid(_source_of(text), found, problem, expected="the key config.yaml")
+
+
 def gone(text: ConfigText) -> InvalidDesired:
     """Return that the configs which were there have been taken away."""
     return invalid(
@@ -42,8 +49,7 @@ def missing_map(name: str) -> InvalidDesired:
     return invalid(
         Source(Origin.SETTINGS, "settings $.vgpu_config_map"),
         name,
-        f"names the ConfigMap {quoted(name)}, which is not there or lacks the key config.yaml, so only the built-in"
-        " configs exist",
+        f"names the ConfigMap {quoted(name)}, which is not there, so only the built-in configs exist",
         expected=CONFIG_MAP_AND_KEY,
     )
 
@@ -52,14 +58,14 @@ def no_config(
     source: Source, name: str, configs: Iterable[str], text: ConfigText | None, gpus: Iterable[ConfigGpu]
 ) -> InvalidDesired:
     """Return that a name is that of no config; `configs` are those of the text, beside the built-in ones."""
-    where = text.where if text is not None else "no file or ConfigMap"
+    ours = "the built-in ones (gpuvirt vgpu default-config)"
     return invalid(
         source,
         name,
         f"is {quoted(name)}, which is the name of no vGPU config, so vGPUs stay as they are",
         expected="a vGPU config, or a vGPU type of this node's cards",
         known=_valid_names(configs, gpus) or builtin_configs(),
-        seen=f"{where}, and the built-in configs (gpuvirt vgpu default-config)",
+        seen=f"vGPU configs: {f'those of {text.where}, and {ours}' if text is not None else ours}",
     )
 
 
@@ -85,10 +91,10 @@ def without_vgpus(
     return tuple(
         invalid(
             sources[gpu.address],
-            f"{gpu.address} in mode vgpu",
+            config,
             f"wants {gpu.address} in mode vgpu, and the vGPU config {quoted(config)} has nothing for that card, so it"
             " stays as it is",
-            expected="a GPU for which the config has vGPUs, or a config for its card",
+            expected="another GPU, or a config with vGPUs of its card",
             known=_types_of(gpu),
         )
         for gpu in gpus

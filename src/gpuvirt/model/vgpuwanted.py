@@ -84,6 +84,8 @@ def config_name(request: NodeRequest, settings: Settings, *, in_cluster: bool) -
 
 def read_book(text: ConfigText, before: Book) -> Book:
     """Return the configs of a text; where it can't be used, those from before, with the reason."""
+    if text.other_keys is not None:
+        return Book(before.configs, before.notes, invalidvgpus.no_key(text, text.other_keys), before.good)
     try:
         found = vgpuconfig.parse(text.text, where=text.where)
     except ConfigError as error:

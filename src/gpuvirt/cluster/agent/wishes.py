@@ -32,10 +32,12 @@ def wish_of_node(node: Node | None) -> NodeRequest:
 
 def wish_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> NodeRequest:
     """Return what a ConfigMap wants; None where it is not there."""
-    text = config_map.data.get(CONFIG_KEY) if config_map is not None else None
-    if text is None:
+    if config_map is None:
         return NodeRequest(configs=Heard(None))
-    return NodeRequest(configs=Heard(ConfigText(text, f"ConfigMap {key.namespace}/{key.name}, key {CONFIG_KEY}")))
+    text, where = config_map.data.get(CONFIG_KEY), f"ConfigMap {key.namespace}/{key.name}, key {CONFIG_KEY}"
+    if text is None:
+        return NodeRequest(configs=Heard(ConfigText("", where, tuple(sorted(config_map.data)))))
+    return NodeRequest(configs=Heard(ConfigText(text, where)))
 
 
 def hear_node(listener: Listener, key: ObjectKey) -> Callable[[News[Node]], None]:

@@ -9,6 +9,8 @@ from gpuvirt.cluster.operator import policies
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.placement import Placement
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import Workload
@@ -68,9 +70,8 @@ def of_policy(name: str, troubles: Iterable[Reason], faults: Iterable[str]) -> I
 
 def of_config_map(policy: ClusterPolicy, picture: Picture) -> Iterator[InvalidValue]:
     """Yield that the ConfigMap of vGPU configs which a policy names is not there, or lacks its key."""
-    manager = policy.spec.vgpu_device_manager
-    name = manager.config.name if manager.config is not None else ""
-    if name in {"", agent.CONFIG_MAP} or not manager.enabled or not agent.is_wanted(policy):
+    name = _named_map(policy)
+    if name is None:
         return
     entries = picture.entries_of(name)
     if entries is not None and CONFIG_KEY in entries:
@@ -91,3 +92,15 @@ def of_config_map(policy: ClusterPolicy, picture: Picture) -> Iterator[InvalidVa
 
 def _value(node: str, found: InvalidDesired) -> InvalidValue:
     return InvalidValue(node, str(found.origin), found.where, str(found.reason.code), found.reason.text)
+
+
+def _named_map(policy: ClusterPolicy) -> str | None:
+    """Return the ConfigMap that nodes for vGPUs are to read, None where they need none."""
+    manager = policy.spec.vgpu_device_manager
+    name = manager.config.name if manager.config is not None else ""
+    if name in {"", agent.CONFIG_MAP} or not manager.enabled or not agent.is_wanted(policy):
+        return None
+    try:
+        return parse_config_map_name(name)
+    except InvalidIdError:  # the agent can't be deployed with it, and that is said
+        return None

@@ -71,7 +71,8 @@ def verdict_of(progress: Progress) -> Verdict:
             message="no node is labelled as one with GPUs, by NFD or by gpuvirt discover",
         )
     if progress.operands:
-        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(progress.operands))
+        said = (*progress.operands, *(one.text for one in progress.invalid))
+        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(said))
     late = [one for one in progress.nodes if one.against is not None]
     if late:
         more = f" | and {len(late) - MOST_NODES} more nodes" if late[MOST_NODES:] else ""

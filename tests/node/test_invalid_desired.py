@@ -1,0 +1,386 @@
+"""Each way in which a node's desired state can be invalid is said by every outlet, and changes nothing."""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from scene import AT, HOME, Scene, node
+
+from gpuvirt.apps import controllermetrics
+from gpuvirt.apps.doctor import gather
+from gpuvirt.cli import diagnosis, render
+from gpuvirt.cluster.agent.gpunode import status_of, wish_of_spec
+from gpuvirt.cluster.agent.happenings import happenings
+from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_keys
+from gpuvirt.cluster.agent.wishes import wish_of_config_map
+from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, GpuWish, Origins, Spec, Status
+from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.operator import report
+from gpuvirt.cluster.operator.controller import log_invalid
+from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.invalidstates import of_node
+from gpuvirt.cluster.operator.names import DEPLOY, SETS
+from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.status import INVALID
+from gpuvirt.cluster.operator.status import status_of as policy_status_of
+from gpuvirt.cluster.resources import ConfigMap, Metadata
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.diagnosis import report as diagnose
+from gpuvirt.model.findings import Level
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.invalid import Origin
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import NodeView
+from gpuvirt.model.walk import walk
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.model.workload import Workload
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.web import metrics
+from sickhost import around
+from simnode import SimNode, running_node
+
+GPU, NO_GPU = PciAddress("0000:3b:00.0"), "0000:3c:00.0"
+MAP = ObjectKey("gpuvirt", "configs")
+GOOD = "version: v1\nvgpu-configs: {mine: [{devices: all, vgpu-devices: {T4-8Q: 2}}]}\n"
+VGPU = Settings(mode=WantedMode.VGPU)
+FOLLOWS = Settings(workload_label=True)
+NO_VGPU_HOST = "4xRTX2060"
+
+
+def config_map(text: str | None, key: str = "config.yaml") -> NodeRequest:
+    found = ConfigMap(Metadata(), {key: text}) if text is not None else None
+    return wish_of_config_map(MAP, found)
+
+
+def labels(config: str | None = None, workload: str | None = None) -> NodeRequest:
+    return NodeRequest(config=Heard(config), workload=Heard(workload))
+
+
+def spec(wanted: Spec) -> NodeRequest:
+    return wish_of_spec(wanted)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A desired state that is invalid."""
+
+    bad: NodeRequest
+    origin: Origin
+    says: tuple[str, ...]
+    """What every outlet must contain: where it stands, what was found, what would be near."""
+    settings: Settings = VGPU
+    good: NodeRequest = field(default_factory=NodeRequest)
+    """What was heard before."""
+    code: ReasonCode = ReasonCode.CONFIG_INVALID
+    host: str = "4xT4"
+    state: str = "vgpus"
+    """Which of the two state labels tells it."""
+
+
+NOTHING = NodeRequest(Heard(None), Heard(None), Heard(None))
+"""It was heard that nobody wants anything."""
+CONFIG, WORKLOAD = "label nvidia.com/vgpu.config", "label nvidia.com/gpu.workload.config"
+BY_LABEL = Origins(mode=WORKLOAD, vgpu_config=CONFIG)
+POLICY_DEFAULT = "ClusterPolicy cluster-policy $.spec.vgpuDeviceManager.config.default"
+
+CASES: Mapping[str, Case] = {
+    "label: no such config": Case(
+        labels("nonsense2"), Origin.LABEL, (CONFIG, "'nonsense2'", "default, T4-1A"), good=labels("T4-8Q")
+    ),
+    "label: a slip": Case(labels("T4-8QQ"), Origin.LABEL, (CONFIG, "'T4-8QQ'", "did you mean T4-8Q?")),
+    "label: a type of other cards": Case(
+        labels("A10-4Q"), Origin.LABEL, (CONFIG, "'A10-4Q'", "T4-4Q"), good=labels("T4-8Q")
+    ),
+    "label: no such workload": Case(
+        labels(workload="vm-vgpus"), Origin.LABEL, (WORKLOAD, "'vm-vgpus'", "did you mean vm-vgpu?"),
+        settings=FOLLOWS, good=labels(workload="vm-passthrough"), state="workload",
+    ),
+    "label under a controller: no such config": Case(
+        spec(Spec(mode=WantedMode.VGPU, vgpu_config="nonsense2", origins=BY_LABEL)), Origin.LABEL,
+        (CONFIG, "'nonsense2'", "default, T4-1A"),
+        good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)),
+    ),
+    "label under a controller: no such workload": Case(
+        labels(workload="vm-vgpus"), Origin.LABEL, (WORKLOAD, "'vm-vgpus'", "did you mean vm-vgpu?"),
+        good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)), state="workload",
+    ),
+    "label and settings: container beside vgpu": Case(
+        labels(workload="container"), Origin.LABEL, (WORKLOAD, "'container'", "settings ($.modes)"),
+        settings=Settings(workload_label=True, modes={GPU: WantedMode.VGPU}), good=labels(workload="vm-vgpu"),
+        state="workload",
+    ),
+    "GpuNode: no such config": Case(
+        spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8R")), Origin.GPU_NODE,
+        ("GpuNode $.spec.vgpuConfig", "'T4-8R'", "T4-8Q"), good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q")),
+    ),
+    "GpuNode: no such mode": Case(
+        NodeRequest(spec=Heard(NodeSpec("vgpus"))), Origin.GPU_NODE,
+        ("GpuNode $.spec.mode", "'vgpus'", "did you mean vgpu?"), good=spec(Spec(mode=WantedMode.VGPU)),
+        state="workload",
+    ),
+    "GpuNode: container beside vgpu": Case(
+        spec(Spec(mode=WantedMode.VGPU, gpus=(GpuWish(address=GPU, mode=WantedMode.CONTAINER),))), Origin.GPU_NODE,
+        ("GpuNode $.spec", "container and vgpu"), good=spec(Spec(mode=WantedMode.VGPU)), state="workload",
+    ),
+    "GpuNode: the address of no GPU": Case(
+        spec(Spec(mode=WantedMode.VGPU, gpus=(GpuWish(address=NO_GPU, mode=WantedMode.PASSTHROUGH),))),
+        Origin.GPU_NODE, ("GpuNode $.spec.gpus[0].address", NO_GPU, f"did you mean {GPU}?"),
+        good=spec(Spec(mode=WantedMode.VGPU)), state="workload",
+    ),
+    "GpuNode: vgpu on cards that carry none": Case(
+        spec(Spec(mode=WantedMode.VGPU)), Origin.GPU_NODE, ("GpuNode $.spec.mode", "'default'"),
+        good=spec(Spec(mode=WantedMode.CONTAINER)), settings=Settings(), host=NO_VGPU_HOST,
+    ),
+    "ClusterPolicy: no such default config": Case(
+        spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8X", origins=Origins(vgpu_config=POLICY_DEFAULT))),
+        Origin.CLUSTER_POLICY, (POLICY_DEFAULT, "'T4-8X'", "T4-8Q"),
+        good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)),
+    ),
+    "ConfigMap: not to be parsed": Case(
+        config_map(GOOD.replace("v1", "v2")), Origin.CONFIG_MAP,
+        ("ConfigMap gpuvirt/configs, key config.yaml", "'v2'", "'v1'"), good=labels("mine").updated(config_map(GOOD)),
+    ),
+    "ConfigMap: gone": Case(
+        config_map(None), Origin.CONFIG_MAP, ("ConfigMap gpuvirt/configs, key config.yaml", "is no longer there"),
+        good=labels("mine").updated(config_map(GOOD)),
+    ),
+    "ConfigMap: under another key": Case(
+        config_map(GOOD, "config.yml"), Origin.CONFIG_MAP,
+        ("ConfigMap gpuvirt/configs, key config.yaml", "'config.yml'"), good=labels("mine").updated(config_map(GOOD)),
+    ),
+    "ConfigMap: lacks the named config": Case(
+        labels("mina"), Origin.LABEL, (CONFIG, "'mina'", "ConfigMap gpuvirt/configs", "did you mean mine?"),
+        good=labels("mine").updated(config_map(GOOD)),
+    ),
+    "ConfigMap: a type that the GPU lacks": Case(
+        config_map(GOOD.replace("all", "[0]").replace("T4-8Q", "A10-8Q")), Origin.LABEL, (GPU, "A10-8Q", "T4-8Q"),
+        good=labels("mine").updated(config_map(GOOD)), code=ReasonCode.NO_SUCH_TYPE,
+    ),
+    "settings: no such config": Case(
+        labels(), Origin.SETTINGS, ("settings $.vgpu_config", "'T4-8X'", "T4-8Q"),
+        settings=Settings(mode=WantedMode.VGPU, vgpu_config="T4-8X"),
+    ),
+    "settings: no such ConfigMap": Case(
+        config_map(None), Origin.SETTINGS, ("settings $.vgpu_config_map", "'my-configs'"),
+        settings=Settings(mode=WantedMode.VGPU, vgpu_config_map="my-configs"), good=labels(),
+    ),
+    "settings: the address of no GPU": Case(
+        labels(), Origin.SETTINGS, ("settings $.modes", NO_GPU, f"did you mean {GPU}?"),
+        settings=Settings(workload_label=True, mode=WantedMode.VGPU, modes={NO_GPU: WantedMode.PASSTHROUGH}),
+        state="workload",
+    ),
+    "settings: vgpu of a card for which the config has none": Case(
+        labels("T4-8Q"), Origin.SETTINGS, (f"settings $.modes.{GPU}", "'none-here'", "T4-1A"),
+        settings=Settings(modes={GPU: WantedMode.VGPU}), good=labels(),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that there is to be heard of a node."""
+
+    node: SimNode
+    folder: Path
+    log: str
+    before: Status
+    after: Status
+    decided: Decisions
+    controller_log: str
+    case: Case
+
+    def text_of(self, write: Callable[[], object]) -> str:
+        """Return what a command writes."""
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            write()
+        return out.getvalue()
+
+
+def of_metric(page: str, case: Case) -> str:
+    """Return what the metric says, and the rest from the case: a metric has no words."""
+    lines = [line for line in page.splitlines() if line.startswith("gpuvirt_desired_state_invalid{")]
+    found = any(f'origin="{case.origin}"' in line and f'reason="{case.code}"' in line for line in lines)
+    return " ".join(case.says) if found else "\n".join(lines)
+
+
+def from_file(told: Told) -> str:
+    view = msgspec.json.decode((told.folder / "node.json").read_bytes(), type=NodeView)
+    (found,) = view.invalid
+    assert (found.origin, found.reason.code) == (told.case.origin, told.case.code)
+    return f"{found.where} {found.found!r} {found.expected} {found.reason.text} {' '.join(found.near)}"
+
+
+def looked_at(told: Told) -> str:
+    evidence = replace(gather(told.node.kernel, around()), view=told.node.view)
+    found = diagnose(evidence)
+    assert found.level is Level.ERROR
+    return told.text_of(lambda: diagnosis.report(found, every=False))
+
+
+def why(told: Told, target: str) -> str:
+    evidence = replace(gather(told.node.kernel, around()), view=told.node.view)
+    return told.text_of(lambda: diagnosis.way(walk(evidence, target)))
+
+
+def state_label(told: Told) -> str:
+    agent = told.node.agent
+    of_vgpus = told.case.state == "vgpus"
+    states, names = (agent.vgpu_states, OF_VGPUS) if of_vgpus else (agent.workload_states, OF_WORKLOAD)
+    keys = state_keys(states.get(), names)
+    return (keys.annotations.get(names.annotation) or "") if keys.labels == {names.label: "failed"} else str(keys)
+
+
+def ready(told: Told) -> str:
+    (found,) = (one for one in told.after.conditions if one.type == READY)
+    return found.message if (found.status, found.reason) == ("False", told.case.code) else str(found)
+
+
+def of_policy(told: Told, kind: str) -> str:
+    progress = told.decided.progress
+    status = policy_status_of(progress, Metadata(name="cluster-policy"), None, "gpuvirt", AT)
+    assert (status.state, status.nodes and status.nodes.invalid, status.nodes and status.nodes.ready) == (
+        "notReady", 1, 0,
+    )  # fmt: skip
+    return next((one.message for one in status.conditions if one.type == kind), "no such condition")
+
+
+def status_rows(told: Told) -> str:
+    deploy = {f"{DEPLOY}{one}": "true" for one in SETS[Workload.VGPU]}
+    labelled = node("vm-vgpu", gpu_present="true")
+    found = msgspec.structs.replace(
+        labelled, metadata=msgspec.structs.replace(labelled.metadata, labels={**labelled.metadata.labels, **deploy})
+    )
+    rows = report.rows([found], {"node01": GpuNode(metadata=Metadata(name="node01"), status=told.after)}, ())
+    return " ".join(one.detail for one in rows if not one.ready and one.state == told.case.code)
+
+
+OUTLETS: Mapping[str, Callable[[Told], str]] = {
+    "the agent's log": lambda told: told.log,
+    "the agent's metric": lambda told: of_metric(metrics.page(told.node.view, told.node.agent.telemetry), told.case),
+    "node.json": from_file,
+    "gpuvirt devices": lambda told: told.text_of(lambda: render.devices(told.node.view, every=False)),
+    "gpuvirt doctor": looked_at,
+    "gpuvirt why ADDRESS": lambda told: why(told, told.node.view.gpus[0].address),
+    "gpuvirt why RESOURCE": lambda told: why(told, "nvidia.com/GRID_T4-2Q"),
+    "the state label": state_label,
+    "the GpuNode's Ready": ready,
+    "the GpuNode's status.invalid": lambda told: " ".join(
+        f"{one.where} {one.message}" for one in told.after.invalid if one.origin == told.case.origin
+    ),
+    "an event of the GpuNode": lambda told: " ".join(
+        one.note for one in happenings(told.before, told.after) if one.reason == told.case.code
+    ),
+    "an event of a GpuNode that is new": lambda told: " ".join(
+        one.note for one in happenings(None, told.after) if one.reason == told.case.code
+    ),
+    "an event of the Node": lambda told: " ".join(
+        one.happening.note for one in told.decided.news if one.about.kind == "Node"
+    ),
+    "an event of the ClusterPolicy": lambda told: " ".join(
+        one.happening.note for one in told.decided.news if one.about.kind == "ClusterPolicy"
+    ),
+    "the ClusterPolicy's Ready": lambda told: of_policy(told, "Ready"),
+    "the ClusterPolicy's condition": lambda told: of_policy(told, INVALID),
+    "the controller's metric": lambda told: of_metric(
+        "\n".join(line for lines in controllermetrics.of_decisions(told.decided) for line in lines), told.case
+    ),
+    "the controller's log": lambda told: told.controller_log,
+    "gpuvirt status": status_rows,
+    "gpuvirt status, its list": lambda told: " ".join(
+        one.text for one in of_node("node01", None, GpuNode(metadata=Metadata(name="node01"), status=told.after))
+    ),
+}
+
+
+async def heard(agent: SimNode, request: NodeRequest) -> None:
+    """Have the agent hear what is wanted, and give it the time that it takes."""
+    agent.agent.hear_wish(request)
+    for _ in range(4):
+        await agent.advance(5)
+        await agent.say_holders()
+
+
+def policy_of(status: Status) -> Decisions:
+    """Return what a controller decides of a cluster whose one node has this status."""
+    owned = OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
+    return Scene(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(HOME)
+
+
+def silent(told: Told, outlets: Iterable[str]) -> dict[str, str]:
+    """Return the outlets that don't say all, each with what it says."""
+    said = {name: " ".join(OUTLETS[name](told).split()) for name in outlets}
+    return {name: text for name, text in said.items() if not all(one in text for one in told.case.says)}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_every_outlet_says_what_is_invalid(
+    name: str, machine: Callable[[str], SimKernel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case, kernel = CASES[name], machine(CASES[name].host)
+    if "'none-here'" in case.says:
+        case = none_here(case)
+    async with running_node(kernel, tmp_path, case.settings, hears_spec=case.good.has_spec) as agent:
+        await heard(agent, NOTHING.updated(case.good))
+        before = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
+        kernel.writes.clear()
+        caplog.clear()
+        since = agent.view.invalid
+        await heard(agent, case.bad)
+        assert kernel.writes == [], "what is invalid changes nothing"
+        log = "" if since else caplog.text
+        await agent.advance(30)
+        warned = [one for one in caplog.records if one.getMessage().startswith("desired state: ")]
+        assert len(warned) == (0 if since else 1), "it is logged once"
+        after = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT + timedelta(minutes=1))
+        decided = policy_of(after)
+        caplog.clear()
+        log_invalid((), decided.progress.invalid)
+        told = Told(agent, tmp_path, log, before, after, decided, caplog.text, case)
+        as_from_the_start = {"the agent's log", "an event of the GpuNode"} if since else set[str]()
+        assert silent(told, OUTLETS.keys() - as_from_the_start) == {}
+
+
+def none_here(case: Case) -> Case:
+    """Return the case of a config that is for other GPUs than the one that is named for mode vgpu."""
+    text = "version: v1\nvgpu-configs: {none-here: [{devices: [1], vgpu-devices: {T4-8Q: 2}}]}\n"
+    return replace(case, bad=labels("none-here").updated(config_map(text)))
+
+
+async def test_what_is_mended_is_said_no_more(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+    async with running_node(machine("4xT4"), tmp_path, VGPU) as agent:
+        await heard(agent, NOTHING.updated(labels("nonsense2")))
+        ill = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
+        await heard(agent, labels("T4-4Q"))
+        assert (agent.view.invalid, agent.view.notes) == ((), ())
+        well = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
+        assert [(one.kind, one.reason) for one in happenings(ill, well)] == [("Normal", "AsWanted")]
+        decided = policy_of(well)
+        assert decided.progress.invalid == ()
+        assert INVALID not in {
+            one.type for one in policy_status_of(decided.progress, Metadata(name="p"), None, "gpuvirt", AT).conditions
+        }
+
+
+async def test_what_ran_goes_on_and_drift_is_mended_while_a_label_is_invalid(
+    machine: Callable[[str], SimKernel], tmp_path: Path
+) -> None:
+    """After a restart, too: the last good state is kept on disk, the label is heard again."""
+    kernel = machine("4xT4")
+    async with running_node(kernel, tmp_path, VGPU) as agent:
+        await heard(agent, NOTHING.updated(labels("T4-8Q")))
+        offered = agent.offered
+        await heard(agent, labels("nonsense2"))
+        assert agent.offered == offered
+    offered = {name: devices for name, devices in offered.items() if devices}
+    kernel.writes.clear()
+    async with running_node(kernel, tmp_path, VGPU) as agent:
+        await heard(agent, labels("nonsense2"))
+        assert (agent.offered, kernel.writes) == (offered, [])
+        assert [one.found for one in agent.view.invalid] == ["nonsense2"]

@@ -1,0 +1,145 @@
+"""Each way in which a ClusterPolicy, or a node without an agent, is invalid is said by all outlets of the controller."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+import pytest
+from scene import AT, HOME, Scene, node, policy
+
+from gpuvirt.apps import controllermetrics
+from gpuvirt.cluster.kinds.clusterpolicy import State
+from gpuvirt.cluster.mirror import key_of
+from gpuvirt.cluster.operator.controller import log_invalid
+from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.deployment import There
+from gpuvirt.cluster.operator.drift import StoredObject
+from gpuvirt.cluster.operator.status import INVALID, status_of
+from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus
+from gpuvirt.cluster.resources import Metadata, config_maps
+from gpuvirt.plain import Plain
+from gpuvirt.web.exposition import text_of
+
+DEPLOYS = replace(HOME, image="gpuvirt:1")
+POLICY = "ClusterPolicy cluster-policy"
+
+
+def stored_map(name: str, **data: str) -> StoredObject:
+    return StoredObject(Metadata(name=name, namespace=HOME.namespace), data=msgspec.Raw(msgspec.json.encode(data)))
+
+
+def configs(name: str, default: str = "default") -> Mapping[str, Plain]:
+    return {"vgpuDeviceManager": {"enabled": True, "config": {"name": name, "default": default}}}
+
+
+MAPS = [stored_map("my-configs", **{"config.yaml": "version: v1"}), stored_map("my-keys", **{"config.yml": ""})]
+THERE = There({config_maps(HOME.namespace): {key_of(one): one for one in MAPS}})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy, or a node, that is invalid."""
+
+    says: tuple[str, ...]
+    fields: Mapping[str, Plain] | None = None
+    workload: str | None = "vm-vgpu"
+    origin: str = "clusterpolicy"
+    node: str = ""
+    code: str = "ConfigInvalid"
+
+
+CASES = {
+    "a value of another type": Case(
+        (f"{POLICY} $.spec.vfioManager.enabled", "bool"), {"vfioManager": {"enabled": "on"}}
+    ),
+    "a value that there is not": Case(
+        (f"{POLICY} $.spec.sandboxWorkloads.defaultWorkload", "vm-vgpus", "expected one of", "vm-vgpu"),
+        {"sandboxWorkloads": {"enabled": True, "defaultWorkload": "vm-vgpus"}},
+    ),
+    "a path that is none": Case(
+        (f"{POLICY} $.spec.hostPaths.rootFS", "absolute path"), {"hostPaths": {"rootFS": "host"}}
+    ),
+    "a mode without parts": Case(
+        (f"{POLICY} $.spec.sandboxWorkloads.mode", "kata"),
+        {"sandboxWorkloads": {"enabled": True, "mode": "kata"}},
+        code="KataNotSupported",
+    ),
+    "the name of no ConfigMap": Case(
+        (f"{POLICY} $.spec.vgpuDeviceManager.config.name", "Not_A_Name"), configs("Not_A_Name")
+    ),
+    "a ConfigMap that is not there": Case(
+        (f"{POLICY} $.spec.vgpuDeviceManager.config.name", "'my-config'", "is not there", "did you mean my-configs?"),
+        configs("my-config"),
+    ),
+    "a ConfigMap without the key": Case(
+        (f"{POLICY} $.spec.vgpuDeviceManager.config.name", "'my-keys'", "config.yml", "config.yaml"),
+        configs("my-keys"),
+    ),
+    "the label of a node without an agent": Case(
+        ("label nvidia.com/gpu.workload.config", "'vm-vgpus'", "did you mean vm-vgpu?"),
+        workload="vm-vgpus",
+        origin="label",
+        node="node01",
+    ),
+}
+
+
+def condition(decided: Decisions, kind: str, status: str) -> str:
+    found = status_of(decided.progress, Metadata(name="cluster-policy"), None, HOME.namespace, AT)
+    assert found.state is State.NOT_READY
+    return next((one.message for one in found.conditions if (one.type, one.status) == (kind, status)), "not there")
+
+
+def metric(decided: Decisions, case: Case) -> str:
+    page = text_of(*controllermetrics.of_decisions(decided))
+    assert "\ngpu_operator_reconciliation_status 0" in page
+    line = f'gpuvirt_desired_state_invalid{{node="{case.node}",origin="{case.origin}",reason="{case.code}"}} 1'
+    return " ".join(case.says) if line in page else page
+
+
+OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
+    "Ready": lambda decided, _: condition(decided, "Ready", "False"),
+    "Error": lambda decided, _: condition(decided, "Error", "True"),
+    "DesiredStateInvalid": lambda decided, _: condition(decided, INVALID, "True"),
+    "the metric": metric,
+    "an event of the policy": lambda decided, _: " ".join(
+        one.happening.note
+        for one in decided.news
+        if one.about.kind == "ClusterPolicy" and one.happening.kind == "Warning"
+    ),
+    "an event of the node": lambda decided, case: " ".join(
+        [one.happening.note for one in decided.news if one.about.kind == "Node"] if case.node else case.says
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_outlet_says_what_is_invalid(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    case = CASES[name]
+    decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], there=THERE).decided(DEPLOYS)
+    said = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
+    log_invalid((), decided.progress.invalid)
+    said["the log"] = caplog.text
+    caplog.clear()
+    log_invalid(decided.progress.invalid, decided.progress.invalid)
+    assert caplog.text == "", "it is logged once"
+    assert {outlet: text for outlet, text in said.items() if not all(one in text for one in case.says)} == {}
+
+
+def test_a_policy_that_can_not_be_read_changes_nothing_and_hides_no_node() -> None:
+    """What agents report counts whether or not the policy can be read."""
+    broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], there=THERE)
+    decided = broken.decided(DEPLOYS)
+    assert {type(one) for one in decided.writes} == {PatchPolicyStatus}
+
+
+def test_a_label_that_is_no_workload_leaves_its_node_alone() -> None:
+    decided = Scene(nodes=[node("vm-vgpus", "bad"), node("vm-passthrough", "good")]).decided()
+    assert {one.target.name for one in decided.writes if isinstance(one, PatchNode)} <= {"good", "bad"}
+    assert [one.node for one in decided.progress.invalid] == ["bad"]
+
+
+def test_a_config_map_that_is_there_is_valid_and_so_is_the_one_that_nobody_named() -> None:
+    for fields in (configs("my-configs"), configs("default-vgpu-devices-config"), configs("")):
+        scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], there=THERE)
+        assert scene.decided(DEPLOYS).progress.invalid == ()
