@@ -1,6 +1,6 @@
 """What admins hear as events: once each time that it begins to be so, and again after a restart of the controller."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.clock import Clock
@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.operator.policies import Choice
 from gpuvirt.cluster.operator.shapes import NodeObject
-from gpuvirt.cluster.operator.status import Verdict
+from gpuvirt.cluster.operator.status import INVALID, Verdict
 
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
@@ -27,8 +27,11 @@ class News:
     """What of the object it is about: two topics of one reason are two events."""
 
 
-def invalid_news(found: Iterable[InvalidValue]) -> Iterator[News]:
-    """Yield what is worth an event about nodes whose desired state is invalid."""
+def invalid_news(choice: Choice, found: Sequence[InvalidValue]) -> Iterator[News]:
+    """Yield what is worth an event where the desired state is invalid: about each node, and about the policy."""
+    if found:
+        note = " | ".join(one.text for one in found)
+        yield News(_policy(choice), Happening(Kind.WARNING, INVALID, note), note)
     for one in found:
         if one.node:
             about = About("v1", "Node", one.node, one.node)
@@ -50,10 +53,14 @@ def node_news(nodes: Iterable[NodeObject], placements: Mapping[str, Placement]) 
 
 def policy_news(choice: Choice, verdict: Verdict) -> Iterator[News]:
     """Yield what is worth an event about the policy."""
-    metadata = choice.stored.metadata
     kind = Kind.NORMAL if verdict.ready else Kind.WARNING
     note = verdict.message or "all nodes and operands are as this policy wants them"
-    yield News(About(API_VERSION, KIND, metadata.name, metadata.uid), Happening(kind, verdict.reason, note))
+    yield News(_policy(choice), Happening(kind, verdict.reason, note))
+
+
+def _policy(choice: Choice) -> About:
+    metadata = choice.stored.metadata
+    return About(API_VERSION, KIND, metadata.name, metadata.uid)
 
 
 class Announcer:

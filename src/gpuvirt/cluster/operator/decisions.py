@@ -112,7 +112,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
     writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, home, at))
     news = (
         *node_news(picture.nodes.values(), found.placements),
-        *invalid_news(invalid),
+        *invalid_news(choice, invalid),
         *policy_news(choice, status.verdict_of(progress)),
     )
     return Decisions(
