@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
+from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import Desk
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError
-from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.resources import Metadata, Node
 from gpuvirt.model.view import NodeView
+from gpuvirt.model.workload import unknown_workload
 from gpuvirt.node.cell import Cell
 from gpuvirt.sim.clock import BEGINNING, SimClock
 
@@ -81,3 +85,41 @@ async def test_a_gpunode_that_another_makes_at_the_same_moment_gets_its_status()
         await clock.advance(5)
         running.cancel()
     assert server.patched
+
+
+@dataclass
+class Older(Beside):
+    """An API server whose kind does not know `status.invalid` yet, and drops it."""
+
+    @override
+    async def patch(self, *arguments: object, **options: object) -> GpuNode:
+        self.patched += 1
+        content = msgspec.convert(msgspec.to_builtins(arguments[2]), dict[str, Status])
+        kept = msgspec.structs.replace(content["status"], invalid=())
+        return GpuNode(metadata=Metadata(name="node01", resource_version=str(self.patched), generation=1), status=kept)
+
+
+async def test_a_status_of_which_the_api_server_drops_a_part_is_written_once() -> None:
+    clock, server = SimClock(), Older(cast("GpuNodeKeeper", None))
+    server.keeper = GpuNodeKeeper(Desk(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
+    server.say(GpuNode(metadata=Metadata(name="node01", resource_version="0", generation=1)))
+    views = Cell(NodeView(at=BEGINNING, looked=True, invalid=(unknown_workload("vm-vgpus"),)))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.keeper.run(views, lambda _: None))
+        await clock.advance(60)
+        assert server.patched <= 2, "the time of its conditions is known once it was answered"
+        views.set(NodeView(at=BEGINNING, looked=True, invalid=(unknown_workload("other"),)))
+        written = server.patched
+        await clock.advance(60)
+        assert server.patched == written + 1
+        running.cancel()
+
+
+@given(st.integers(2, 9))
+def test_events_of_one_moment_have_names_of_their_own(count: int) -> None:
+    about, news = (
+        events.About("v1", "Node", "node01", "node01"),
+        events.Happening(events.Kind.NORMAL, "ModeChanged", "x"),
+    )
+    made = events.events_of([(about, news)] * count, events.Reporter("gpuvirt.io/node", "node01"), BEGINNING)
+    assert len({one.metadata.name for one in made}) == count

@@ -1,4 +1,4 @@
-"""Each way in which a ClusterPolicy, or a node without an agent, is invalid is said by all that the controller writes."""
+"""Each way in which a ClusterPolicy, or a node without an agent, is invalid is said by all outlets of a controller."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -102,10 +102,9 @@ def unknown_addresses(sources: Mapping[str, Source], gpus: Collection[str]) -> t
         invalid(
             source,
             address,
-            f"names {quoted(address)}, which is the address of no GPU of this node, so nothing follows from it",
+            f"names {quoted(address)}, but no GPU of this node has that address, so the entry has no effect",
             expected="the PCI address of a GPU of this node",
             known=sorted(gpus),
-            seen="/sys/bus/pci/devices",
             fix="gpuvirt devices lists them",
         )
         for address, source in sources.items()
