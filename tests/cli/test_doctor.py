@@ -116,3 +116,35 @@ def test_why_of_nothing_ends_with_2(on: On, target: str) -> None:
     done = on("2xA10", "why", target)
     assert (done.returncode, done.stdout) == (2, "")
     assert "expected 0000:65:00.0" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("devices",), ("doctor",), ("why", "0000:65:00.0")])
+def test_settings_that_name_no_gpu_are_said_by_all(on: On, tmp_path: Path, command: tuple[str, ...]) -> None:
+    config = tmp_path / "node.yaml"
+    config.write_text('mode: vgpu\nmodes: {"0000:66:00.0": passthrough}\n')
+    done = on("2xA10", *command, "--config", str(config))
+    said = " ".join(done.stdout.split())
+    assert "ConfigInvalid: settings $.modes.0000:66:00.0 names '0000:66:00.0'" in said
+    assert "did you mean 0000:65:00.0?" in said
+
+
+@pytest.mark.parametrize("command", [("node",), ("devices",), ("doctor",), ("why", "0000:65:00.0")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "mode: vgpus\n",
+            "$.mode: Invalid enum value 'vgpus'; expected one of: unmanaged, passthrough, container, vgpu",
+        ),
+        ('modes: {"65:zz": vgpu}\n', "$.modes.65:zz: '65:zz' is not a PCI address"),
+        ("mods: {}\n", "$.mods: no such key; expected one of: "),
+        ('mode: container\nmodes: {"0000:65:00.0": vgpu}\n', "container and vgpu can't be on one node"),
+    ],
+)
+def test_settings_that_can_not_be_read_end_every_command_with_2(
+    on: On, tmp_path: Path, command: tuple[str, ...], text: str, said: str
+) -> None:
+    config = tmp_path / "node.yaml"
+    config.write_text(text)
+    done = on("2xA10", *command, "--config", str(config))
+    assert (done.returncode, said in done.stderr, str(config) in done.stderr) == (2, True, True), done.stderr

@@ -7,6 +7,7 @@ metrics, node.json, command line, GpuNode, events, labels and ClusterPolicy.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from gpuvirt.model.nearness import nearest, nearest_names
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -64,8 +65,8 @@ def invalid(  # noqa: PLR0913  what an error says: where, found, expected, effec
     fix: str | None = None,
 ) -> InvalidDesired:
     """Return an invalid value; `problem` is a sentence about the source, `known` are the valid values."""
-    names = list(dict.fromkeys(known))
-    near, meant = nearest_names(found, names, MOST_NEAR), nearest(found, names)
+    names = tuple(dict.fromkeys(known))
+    near, meant = _nearest(found, names)
     hint = f"did you mean {meant}? " if meant is not None else ""
     more = f"; {fix}" if fix is not None else ""
     reason = Reason(
@@ -78,9 +79,18 @@ def invalid(  # noqa: PLR0913  what an error says: where, found, expected, effec
     return InvalidDesired(source.origin, source.where, found, expected, near, reason)
 
 
+@lru_cache(maxsize=64)
+def _nearest(found: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+    """Return the nearest names, and the one that is probably meant.
+
+    It is kept, since conclusions are drawn again and again while a value is invalid, and there may be a thousand names.
+    """
+    return nearest_names(found, names, MOST_NEAR), nearest(found, names)
+
+
 def refused(source: Source, found: str, expected: str, known: Collection[str], reason: Reason) -> InvalidDesired:
     """Return a value that is invalid for a reason which is known already."""
-    return InvalidDesired(source.origin, source.where, found, expected, nearest_names(found, known, MOST_NEAR), reason)
+    return InvalidDesired(source.origin, source.where, found, expected, _nearest(found, tuple(known))[0], reason)
 
 
 def _listed(near: Sequence[str], total: int) -> str:

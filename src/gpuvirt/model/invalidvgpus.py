@@ -11,8 +11,6 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.vgpudefaults import DEFAULT, builtin_configs
 from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWishes
 
-CONFIG_MAP_AND_KEY = "a ConfigMap in the agent's namespace with the key config.yaml"
-
 
 def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
     """Return that a text of configs can't be used."""
@@ -50,7 +48,7 @@ def missing_map(name: str) -> InvalidDesired:
         Source(Origin.SETTINGS, "settings $.vgpu_config_map"),
         name,
         f"names the ConfigMap {quoted(name)}, which is not there, so only the built-in configs exist",
-        expected=CONFIG_MAP_AND_KEY,
+        expected="a ConfigMap in the agent's namespace with the key config.yaml",
     )
 
 

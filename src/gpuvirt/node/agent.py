@@ -288,7 +288,7 @@ class Agent:
                 log.warning("desired state: %s", one.reason.text, extra=extra)
         for one in self._invalid:
             if one not in view.invalid:
-                log.info("desired state: %s is no longer %s", one.where, one.found)
+                log.info("desired state: no longer invalid: %s %s", one.where, one.reason.message)
         self._invalid = view.invalid
         return view
 

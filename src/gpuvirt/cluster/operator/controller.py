@@ -226,4 +226,4 @@ def log_invalid(before: Sequence[InvalidValue], now: Sequence[InvalidValue]) -> 
             log.warning("desired state: %s", one.text, extra=extra)
     for one in before:
         if one not in now:
-            log.info("desired state: %s is no longer what it was: %s", one.where, one.text)
+            log.info("desired state: no longer invalid: %s", one.text)
