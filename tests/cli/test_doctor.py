@@ -134,7 +134,7 @@ def test_settings_that_name_no_gpu_are_said_by_all(on: On, tmp_path: Path, comma
     [
         (
             "mode: vgpus\n",
-            "$.mode: Invalid enum value 'vgpus'; expected one of: unmanaged, passthrough, container, vgpu",
+            "$.mode: Invalid enum value 'vgpus'; expected one of: unmanaged, passthrough",
         ),
         ('modes: {"65:zz": vgpu}\n', "$.modes.65:zz: '65:zz' is not a PCI address"),
         ("mods: {}\n", "$.mods: no such key; expected one of: "),

@@ -96,5 +96,5 @@ def test_a_config_that_there_is_not_fails_with_the_reason(node: LabNode) -> None
         node.until_allocatable(resource("12Q"), 4)
         want(node, "A10-13Q")
         node.until(lambda: told(node, STATE) == "failed", lambda: told(node, STATE))
-        assert "ConfigInvalid: A10-13Q" in told(node, REASON)
+        assert "ConfigInvalid: label nvidia.com/vgpu.config is 'A10-13Q'" in told(node, REASON)
         node.until_allocatable(resource("12Q"), 4)

@@ -3,7 +3,7 @@
 from scene import NFD
 
 from gpuvirt.cluster.kinds.conditions import Condition
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Offered, Status, Totals
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
 from gpuvirt.cluster.operator.names import DEPLOY, SETS
 from gpuvirt.cluster.operator.report import rows
 from gpuvirt.cluster.operator.shapes import (
@@ -33,7 +33,9 @@ def condition(kind: str, reason: str = "", message: str = "") -> Condition:
 
 def reported(*conditions: Condition, registered: bool = True) -> dict[str, GpuNode]:
     offered = Offered(name=RESOURCE, healthy=12, held=1, registered=registered)
-    status = Status(totals=Totals(gpus=2, vgpus=12, modes="vgpu"), resources=(offered,), conditions=conditions)
+    gpus = tuple(Gpu(address=f"0000:{bus}:00.0", mode="vgpu", vgpu_config="A10-4Q") for bus in ("65", "ca"))
+    totals = Totals(gpus=2, vgpus=12, modes="vgpu")
+    status = Status(totals=totals, gpus=gpus, resources=(offered,), conditions=conditions)
     return {"node01": GpuNode(metadata=Metadata(name="node01"), status=status)}
 
 
@@ -45,7 +47,7 @@ def test_a_node_for_vgpus_has_the_components_of_nvidias_operator() -> None:
         ("vgpu-device-manager", True, "Running"),
     ]
     assert found[0].detail == f"12 {RESOURCE} (1 held)"
-    assert found[2].detail == "12 vGPUs, config default"
+    assert found[2].detail == "12 vGPUs, config A10-4Q"
 
 
 def test_what_is_not_well_has_its_reason() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
-from gpuvirt.cluster.operator.names import PRESENT_LABEL, VGPU_CONFIG_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.operator.names import PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.model.workload import Workload
@@ -94,7 +94,9 @@ def _agent_rows(node: NodeObject, workload: str, gpu_node: GpuNode | None) -> It
     ready = [one for one in status.conditions if one.type == READY and one.status != "True"]
     done = f"{status.totals.gpus} GPUs, {status.totals.modes or 'no'} mode"
     if carves:
-        done = f"{status.totals.vgpus} vGPUs, config {node.metadata.labels.get(VGPU_CONFIG_LABEL, 'default')}"
+        # What the agent keeps, not what the label says: the two differ while the label is invalid, or overridden.
+        configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
+        done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
     state, why = _first(ready)
     yield Row(name, workload, CARVER if carves else VFIO, ready=not ready, state=state, detail=why or done)
 
