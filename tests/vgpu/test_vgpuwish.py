@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType, parse_pci_id
 from gpuvirt.model import vgpuconfig, vgpuwish
 from gpuvirt.model.devicefilter import DeviceFilter
+from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.invalid import Origin, Source
 from gpuvirt.model.profiles import parse_profile
 from gpuvirt.model.vgpuentries import Entry, NoteCode, Sizes
+from gpuvirt.model.vgpuwanted import Book, ConfigName, read_book, resolve
 from gpuvirt.model.vgpuwish import ConfigGpu
 
 A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb8", "25b6", "ffff"))
@@ -219,3 +222,14 @@ def test_gpus_do_not_depend_on_each_other_nor_on_the_order_they_are_told_in(
     for gpu in node:
         alone = vgpuwish.wanted(several, [gpu]).gpus
         assert alone.get(gpu.address) == every.get(gpu.address)
+
+
+def test_a_card_that_is_not_known_yet_is_undecided_and_not_invalid() -> None:
+    text = ConfigText(f"version: v1\nvgpu-configs: {{mine: [{A10_4Q}, {T4_4Q}]}}", "f")
+    book, config = read_book(text, Book()), ConfigName("mine", Source(Origin.LABEL, "label nvidia.com/vgpu.config"))
+    later = resolve(config, book, gpus(UNKNOWN))
+    assert (later.trouble, [one.code for one in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
+    decided = resolve(config, book, gpus(A2_A16))
+    assert decided.trouble is not None
+    assert decided.trouble.where == "label nvidia.com/vgpu.config"
+    assert resolve(config, book, gpus(T4, UNKNOWN)).undecided == ()

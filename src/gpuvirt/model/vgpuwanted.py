@@ -18,7 +18,7 @@ from gpuvirt.model.invalid import InvalidDesired, Origin, Source
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.vgpudefaults import DEFAULT, builtin_configs
-from gpuvirt.model.vgpuentries import Entry, Note
+from gpuvirt.model.vgpuentries import Entry, Note, NoteCode
 from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWish, wanted
 from gpuvirt.model.workload import VGPU_CONFIG_LABEL, mode_source, source_of_spec
 
@@ -50,6 +50,11 @@ class Wanted:
     notes: tuple[Note, ...] = ()
     trouble: InvalidDesired | None = None
     """Why nothing follows from the name."""
+
+    @property
+    def undecided(self) -> tuple[Note, ...]:
+        """Why nothing follows yet: hosts have not said which cards their GPUs are. That is not invalid."""
+        return () if self.wishes else tuple(note for note in self.notes if note.code is NoteCode.CARD_UNDECIDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +137,10 @@ def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> Wan
         return Wanted(name, trouble=invalidvgpus.no_config(source, name, book.configs, book.good, gpus))
     found = wanted(entries, gpus)
     wishes = {gpu: carve_wish(wish) for gpu, wish in found.gpus.items()}
-    is_for_none = bool(gpus) and not found.gpus
-    trouble = invalidvgpus.for_no_gpu(source, name, book.configs, found, gpus) if is_for_none else None
-    return Wanted(name, wishes, found.notes, trouble)
+    resolved = Wanted(name, wishes, found.notes)
+    if found.gpus or not gpus or resolved.undecided:
+        return resolved
+    return replace(resolved, trouble=invalidvgpus.for_no_gpu(source, name, book.configs, found, gpus))
 
 
 def carve_wish(wish: VgpuWish) -> CarveWish:

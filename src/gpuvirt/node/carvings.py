@@ -237,6 +237,8 @@ class Carvings:
             return None
         if agent.invalid_vgpus:
             return Progress(StateName.FAILED, in_words([one.reason for one in agent.invalid_vgpus]))
+        if wanted.undecided:
+            return Progress(StateName.PENDING, "; ".join(note.text for note in wanted.undecided))
         carved = (gpu for gpu, (wish, plan) in plans.items() if not plan.met and not wish.whole)
         open_gpus = [*agent.questions, *carved]
         reasons = [reason for gpu in open_gpus for reason in self._reasons.get(gpu, ())]
