@@ -54,7 +54,7 @@ def test_by_default_a_node_for_containers_has_all_of_them() -> None:
     assert operands(found) == FOR_CONTAINERS
 
 
-@pytest.mark.parametrize("site", [SITE, replace(NODES, coexists=True), replace(NODES, container_os=frozenset())])
+@pytest.mark.parametrize("site", [SITE, replace(NODES, coexists=True), replace(NODES, has_container_nodes=False)])
 def test_where_no_node_is_ours_to_serve_there_is_none_and_nothing_is_missed(site: Site) -> None:
     found = render(policy_of({}), site)
     assert (operands(found), found.faults) == (set(), ())

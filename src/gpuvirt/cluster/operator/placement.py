@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
-from gpuvirt.cluster.operator.names import GPU_FEATURES, NODE_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.operator.names import GPU_FEATURES, NODE_LABEL, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import Workload
@@ -48,6 +48,13 @@ class Placement:
     vgpus_used: bool = False
     """Whether machines have vGPUs: the driver beneath them must stay, whatever else goes."""
     trouble: Reason | None = None
+    operands_off: bool = False
+    """Whether an admin has switched off all that runs there: `nvidia.com/gpu.deploy.operands=false`."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether something is to run there: only then can it be ready or not."""
+        return self.present and not self.operands_off
 
 
 def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: Defaults) -> Placement:
@@ -61,6 +68,8 @@ def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: 
         origin=origin,
         vgpus_used=any(vgpu.users for gpu in gpus for vgpu in gpu.vgpus),
         trouble=trouble,
+        # Beside NVIDIA's operator the same label is gpuvirt's own, and the node's agent runs.
+        operands_off=labels.get(OPERANDS_LABEL) == "false" and labels.get(NODE_LABEL) != "true",
     )
 
 

@@ -10,9 +10,10 @@ from datetime import datetime
 
 from gpuvirt.cluster.kinds.clusterpolicy import NodeCounts, State, Status
 from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.operator.names import OPERANDS_LABEL
 from gpuvirt.cluster.operator.nodes import NodeVerdict
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.reasons import Reason, in_words
+from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.workload import Workload
 
 READY, ERROR, UNSUPPORTED, KUBEVIRT = "Ready", "Error", "UnsupportedField", "KubeVirtConfigured"
@@ -44,6 +45,8 @@ class Progress:
     """How far a policy has come."""
 
     nodes: Sequence[NodeVerdict] = ()
+    switched_off: Sequence[str] = ()
+    """Nodes with GPUs that don't count: `nvidia.com/gpu.deploy.operands=false`."""
     operands: Sequence[str] = ()
     """Operands that are not as they should be, each with why."""
     troubles: Sequence[Reason] = ()
@@ -63,19 +66,25 @@ def verdict_of(progress: Progress) -> Verdict:
     if progress.failures:
         return Verdict(ready=False, reason=FAILED, message=" | ".join(progress.failures))
     if not progress.nodes:
-        return Verdict(
-            ready=True,
-            reason=NO_NODES,
-            message="no node is labelled as one with GPUs, by NFD or by gpuvirt discover",
-        )
+        return Verdict(ready=True, reason=NO_NODES, message=_no_nodes(progress.switched_off))
     if progress.operands:
         return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(progress.operands))
     late = [one for one in progress.nodes if one.against is not None]
     if late:
         more = f" | and {len(late) - MOST_NODES} more nodes" if late[MOST_NODES:] else ""
         named = " | ".join(f"node {one.name}: {one.against}" for one in late[:MOST_NODES])
-        return Verdict(ready=False, reason=NODES_NOT_READY, message=named + more)
+        # The one problem of nodes that is the controller's own, and the same for all of them.
+        without_image = any(ReasonCode.IMAGE_UNKNOWN in one.codes for one in late)
+        reason = str(ReasonCode.IMAGE_UNKNOWN) if without_image else NODES_NOT_READY
+        return Verdict(ready=False, reason=reason, message=named + more)
     return Verdict(ready=True, reason=RECONCILED)
+
+
+def _no_nodes(switched_off: Sequence[str]) -> str:
+    if not switched_off:
+        return "no node is labelled as one with GPUs, by NFD or by gpuvirt discover"
+    more = f" and {len(switched_off) - MOST_NODES} more nodes" if switched_off[MOST_NODES:] else ""
+    return f"every node with GPUs is labelled {OPERANDS_LABEL}=false: {', '.join(switched_off[:MOST_NODES])}{more}"
 
 
 def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> Verdict:
