@@ -120,6 +120,11 @@ class ControlledNode:
         """Return what `gpuvirt status` prints, be all well or not yet."""
         return self._run("status").stdout
 
+    def components(self) -> list[list[str]]:
+        """Return what `gpuvirt status` tells programs: each component, whether it is ready, and its state."""
+        found = json.loads(self._run("status", "-o", "json").stdout)
+        return [[one["component"], "yes" if one["ready"] else "no", one["state"]] for one in found["components"]]
+
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         asks = ("--kubeconfig", str(self.node.cluster.kubeconfig), "--namespace", NAMESPACE)
         return subprocess.run([*GPUVIRT, *arguments, *asks], capture_output=True, text=True, check=False)

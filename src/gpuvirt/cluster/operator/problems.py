@@ -139,10 +139,11 @@ def _needs_os(labels: Mapping[str, str], component: str) -> bool:
 
 
 def _components_off(subject: str, follows: str, seen: str) -> Reason:
+    verb = "are" if "," in subject else "is"
     return Reason(
         ReasonCode.COMPONENTS_OFF,
         subject,
-        f"is switched off for this node, so {follows}",
+        f"{verb} switched off for this node, so {follows}",
         seen=seen,
         fix=f"switch it on, or label the node {OPERANDS_LABEL}=false if something else serves it, or {LABEL} for"
         " what its GPUs are for",

@@ -68,16 +68,22 @@ def verdict_of(progress: Progress) -> Verdict:
     if not progress.nodes:
         return Verdict(ready=True, reason=NO_NODES, message=_no_nodes(progress.switched_off))
     if progress.operands:
-        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(progress.operands))
+        # What has to be mended by an admin comes before what Kubernetes may still be doing.
+        unserved = [one for one in progress.nodes if one.codes - {ReasonCode.POD_MISSING}]
+        message = " | ".join(filter(None, (_named(unserved), *progress.operands)))
+        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=message)
     late = [one for one in progress.nodes if one.against is not None]
     if late:
-        more = f" | and {len(late) - MOST_NODES} more nodes" if late[MOST_NODES:] else ""
-        named = " | ".join(f"node {one.name}: {one.against}" for one in late[:MOST_NODES])
         # The one problem of nodes that is the controller's own, and the same for all of them.
         without_image = any(ReasonCode.IMAGE_UNKNOWN in one.codes for one in late)
         reason = str(ReasonCode.IMAGE_UNKNOWN) if without_image else NODES_NOT_READY
-        return Verdict(ready=False, reason=reason, message=named + more)
+        return Verdict(ready=False, reason=reason, message=_named(late))
     return Verdict(ready=True, reason=RECONCILED)
+
+
+def _named(late: Sequence[NodeVerdict]) -> str:
+    more = f" | and {len(late) - MOST_NODES} more nodes" if late[MOST_NODES:] else ""
+    return " | ".join(f"node {one.name}: {one.against}" for one in late[:MOST_NODES]) + more
 
 
 def _no_nodes(switched_off: Sequence[str]) -> str:
