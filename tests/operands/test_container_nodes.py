@@ -77,7 +77,10 @@ def test_the_driver_runs_where_the_agent_does_not() -> None:
     (term,) = pod.affinity.node_affinity.required.node_selector_terms
     (needed,) = term.match_expressions
     assert (needed.key, needed.operator, needed.values) == ("gpuvirt.io/node", "NotIn", ("true",))
-    assert [one.name for one in pod.init_containers] == ["k8s-driver-manager"]
+    assert [one.name for one in pod.init_containers] == ["gpus-unused-validation", "k8s-driver-manager"]
+    check = pod.init_containers[0]
+    assert (check.image, check.args) == (NODES.image, ("validate", "unused", "--wait"))
+    assert pod.host_pid, "processes that have a device open are found in /proc"
     assert driver.spec.update_strategy.type == "OnDelete"
     assert daemon_set("nvidia-driver-daemonset-ubuntu22.04", policy_of({})).spec.selector != driver.spec.selector
 
