@@ -105,9 +105,10 @@ def plugin(
 def unused(
     *, host_root: options.HostRoot = options.ROOT, kubelet_dir: options.KubeletDirOfHost = None, wait: Wait = False
 ) -> None:
-    """Check that no VM can be using a GPU of this host: none on a VFIO driver is in use, and none carries vGPUs.
+    """Check that no VM can be using a GPU of this host.
 
-    NVIDIA's driver-manager takes all GPUs of a host from their drivers, whoever uses them. It runs after this check.
+    It holds while no GPU on a VFIO driver is in use and none carries vGPUs. What can't be read counts as used. NVIDIA's
+    driver-manager takes all GPUs of a host from their drivers, whoever uses them; it runs after this check.
     """
     from gpuvirt.apps import validation
     from gpuvirt.cli.vfio import host
