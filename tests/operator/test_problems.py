@@ -112,6 +112,7 @@ def test_a_node_that_is_switched_off_counts_for_nothing(workload: Workload, home
     assert status.nodes is not None
     assert (status.nodes.total, status.nodes.ready) == (0, 0)
     assert not [write for write in found.writes if isinstance(write, ApplyObject) and "driver" in write.target.name]
+    assert not [one for one in found.news if one.about.kind == "Node"], "nobody drains it"
     (row,) = shown(scene, home)
     assert (row.component, row.ready, row.state) == ("operands", True, "Off")
     assert row.detail == f"label {OPERANDS_LABEL}=false"

@@ -34,7 +34,7 @@ def node_news(nodes: Iterable[NodeObject], placements: Mapping[str, Placement]) 
         about = About("v1", "Node", name, name)  # as the kubelet's: `kubectl describe node` looks for the name as uid
         if placement.trouble is not None:
             yield News(about, Happening(Kind.WARNING, str(placement.trouble.code), placement.trouble.text))
-        elif placement.leaving:
+        elif placement.leaving and placement.counts:
             note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
             yield News(about, Happening(Kind.NORMAL, "Draining", note))
 

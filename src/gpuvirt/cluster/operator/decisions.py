@@ -85,7 +85,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         gpu_nodes = tuple(picture.gpu_nodes.values())
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
         found = nodes.decide(picture, policy, kubevirt, beside=home.coexists, has_image=home.image is not None)
-        drains = any(one.leaving for one in found.placements.values())
+        drains = any(one.leaving and one.counts for one in found.placements.values())
         deployed = _deployment(picture, policies.while_leaving(policy) if drains else policy, home, found.placements)
     operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
     progress = Progress(
