@@ -12,6 +12,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, rea
 from gpuvirt.cluster.kinds.operandparts import ImageParts
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
+from gpuvirt.cluster.operator.operands.images import image_of
 from gpuvirt.cluster.operator.unsupported import unsupported
 from gpuvirt.plain import Plain
 
@@ -54,7 +55,17 @@ def test_the_seeds_first_command(helm: Helm) -> None:
     assert spec.sandbox_workloads.default_workload == "container"
     assert (spec.vgpu_manager.enabled, spec.vfio_manager.enabled) == (False, True)
     assert (spec.vgpu_device_manager.enabled, spec.sandbox_device_plugin.enabled) == (True, True)
-    assert [spec.driver.enabled, spec.toolkit.enabled, spec.dcgm_exporter.enabled, spec.gfd.enabled] == [False] * 4
+    parts = (spec.driver, spec.toolkit, spec.device_plugin, spec.dcgm, spec.dcgm_exporter, spec.gfd)
+    assert [part.enabled for part in parts] == [True] * len(parts), "node A has all of them"
+    assert [image_of(part, "$.spec", {}, "") for part in (*parts, spec.driver.manager)] == [
+        "nvcr.io/nvidia/driver:595.91.07",
+        "nvcr.io/nvidia/k8s/container-toolkit:v1.20.0",
+        "nvcr.io/nvidia/k8s-device-plugin:v0.20.0",
+        "nvcr.io/nvidia/cloud-native/dcgm:4.6.0-1-ubuntu24.04",
+        "nvcr.io/nvidia/k8s/dcgm-exporter:4.6.0-4.8.3-distroless",
+        "nvcr.io/nvidia/k8s-device-plugin:v0.20.0",
+        "nvcr.io/nvidia/cloud-native/k8s-driver-manager:v0.12.0",
+    ]
     assert [one.key for one in spec.daemonsets.tolerations] == ["nvidia.com/gpu"]
 
 
@@ -70,8 +81,39 @@ def test_a_vgpu_manager_whose_image_is_one_text(helm: Helm) -> None:
     assert policy(rendered).spec.vgpu_manager.image == "registry.example/vgpu-manager:1"
 
 
+@pytest.mark.parametrize(
+    ("registry", "toolkit"),
+    [
+        ("nvcr.io", "nvcr.io/nvidia/k8s"),
+        ("nvcr.io/nvidia/", "nvcr.io/nvidia/k8s"),
+        ("registry.example:5000/mirror", "registry.example:5000/mirror/nvidia/k8s"),
+        ("registry.example/mirror/nvidia", "registry.example/mirror/nvidia/k8s"),
+    ],
+)
+def test_the_registry_may_end_with_nvidias_folder(helm: Helm, registry: str, toolkit: str) -> None:
+    spec = policy(helm.template(*SEED, f"nvidiaRegistry={registry}")).spec
+    assert spec.toolkit.repository == toolkit
+    assert spec.driver.repository == toolkit.removesuffix("/k8s")
+    assert spec.driver.manager.repository == toolkit.replace("/k8s", "/cloud-native")
+
+
+@pytest.mark.parametrize("value", ["2", "10%"])
+def test_max_unavailable_may_be_a_number(helm: Helm, value: str) -> None:
+    rolling = policy(helm.template(*SEED, f"daemonsets.rollingUpdate.maxUnavailable={value}")).spec.daemonsets
+    assert rolling.rolling_update is not None
+    assert rolling.rolling_update.max_unavailable == value
+
+
+def test_versions_and_tags_of_digits_stay_text(helm: Helm) -> None:
+    manager = [value.replace("510.73.06", "550") for value in SEED_VGPU]
+    rendered = helm.template(*manager, "driver.version=580", "image.tag=20260101", "dcgm.version=4")
+    spec = policy(rendered).spec
+    assert (spec.vgpu_manager.version, spec.driver.version, spec.dcgm.version) == ("550", "580", "4")
+    assert at(rendered.pods()["gpuvirt-controller"], "containers", 0, "image") == "gpuvirt:20260101"
+
+
 def test_with_nvidias_registry_all_parts_for_container_nodes_run(helm: Helm) -> None:
-    rendered = helm.template(*REGISTRY, "dcgm.enabled=true", *SEED_VGPU)
+    rendered = helm.template(*REGISTRY, *SEED_VGPU)
     spec = policy(rendered).spec
     parts: list[ImageParts] = [spec.driver, spec.toolkit, spec.device_plugin, spec.dcgm, spec.dcgm_exporter, spec.gfd]
     parts.append(spec.driver.manager)
@@ -82,7 +124,7 @@ def test_with_nvidias_registry_all_parts_for_container_nodes_run(helm: Helm) -> 
 
 
 def test_a_part_of_its_own_repository_runs_alone_and_one_that_is_off_stays_so(helm: Helm) -> None:
-    spec = policy(helm.template(*SEED, "toolkit.repository=registry.example/a")).spec
+    spec = policy(helm.template(*SEED, "nvidiaRegistry=", "toolkit.repository=registry.example/a")).spec
     assert (spec.toolkit.enabled, spec.toolkit.repository) == (True, "registry.example/a")
     assert not spec.driver.enabled
     assert not policy(helm.template(*REGISTRY, "driver.enabled=false")).spec.driver.enabled
@@ -126,8 +168,10 @@ def test_values_that_the_policy_takes_reach_it(helm: Helm) -> None:
         ("image.tag=a b", "'/image/tag': 'a b'"),
         ("sandboxWorkloads.mode=kata", "sandboxWorkloads.mode: kata can't be served yet; set it to kubevirt"),
         ("vgpuManager.enabled=true", "set vgpuManager.repository and vgpuManager.version, too"),
-        ("driver.enabled=true", "set driver.repository, or nvidiaRegistry for all parts"),
-        ("driver.repository=registry.example/a", "set driver.manager.repository, too"),
+        ("daemonsets.rollingUpdate.maxUnavailable=0", "'/daemonsets/rollingUpdate/maxUnavailable': minimum: got 0"),
+        ("nvidiaRegistry=,driver.enabled=true", "set driver.repository, or nvidiaRegistry for all parts"),
+        ("nvidiaRegistry=,driver.repository=registry.example/a", "set driver.manager.repository, too"),
+        ("nvidiaRegistry=nvcr.io/nvidia/cloud-native", "so end it with nvidia"),
         ("gpuCluster.deployCR=true", "GPUCluster objects are not read by gpuvirt; leave it out"),
         ("driver.nvidiaDriverCRD.enabled=true", "set driver.repository and driver.version instead"),
     ],

@@ -12,6 +12,8 @@ from clusterlab import GPUVIRT, PATIENCE_S, LabNode
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
+from gpuvirt.cluster.kinds.workloads import encoded
+from gpuvirt.cluster.operator.operands.accounts import accounts
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpu-operator"
@@ -94,6 +96,13 @@ class ControlledNode:
         ]
         text = yaml.safe_dump_all(kept).replace("namespace: gpuvirt", f"namespace: {NAMESPACE}")
         text = text.replace("serviceaccount:gpuvirt:", f"serviceaccount:{NAMESPACE}:")
+        self._apply(text)
+
+    def apply_operand_access(self) -> None:
+        """Have the accounts of NVIDIA's operands with their rights, as an install brings them."""
+        self._apply("\n---\n".join(encoded(one).decode() for one in accounts(NAMESPACE)))
+
+    def _apply(self, text: str) -> None:
         done = self.node.cluster.kubectl("apply", "-f", "-", given=text)
         assert done.returncode == 0, done.stderr
         self._applied.append(text)
@@ -119,6 +128,11 @@ class ControlledNode:
     def status(self) -> str:
         """Return what `gpuvirt status` prints, be all well or not yet."""
         return self._run("status").stdout
+
+    def components(self) -> list[list[str]]:
+        """Return what `gpuvirt status` tells programs: each component, whether it is ready, and its state."""
+        found = json.loads(self._run("status", "-o", "json").stdout)
+        return [[one["component"], "yes" if one["ready"] else "no", one["state"]] for one in found["components"]]
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         asks = ("--kubeconfig", str(self.node.cluster.kubeconfig), "--namespace", NAMESPACE)

@@ -25,7 +25,8 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
         cluster.until_deployed(CONTAINER)
         cluster.label(f"{WORKLOAD}=vm-passthrough")
         cluster.until_deployed(PASSTHROUGH)
-        cluster.until_said(f"node {NODE}: its agent has not reported yet")
+        cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller was not told")
+        assert "ImageUnknown" in cluster.status()
         with node.agent("", asks):
             node.until_allocatable(WHOLE, 4)
             cluster.until_said("True Reconciled")
@@ -46,7 +47,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
             assert "Draining" in node.kubectl("describe", "node", NODE)
             node.delete("keeps")
             cluster.until_deployed(CONTAINER)
-            cluster.until_said("True Reconciled")
+            cluster.until_said("False ImageUnknown")
             assert "gpuvirt.io/node" not in cluster.labels()
 
 

@@ -156,8 +156,6 @@ def installs(admin: Admin) -> str:
         "vgpuManager.image=vgpu-manager",
         f"vgpuManager.version={VERSION}",
         "vgpuManager.imagePullSecrets={registry-secret}",
-        "nvidiaRegistry=registry.example",
-        "dcgm.enabled=true",
         *on_machine(admin.node),
     )
 

@@ -54,7 +54,7 @@ def test_by_default_a_node_for_containers_has_all_of_them() -> None:
     assert operands(found) == FOR_CONTAINERS
 
 
-@pytest.mark.parametrize("site", [SITE, replace(NODES, coexists=True), replace(NODES, container_os=frozenset())])
+@pytest.mark.parametrize("site", [SITE, replace(NODES, coexists=True), replace(NODES, has_container_nodes=False)])
 def test_where_no_node_is_ours_to_serve_there_is_none_and_nothing_is_missed(site: Site) -> None:
     found = render(policy_of({}), site)
     assert (operands(found), found.faults) == (set(), ())
@@ -77,7 +77,10 @@ def test_the_driver_runs_where_the_agent_does_not() -> None:
     (term,) = pod.affinity.node_affinity.required.node_selector_terms
     (needed,) = term.match_expressions
     assert (needed.key, needed.operator, needed.values) == ("gpuvirt.io/node", "NotIn", ("true",))
-    assert [one.name for one in pod.init_containers] == ["k8s-driver-manager"]
+    assert [one.name for one in pod.init_containers] == ["gpus-unused-validation", "k8s-driver-manager"]
+    check = pod.init_containers[0]
+    assert (check.image, check.args) == (NODES.image, ("validate", "unused", "--wait"))
+    assert pod.host_pid, "processes that have a device open are found in /proc"
     assert driver.spec.update_strategy.type == "OnDelete"
     assert daemon_set("nvidia-driver-daemonset-ubuntu22.04", policy_of({})).spec.selector != driver.spec.selector
 

@@ -39,7 +39,7 @@ BY_THE_CONTROLLER = {
 }
 """What nodes are for is not rendered, kata is told and renders nothing, and a switch that is on says what is so."""
 NEVER = {"kataSandboxDevicePlugin", "ccManager", "kataManager"}
-"""What NVIDIA's operator does nothing about, either."""
+"""Operands that are never deployed: `enabled: true` is told, and nothing else of them."""
 ON_BY_DEFAULT = {"sandboxDevicePlugin.enabled", "validator.enabled", "cdi.enabled"}
 OTHER: dict[str, Plain] = {
     "imagePullPolicy": "Always",
@@ -115,7 +115,7 @@ def test_a_field_is_acted_on_or_told(path: tuple[str, ...], value: Plain) -> Non
     spec = with_field(path, value)
     told = [one for one in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{one}.")]
     if path[0] in NEVER:
-        assert not told
+        assert told == (["$.spec." + ".".join(path)] if path[1:] == ("enabled",) else [])
     elif ".".join(path) not in BY_THE_CONTROLLER:
         makes_a_difference = rendered(spec) != rendered(BASE) or spec == BASE
         assert makes_a_difference != bool(told), (told, spec)
@@ -140,6 +140,15 @@ def test_a_field_is_acted_on_or_told(path: tuple[str, ...], value: Plain) -> Non
         ({"sandboxWorkloads": {"enabled": True}, "vfioManager": {"enabled": False}}, ()),
         ({"newer": {"a": [1]}, "empty": {"a": {}}}, ("$.spec.newer",)),
         ({"migManager": {"config": {"name": "x"}}}, ("$.spec.migManager",)),
+        (
+            {
+                "kataManager": {"enabled": True, "config": {"artifactsDir": "/opt/kata"}},
+                "ccManager": {"enabled": True, "defaultMode": "on", "image": "x"},
+                "kataSandboxDevicePlugin": {"enabled": True},
+            },
+            ("$.spec.ccManager.enabled", "$.spec.kataManager.enabled", "$.spec.kataSandboxDevicePlugin.enabled"),
+        ),
+        ({"ccManager": {"enabled": False, "defaultMode": "on"}, "kataManager": {"config": {}}}, ()),
     ],
 )
 def test_places_are_told_once_and_no_deeper_than_needed(spec: Plain, paths: tuple[str, ...]) -> None:

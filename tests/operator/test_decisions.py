@@ -133,10 +133,8 @@ def test_nothing_is_written_twice() -> None:
 
 
 def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
-    late = ready(Scene([node("vm-vgpu")]).decided())
-    assert (late.status, late.reason, late.observed_generation) == ("False", "NodesNotReady", 3)
-    assert late.message == "node node01: its agent has not reported yet"
     unseen = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(seen=1)]).decided())
+    assert (unseen.status, unseen.reason, unseen.observed_generation) == ("False", "NodesNotReady", 3)
     assert unseen.message == "node node01: its agent has not seen yet what is wanted"
     ill = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(against="VgpuInUse: pod vm-a")]).decided())
     assert ill.message == "node node01: VgpuInUse: pod vm-a"

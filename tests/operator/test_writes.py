@@ -52,6 +52,4 @@ def test_everything_that_follows_is_said() -> None:
         "GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config),"
         " vGPU config default (ClusterPolicy cluster-policy $.spec.vgpuDeviceManager.config.default)"
     )
-    assert texts[-1].startswith(
-        "ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady: node node01: "
-    )
+    assert texts[-1].startswith("ClusterPolicy cluster-policy is notReady: Ready is False (ImageUnknown: node node01: ")

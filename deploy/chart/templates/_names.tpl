@@ -19,7 +19,7 @@ app.kubernetes.io/component: {{ last . }}
 
 {{/* An image from its parts: a dict with repository and tag. */}}
 {{- define "gpuvirt.image" -}}
-{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{- $tag := include "gpuvirt.text" (.Values.image.tag | default .Chart.AppVersion) -}}
 {{ .Values.image.repository }}{{ hasPrefix "sha256:" $tag | ternary "@" ":" }}{{ $tag }}
 {{- end }}
 

@@ -1,14 +1,19 @@
 {{/* The spec of the ClusterPolicy: the values that are set, under the names that the CustomResourceDefinition has. */}}
 
-{{/* Where NVIDIA has each image, below its registry. */}}
+{{/* Where NVIDIA's registry has each image, below its folder `nvidia`. */}}
 {{- define "gpuvirt.folders" -}}
-driver: nvidia
-toolkit: nvidia/k8s
-devicePlugin: nvidia
-dcgm: nvidia/cloud-native
-dcgmExporter: nvidia/k8s
-gfd: nvidia
-k8s-driver-manager: nvidia/cloud-native
+driver: ""
+toolkit: /k8s
+devicePlugin: ""
+dcgm: /cloud-native
+dcgmExporter: /k8s
+gfd: ""
+k8s-driver-manager: /cloud-native
+{{- end }}
+
+{{/* A tag, version or count as text: `--set` makes a number of what consists of digits. */}}
+{{- define "gpuvirt.text" -}}
+{{ kindIs "string" . | ternary . (int64 . | toString) }}
 {{- end }}
 
 {{/* The repository of an image, by its own key or by NVIDIA's registry: (list $ "driver" .Values.driver). */}}
@@ -16,7 +21,7 @@ k8s-driver-manager: nvidia/cloud-native
 {{- $root := index . 0 -}}
 {{- $own := (index . 2).repository -}}
 {{- $registry := $root.Values.nvidiaRegistry | trimSuffix "/" -}}
-{{- if $own }}{{ $own }}{{ else if $registry }}{{ $registry }}/{{ get (include "gpuvirt.folders" $root | fromYaml) (index . 1) }}{{ end -}}
+{{- if $own }}{{ $own }}{{ else if $registry }}{{ $registry | trimSuffix "/nvidia" }}/nvidia{{ get (include "gpuvirt.folders" $root | fromYaml) (index . 1) }}{{ end -}}
 {{- end }}
 
 {{/* Whether an image's name is all of it: its repository and its tag, or its digest, stand in it. */}}
@@ -58,6 +63,8 @@ k8s-driver-manager: nvidia/cloud-native
 {{- if kindIs "map" $value -}}
 {{- $inner := include "gpuvirt.set" $value | fromYaml -}}
 {{- if $inner -}}{{- $_ := set $kept $key $inner -}}{{- end -}}
+{{- else if and (has $key (list "version" "maxUnavailable")) (ne (toJson $value) "null") -}}
+{{- with include "gpuvirt.text" $value }}{{- $_ := set $kept $key . -}}{{- end -}}
 {{- else if not (has (toJson $value) (list "null" "\"\"" "[]")) -}}
 {{- $_ := set $kept $key $value -}}
 {{- end -}}

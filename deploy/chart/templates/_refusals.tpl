@@ -8,6 +8,9 @@
 {{- fail "vgpuManager.enabled: the vGPU manager is an image of your own (docs/vgpu-manager-image.md); set vgpuManager.repository and vgpuManager.version, too, or vgpuManager.image to the whole reference" -}}
 {{- end -}}
 {{- end -}}
+{{- if regexMatch "/nvidia/(k8s|cloud-native)/?$" .Values.nvidiaRegistry -}}
+{{- fail (printf "nvidiaRegistry: %s ends with a folder below nvidia; the images lie in several of these, so end it with nvidia" .Values.nvidiaRegistry) -}}
+{{- end -}}
 {{- range list "driver" "toolkit" "devicePlugin" "dcgm" "dcgmExporter" "gfd" -}}
 {{- $part := get $.Values . -}}
 {{- if and $part.enabled (not (include "gpuvirt.whole" $part)) (not (include "gpuvirt.repository" (list $ . $part))) -}}

@@ -7,17 +7,22 @@ from typing import TypeVar
 
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.credentials import Credentials
-from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.operator import policies
+from gpuvirt.cluster.operator.drift import StoredObject
 from gpuvirt.cluster.operator.invalidstates import InvalidValue, of_node
+from gpuvirt.cluster.operator.names import OPERANDS_OFF_ANNOTATION
+from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
 from gpuvirt.cluster.operator.placement import placement_of
 from gpuvirt.cluster.operator.policies import Choice
+from gpuvirt.cluster.operator.problems import Deployer
 from gpuvirt.cluster.operator.report import Row, rows
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.status import READY
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource, pods
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
+from gpuvirt.model.reasons import ReasonCode
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -46,27 +51,39 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
     """Return the state; raises ApiError."""
     client = Client(credentials)
 
-    async def listed(resource: Resource, shape: type[T]) -> tuple[T, ...]:
+    async def listed(
+        resource: Resource, shape: type[T], without: tuple[type[ApiError], ...] = (NotFoundError,)
+    ) -> tuple[T, ...]:
         try:
             return (await client.list(Collection(resource, shape))).items
-        except NotFoundError:  # a kind that is not installed
+        except without:  # a kind that is not installed
             return ()
 
-    found, nodes, gpu_nodes, there = await asyncio.gather(
+    found, nodes, gpu_nodes, there, sets = await asyncio.gather(
         listed(CLUSTER_POLICIES, StoredPolicy),
         listed(NODES, NodeObject),
         listed(GPU_NODES, GpuNode),
         listed(pods(namespace), OperandPod),
+        listed(daemon_sets(namespace), StoredObject, (NotFoundError, ForbiddenError)),
     )
     choice = policies.choose(found)
     said = choice.stored.status if choice is not None else None
     ready = next((one for one in said.conditions if one.type == READY), None) if said is not None else None
     by_name = {one.metadata.name: one for one in gpu_nodes}
+    deployer = None
+    if choice is not None and isinstance(choice.policy, ClusterPolicy):
+        beside = any(OPERANDS_OFF_ANNOTATION in one.metadata.annotations for one in nodes)
+        deployer = Deployer(
+            policies.beside(choice.policy) if beside else choice.policy,
+            has_image=ready is None or ready.reason != ReasonCode.IMAGE_UNKNOWN,
+            has_daemon_sets=any(OPERAND_LABEL in one.metadata.labels for one in sets),
+            beside=beside,
+        )
     return ClusterStatus(
         policy=choice.stored.metadata.name if choice is not None else None,
         state=str(said.state) if said is not None and said.state is not None else None,
         reason=ready.why if ready is not None else "",
-        components=rows(nodes, by_name, there),
+        components=rows(nodes, by_name, there, deployer),
         invalid=tuple(_invalid(choice, nodes, by_name)),
     )
 
@@ -80,5 +97,5 @@ def _invalid(
         name, labels = node.metadata.name, node.metadata.labels
         gpu_node = gpu_nodes.get(name)
         placement = placement_of(labels, gpu_node, policies.defaults_of(policy)) if policy is not None else None
-        if placement is None or placement.present:
+        if placement is None or placement.counts:
             yield from of_node(name, placement, gpu_node)

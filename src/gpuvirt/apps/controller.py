@@ -1,6 +1,7 @@
 """The controller as a process: takes part in the election, leads while it is elected, and serves its pages."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from gpuvirt.cluster.operator.decisions import Home
 from gpuvirt.tasks import keep_going
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
+
+log = logging.getLogger(__name__)
 
 LEASE = "gpuvirt-controller"
 
@@ -90,4 +93,9 @@ class Process:
 
 async def run_until_told_to_stop(options: ControllerOptions) -> None:
     """Run the controller until SIGTERM or SIGINT; its lease is given back, so that another leads at once."""
+    if options.home.image is None:
+        log.warning(
+            "gpuvirt's own image is not known, so this controller deploys nothing to any node, though it labels nodes"
+            " and writes GpuNodes; set --image or GPUVIRT_IMAGE"
+        )
     await until_told_to_stop(Process(options).run())

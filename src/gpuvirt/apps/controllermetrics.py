@@ -82,11 +82,12 @@ def _operands(decided: Decisions) -> Iterator[str]:
 
 def _reasons(decided: Decisions) -> Iterator[str]:
     found = [str(one.code) for one in decided.progress.troubles]
+    found += [str(code) for one in decided.nodes for code in one.codes]
     kubevirt = decided.progress.kubevirt
     found += [kubevirt.reason] if kubevirt is not None and not kubevirt.ready else []
     yield from gauge(
         "gpuvirt_controller_reasons",
-        "What keeps the controller from its work, and what is not right with KubeVirt, by code.",
+        "What keeps the controller from its work or nodes from being served, and what is not right with KubeVirt.",
         ("reason",),
         [((code,), count) for code, count in Counter(found).items()],
     )

@@ -17,6 +17,9 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
 from gpuvirt.hardware.tools import Run, is_there, run_program
+from gpuvirt.model.plan import Seen
+from gpuvirt.model.reasons import in_words
+from gpuvirt.model.unused import why_not_unused
 from gpuvirt.node.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -84,14 +87,33 @@ def plugin_check(client: Client, node: NodeName) -> Check:
     return check
 
 
-async def validate(check: Check, marker: Marker, clock: Clock, *, wait: bool) -> None:
+def unused_check(look: Callable[[], Seen]) -> Check:
+    """Return the check that no VM can be using a GPU, before a driver for containers takes all of them."""
+
+    async def check() -> str:
+        seen = look()
+        if not seen.inventory.gpus:
+            raise NotReadyError(
+                "no GPU is seen on this host, so whether VMs use any is not known: is its /sys mounted?"
+            )
+        if reasons := why_not_unused(seen):
+            raise NotReadyError(f"a driver for containers would take GPUs from VMs: {in_words(reasons)}")
+        return ""
+
+    return check
+
+
+async def validate(check: Check, marker: Marker | None, clock: Clock, *, wait: bool) -> None:
     """Make a check and write its file; where it does not hold, again and again, or raise GpuvirtError."""
     said = ""
     while True:
         try:
-            marker.write(await check())
+            content = await check()
+            if marker is not None:
+                marker.write(content)
         except GpuvirtError as error:
-            marker.remove()
+            if marker is not None:
+                marker.remove()
             if not wait:
                 raise
             if str(error) != said:

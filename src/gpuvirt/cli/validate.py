@@ -15,6 +15,7 @@ from gpuvirt.paths import HostPath
 
 if TYPE_CHECKING:
     from gpuvirt.apps.validation import Check
+    from gpuvirt.model.plan import Seen
 
 app = typer.Typer(
     name="validate",
@@ -98,6 +99,27 @@ def plugin(
     if found is None:
         raise ConfigError("is needed: the pod has no service account's token", where="--kubeconfig")
     _validate(validation.plugin_check(Client(found), node), validations_dir / validation.PLUGIN, wait=wait)
+
+
+@app.command()
+def unused(
+    *, host_root: options.HostRoot = options.ROOT, kubelet_dir: options.KubeletDirOfHost = None, wait: Wait = False
+) -> None:
+    """Check that no VM can be using a GPU of this host.
+
+    It holds while no GPU on a VFIO driver is in use and none carries vGPUs. What can't be read counts as used. NVIDIA's
+    driver-manager takes all GPUs of a host from their drivers, whoever uses them; it runs after this check.
+    """
+    from gpuvirt.apps import validation
+    from gpuvirt.cli.vfio import host
+    from gpuvirt.clock import RealClock
+    from gpuvirt.node import binder
+
+    def look() -> "Seen":
+        here = host(host_root, kubelet_dir)
+        return binder.look(here.site, here.orders)
+
+    _run(validation.validate(validation.unused_check(look), None, RealClock(), wait=wait))
 
 
 @app.command("await")

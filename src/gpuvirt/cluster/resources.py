@@ -97,6 +97,11 @@ def config_maps(namespace: str) -> Resource:
     return Resource("configmaps", namespace=namespace)
 
 
+def daemon_sets(namespace: str) -> Resource:
+    """Return the DaemonSets of a namespace."""
+    return Resource("daemonsets", "apps", "v1", namespace)
+
+
 def pods(namespace: str) -> Resource:
     """Return the pods of a namespace."""
     return Resource("pods", namespace=namespace)

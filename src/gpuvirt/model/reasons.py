@@ -72,6 +72,10 @@ class ReasonCode(StrEnum):
 
     # not done by the controller
     OTHER_OPERATOR = "OtherOperator"
+    IMAGE_UNKNOWN = "ImageUnknown"
+    COMPONENTS_OFF = "ComponentsOff"
+    OS_UNKNOWN = "OsUnknown"
+    POD_MISSING = "PodMissing"
     KATA_NOT_SUPPORTED = "KataNotSupported"
 
     # the agent itself

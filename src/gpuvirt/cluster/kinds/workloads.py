@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.cluster.kinds.manifests import Kind, Written
 from gpuvirt.cluster.kinds.podparts import PodTemplate
-from gpuvirt.cluster.resources import Resource
+from gpuvirt.cluster.resources import Resource, daemon_sets
 
 APPS, CORE, RBAC, NODE = "apps/v1", "v1", "rbac.authorization.k8s.io/v1", "node.k8s.io/v1"
 
@@ -167,7 +167,7 @@ def resource_of(manifest: Manifest) -> Resource:
 def made_in(namespace: str) -> tuple[Resource, ...]:
     """Return the collections in which operands have objects, in the order in which these may be taken away."""
     return (
-        Resource("daemonsets", "apps", "v1", namespace),
+        daemon_sets(namespace),
         Resource("services", namespace=namespace),
         Resource("rolebindings", "rbac.authorization.k8s.io", "v1", namespace),
         Resource("roles", "rbac.authorization.k8s.io", "v1", namespace),

@@ -46,7 +46,7 @@ def node_news(nodes: Iterable[NodeObject], placements: Mapping[str, Placement]) 
         if placement is None:
             continue
         about = About("v1", "Node", name, name)  # as the kubelet's: `kubectl describe node` looks for the name as uid
-        if placement.leaving:
+        if placement.leaving and placement.counts:
             note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
             yield News(about, Happening(Kind.NORMAL, "Draining", note))
 

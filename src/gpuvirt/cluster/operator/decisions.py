@@ -85,8 +85,8 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         policy = policies.beside(choice.policy) if home.coexists else choice.policy
         gpu_nodes = tuple(picture.gpu_nodes.values())
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
-        found = nodes.decide(picture, policy, kubevirt, beside=home.coexists)
-        drains = any(one.leaving for one in found.placements.values())
+        found = nodes.decide(picture, policy, kubevirt, beside=home.coexists, has_image=home.image is not None)
+        drains = any(one.leaving and one.counts for one in found.placements.values())
         missing = tuple(invalidstates.of_config_map(policy, picture))
         deployed = _deployment(picture, policies.while_leaving(policy) if drains else policy, home, found.placements)
     reported = {key.name: one for key, one in picture.gpu_nodes.items()}
@@ -98,6 +98,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
     operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
     progress = Progress(
         nodes=found.verdicts,
+        switched_off=tuple(sorted(name for name, one in found.placements.items() if one.present and one.operands_off)),
         operands=operands,
         troubles=troubles,
         failures=failures,
@@ -142,6 +143,7 @@ def site_of(
             _systems(named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if home.coexists else f"{DEPLOY}{VGPU_DRIVER}")
         ),
         container_os=frozenset(_systems(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
+        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
         runtime=_runtime(named, placements),
         config_maps={
             name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
@@ -153,16 +155,24 @@ def site_of(
 def _systems(
     named: Mapping[str, NodeObject], placements: Mapping[str, Placement], workload: Workload, label: str
 ) -> Iterator[str]:
-    """Yield the systems of nodes that are for a workload, and of those on which its driver runs still."""
+    """Yield the operating systems of nodes that are for a workload, as far as they are known."""
+    for node in _nodes_of(named, placements, workload, label):
+        if OS_LABEL in node.metadata.labels:
+            yield node.metadata.labels[OS_LABEL]
+
+
+def _nodes_of(
+    named: Mapping[str, NodeObject], placements: Mapping[str, Placement], workload: Workload, label: str
+) -> Iterator[NodeObject]:
+    """Yield the nodes that are for a workload, and those on which its driver runs still."""
     for name, placement in placements.items():
-        labels = named[name].metadata.labels
-        if OS_LABEL in labels and (label in labels or (placement.present and placement.workload is workload)):
-            yield labels[OS_LABEL]
+        if label in named[name].metadata.labels or (placement.counts and placement.workload is workload):
+            yield named[name]
 
 
 def _runtime(named: Mapping[str, NodeObject], placements: Mapping[str, Placement]) -> str:
     """Return the container runtime of most nodes for containers that have said theirs."""
-    chosen = sorted(name for name, one in placements.items() if one.present and one.workload is Workload.CONTAINER)
+    chosen = sorted(name for name, one in placements.items() if one.counts and one.workload is Workload.CONTAINER)
     versions = (named[name].status.node_info.container_runtime_version for name in chosen)
     found = Counter(version.partition("://")[0] for version in versions if version)
     return found.most_common(1)[0][0] if found else "containerd"

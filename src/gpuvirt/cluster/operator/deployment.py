@@ -100,7 +100,7 @@ def _needs(manifest: Manifest, other: Manifest) -> bool:
 
 def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator[str]:
     """Yield what can't be deployed; what only nodes for containers need, where there are such nodes."""
-    containers = any(one.present and one.workload is Workload.CONTAINER for one in placements.values())
+    containers = any(one.counts and one.workload is Workload.CONTAINER for one in placements.values())
     for fault in rendered.faults:
         if containers or fault.operand in FOR_MACHINES:
             yield f"{fault.because.path}: {fault.because.message}"

@@ -41,7 +41,7 @@ def of_nodes(placements: Mapping[str, Placement], gpu_nodes: Mapping[str, GpuNod
     """Yield what is invalid of the nodes that have GPUs, each value once."""
     for name in sorted(placements or gpu_nodes):  # of a policy that can't be read, no placement follows
         placement = placements.get(name)
-        if placement is None or placement.present:
+        if placement is None or placement.counts:
             yield from of_node(name, placement, gpu_nodes.get(name))
 
 

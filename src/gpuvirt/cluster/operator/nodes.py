@@ -1,6 +1,6 @@
 """What follows for each node: what it is for, what it lacks, and whether it is as it should be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.keys import patch_of
@@ -9,12 +9,14 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.cluster.operator import policies, resolve
 from gpuvirt.cluster.operator.kubevirts import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
-from gpuvirt.cluster.operator.picture import Picture, pausers_by_node
+from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node
 from gpuvirt.cluster.operator.placement import Placement, leaving, placement_of
+from gpuvirt.cluster.operator.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.resolve import Carving, OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target, Write
 from gpuvirt.cluster.resources import NODES
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workload import Workload
 
 
@@ -26,6 +28,8 @@ class NodeVerdict:
     workload: Workload | None
     against: str | None = None
     """Why it is not as it should be; None where it is."""
+    codes: frozenset[ReasonCode] = frozenset()
+    """The codes of what keeps it from being served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,16 @@ class NodeDecisions:
     placements: dict[str, Placement]
 
 
-def decide(picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions, *, beside: bool) -> NodeDecisions:
+def decide(
+    picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions, *, beside: bool, has_image: bool
+) -> NodeDecisions:
     """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
     writes, verdicts, placements = list[Write](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
     carving = policies.carving_of(policy, kubevirt)
     pausers = pausers_by_node(picture.there.pods.values())
+    apps = apps_by_node(picture.there.pods.values())
+    deployer = Deployer(policy, has_image, has_daemon_sets=has_image, beside=beside)
     for key, node in sorted(picture.nodes.items()):
         gpu_node = picture.gpu_nodes.get(key)
         placement = placement_of(node.metadata.labels, gpu_node, defaults)
@@ -56,8 +64,13 @@ def decide(picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions,
             writes.append(PatchNode(Target(NODES, key.name), patch))
         if wish is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):
             writes.append(wish)
-        if placement.present:
-            verdicts.append(NodeVerdict(key.name, placement.workload, _against(placement, gpu_node)))
+        if placement.counts:
+            here_pods = apps.get(key.name, frozenset())
+            observed = ObservedNode(node.metadata.labels, placement, gpu_node, here_pods, node.resources)
+            problems = problems_of(observed, deployer)
+            against = _against(placement, problems, gpu_node)
+            codes = frozenset(one.reason.code for one in problems)
+            verdicts.append(NodeVerdict(key.name, placement.workload, against, codes))
     writes += _orphans(picture)
     return NodeDecisions(tuple(writes), tuple(verdicts), placements)
 
@@ -79,12 +92,14 @@ def _wish(node: NodeObject, placement: Placement, carving: Carving, heard: Owned
     return ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
 
 
-def _against(placement: Placement, gpu_node: OwnedGpuNode | None) -> str | None:
+def _against(placement: Placement, problems: Sequence[Problem], gpu_node: OwnedGpuNode | None) -> str | None:
     """Return why a node is not as it should be; a node for containers is as it should be once its operands are."""
     if placement.trouble is not None:
         return placement.trouble.text
-    if placement.leaving:
-        return f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
+    leaves = f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
+    found = (*([leaves] if placement.leaving else []), *(one.reason.text for one in problems))
+    if found:
+        return " | ".join(found)
     return _agents_word(gpu_node) if placement.workload is not Workload.CONTAINER else None
 
 

@@ -54,6 +54,15 @@ def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
     return tuple(msgspec.json.decode(config_map.data, type=dict[str, str] | None) or {})
 
 
+def apps_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:
+    """Return which operands have a pod on which node, by their label `app`."""
+    found: dict[str, frozenset[str]] = {}
+    for pod in pods:
+        if pod.app and pod.spec.node_name:
+            found[pod.spec.node_name] = found.get(pod.spec.node_name, frozenset()) | {pod.app}
+    return found
+
+
 def pausers_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:
     """Return what pauses others on which node now."""
     found: dict[str, frozenset[str]] = {}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
-from gpuvirt.cluster.operator.names import GPU_FEATURES, NODE_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.operator.names import GPU_FEATURES, NODE_LABEL, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason
@@ -50,11 +50,18 @@ class Placement:
     """Whether machines have vGPUs: the driver beneath them must stay, whatever else goes."""
     invalid: InvalidDesired | None = None
     """Why its label can't be understood."""
+    operands_off: bool = False
+    """Whether an admin has switched off all that runs there: `nvidia.com/gpu.deploy.operands=false`."""
 
     @property
     def trouble(self) -> Reason | None:
-        """The same as a reason."""
+        """Why its label can't be understood, as a reason."""
         return self.invalid.reason if self.invalid is not None else None
+
+    @property
+    def counts(self) -> bool:
+        """Whether something is to run there: only then can it be ready or not."""
+        return self.present and not self.operands_off
 
 
 def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: Defaults) -> Placement:
@@ -67,6 +74,8 @@ def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: 
         origin=origin,
         vgpus_used=any(vgpu.users for gpu in gpus for vgpu in gpu.vgpus),
         invalid=unknown_workload(labels[WORKLOAD_LABEL]) if workload is None else None,
+        # Beside NVIDIA's operator the same label is gpuvirt's own, and the node's agent runs.
+        operands_off=labels.get(OPERANDS_LABEL) == "false" and labels.get(NODE_LABEL) != "true",
     )
 
 

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
-from gpuvirt.cluster.operator.names import PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.operator import policies
+from gpuvirt.cluster.operator.names import AGENT, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.operator.picture import apps_by_node
+from gpuvirt.cluster.operator.placement import Defaults, leaving, placement_of
+from gpuvirt.cluster.operator.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
+from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workload import Workload
 
 PLUGIN, VALIDATOR, VFIO, CARVER = (
@@ -30,7 +35,9 @@ PODS: Mapping[str, str] = {
     OperandName.DCGM_EXPORTER: "dcgm-exporter",
     OperandName.GFD: "gpu-feature-discovery",
 }
-WELL = "Running"
+WELL, OFF = "Running", "Off"
+ALL_OPERANDS = "operands"
+"""The component that stands for all of a node's, where they are switched off together."""
 CHECKS = ("VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
 
 
@@ -48,19 +55,58 @@ class Row:
     detail: str = ""
 
 
-def rows(nodes: Iterable[NodeObject], gpu_nodes: Mapping[str, GpuNode], pods: Iterable[OperandPod]) -> tuple[Row, ...]:
-    """Return the components of all nodes with GPUs, by node."""
+def rows(
+    nodes: Iterable[NodeObject],
+    gpu_nodes: Mapping[str, GpuNode],
+    pods: Sequence[OperandPod],
+    deployer: Deployer | None = None,
+) -> tuple[Row, ...]:
+    """Return the components of all nodes with GPUs, by node; without a ClusterPolicy nothing is missing."""
     by_node: dict[str, list[OperandPod]] = {}
     for pod in pods:
         by_node.setdefault(pod.spec.node_name, []).append(pod)
-    found = list[Row]()
+    apps, found = apps_by_node(pods), list[Row]()
     for node in sorted(nodes, key=lambda one: one.metadata.name):
-        name, labels = node.metadata.name, node.metadata.labels
-        if labels.get(PRESENT_LABEL) == "true":
-            workload = _workload(labels)
-            agent = _agent_rows(node, workload, gpu_nodes.get(name)) if workload in _MACHINES else ()
-            found += [*agent, *_pod_rows(name, workload, by_node.get(name, ()))]
+        name = node.metadata.name
+        if node.metadata.labels.get(PRESENT_LABEL) == "true":
+            observed = _observed(node, gpu_nodes.get(name), apps.get(name, frozenset()), deployer)
+            found += _rows_of(
+                node, observed, problems_of(observed, deployer) if deployer else (), by_node.get(name, ())
+            )
     return tuple(found)
+
+
+def _observed(
+    node: NodeObject, gpu_node: GpuNode | None, apps: frozenset[str], deployer: Deployer | None
+) -> ObservedNode:
+    labels = node.metadata.labels
+    defaults = policies.defaults_of(deployer.policy) if deployer is not None else Defaults(sandboxed=True)
+    placement = leaving(placement_of(labels, gpu_node, defaults), gpu_node, spec_is_due=False)
+    return ObservedNode(labels, placement, gpu_node, apps, node.resources)
+
+
+def _rows_of(
+    node: NodeObject, observed: ObservedNode, problems: Sequence[Problem], pods: Sequence[OperandPod]
+) -> Iterator[Row]:
+    name, workload = node.metadata.name, _workload(node.metadata.labels)
+    if observed.placement.operands_off:
+        yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
+        return
+    of_agent = next((one.reason for one in problems if one.component == AGENT), None)
+    has_agent = workload in _MACHINES
+    if has_agent:
+        yield from _agent_rows(node, workload, observed.gpu_node, of_agent)
+    for one in problems:
+        if one.component != AGENT or not has_agent:
+            yield Row(
+                name, workload, one.component, ready=False, state=str(one.reason.code), detail=_detail(one.reason)
+            )
+    yield from _pod_rows(name, workload, pods)
+
+
+def _detail(reason: Reason) -> str:
+    """Return a reason without its code, which has a column of its own."""
+    return reason.text.removeprefix(f"{reason.code}: ")
 
 
 _MACHINES = {str(Workload.PASSTHROUGH), str(Workload.VGPU)}
@@ -78,14 +124,15 @@ def _workload(labels: Mapping[str, str]) -> str:
     return labels.get(WORKLOAD_LABEL, "-")
 
 
-def _agent_rows(node: NodeObject, workload: str, gpu_node: GpuNode | None) -> Iterator[Row]:
+def _agent_rows(node: NodeObject, workload: str, gpu_node: GpuNode | None, problem: Reason | None) -> Iterator[Row]:
     name, status = node.metadata.name, gpu_node.status if gpu_node is not None else None
     carves = workload == Workload.VGPU
-    if status is None:
+    if status is None or problem is not None:
+        # What an agent reported that does not run any more is not known to hold.
+        state = str(problem.code) if problem is not None else "NotReported"
+        detail = _detail(problem) if problem is not None else "its agent has not reported yet"
         for component in (PLUGIN, VALIDATOR, CARVER if carves else VFIO):
-            yield Row(
-                name, workload, component, ready=False, state="NotReported", detail="its agent has not reported yet"
-            )
+            yield Row(name, workload, component, ready=False, state=state, detail=detail)
         return
     yield _plugin(name, workload, status)
     against = [one for one in status.conditions if one.type in CHECKS and one.status != "True"]
@@ -114,9 +161,10 @@ def _plugin(name: str, workload: str, status: Status) -> Row:
 
 def _pod_rows(node: str, workload: str, pods: Iterable[OperandPod]) -> Iterator[Row]:
     for pod in sorted(pods, key=lambda one: one.metadata.name):
-        component = PODS.get(pod.app)
+        component, ready = PODS.get(pod.app), pod.status.ready
+        if pod.app == OperandName.AGENT and workload in _MACHINES and not ready:
+            component = OperandName.AGENT.value  # a pod that is well has the rows of its parts alone
         if component is not None:
-            ready = pod.status.ready
             state, why = (WELL, "") if ready else (pod.status.phase or "Unknown", pod.status.held_up_by)
             yield Row(node, workload, component, ready=ready, state=state, detail=why)
 

@@ -16,6 +16,7 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     """How a node is."""
 
     node_info: NodeInfo = NodeInfo()
+    allocatable: dict[str, str] = {}
 
 
 class NodeObject(msgspec.Struct, frozen=True):
@@ -23,6 +24,11 @@ class NodeObject(msgspec.Struct, frozen=True):
 
     metadata: Metadata
     status: NodeState = NodeState()
+
+    @property
+    def resources(self) -> frozenset[str]:
+        """The extended resources that it offers."""
+        return frozenset(name for name, count in self.status.allocatable.items() if "/" in name and count != "0")
 
 
 class PodCondition(msgspec.Struct, frozen=True):

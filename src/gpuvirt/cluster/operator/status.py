@@ -11,9 +11,10 @@ from datetime import datetime
 from gpuvirt.cluster.kinds.clusterpolicy import NodeCounts, State, Status
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.operator.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.names import OPERANDS_LABEL
 from gpuvirt.cluster.operator.nodes import NodeVerdict
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.reasons import Reason, in_words
+from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.workload import Workload
 
 READY, ERROR, UNSUPPORTED, KUBEVIRT = "Ready", "Error", "UnsupportedField", "KubeVirtConfigured"
@@ -46,6 +47,8 @@ class Progress:
     """How far a policy has come."""
 
     nodes: Sequence[NodeVerdict] = ()
+    switched_off: Sequence[str] = ()
+    """Nodes with GPUs that don't count: `nvidia.com/gpu.deploy.operands=false`."""
     operands: Sequence[str] = ()
     """Operands that are not as they should be, each with why."""
     troubles: Sequence[Reason] = ()
@@ -65,19 +68,18 @@ def verdict_of(progress: Progress) -> Verdict:
     if (against := _against_policy(progress)) is not None:
         return against
     if not progress.nodes:
-        return Verdict(
-            ready=True,
-            reason=NO_NODES,
-            message="no node is labelled as one with GPUs, by NFD or by gpuvirt discover",
-        )
+        return Verdict(ready=True, reason=NO_NODES, message=_no_nodes(progress.switched_off))
     if progress.operands:
-        said = (*progress.operands, *(one.text for one in progress.invalid))
-        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(said))
+        # What has to be mended by an admin comes before what Kubernetes may still be doing.
+        unserved = [one for one in progress.nodes if one.codes - {ReasonCode.POD_MISSING}]
+        said = (_named(unserved), *progress.operands, *(one.text for one in progress.invalid))
+        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(filter(None, said)))
     late = [one for one in progress.nodes if one.against is not None]
     if late:
-        more = f" | and {len(late) - MOST_NODES} more nodes" if late[MOST_NODES:] else ""
-        named = " | ".join(f"node {one.name}: {one.against}" for one in late[:MOST_NODES])
-        return Verdict(ready=False, reason=NODES_NOT_READY, message=named + more)
+        # The one problem of nodes that is the controller's own, and the same for all of them.
+        without_image = any(ReasonCode.IMAGE_UNKNOWN in one.codes for one in late)
+        reason = str(ReasonCode.IMAGE_UNKNOWN) if without_image else NODES_NOT_READY
+        return Verdict(ready=False, reason=reason, message=_named(late))
     return Verdict(ready=True, reason=RECONCILED)
 
 
@@ -91,6 +93,18 @@ def _against_policy(progress: Progress) -> Verdict | None:
     if invalid:
         return Verdict(ready=False, reason=invalid[0].code, message=" | ".join(one.message for one in invalid))
     return None
+
+
+def _named(late: Sequence[NodeVerdict]) -> str:
+    more = f" | and {len(late) - MOST_NODES} more nodes" if late[MOST_NODES:] else ""
+    return " | ".join(f"node {one.name}: {one.against}" for one in late[:MOST_NODES]) + more
+
+
+def _no_nodes(switched_off: Sequence[str]) -> str:
+    if not switched_off:
+        return "no node is labelled as one with GPUs, by NFD or by gpuvirt discover"
+    more = f" and {len(switched_off) - MOST_NODES} more nodes" if switched_off[MOST_NODES:] else ""
+    return f"every node with GPUs is labelled {OPERANDS_LABEL}=false: {', '.join(switched_off[:MOST_NODES])}{more}"
 
 
 def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> Verdict:

@@ -36,10 +36,13 @@ def _agents(*more: str, **parts: _Known) -> _Known:
 
 _UNKNOWN_ON, _UNKNOWN_OFF = _Known(off=False), _Known(off=True)
 _CONFIG = _Known(("name", "default"))
+_ONLY_SWITCH = _Known((*_NAMED, *_POD, "args", "defaultMode", "config"), off=True)
+"""An operand that gpuvirt never deploys: the switch says it all, and its other fields add nothing."""
 ACTED_ON = _Known(
-    # These do nothing under NVIDIA's operator either, unless the mode is kata.
-    ("kataSandboxDevicePlugin", "ccManager", "kataManager"),
-    {
+    parts={
+        "kataSandboxDevicePlugin": _ONLY_SWITCH,
+        "ccManager": _ONLY_SWITCH,
+        "kataManager": _ONLY_SWITCH,
         "operator": _Known(("runtimeClass",), defaults={"defaultRuntime": "docker"}),
         "daemonsets": _Known(
             ("labels", "annotations", "tolerations", "priorityClassName", "updateStrategy"),

@@ -25,7 +25,7 @@ SOURCED = f"set -a; . {hostpaths.VALIDATIONS}/driver-ready; set +a"
 def is_wanted(site: Site, operand: Operand, *, default: bool = True) -> bool:
     """Return whether an operand is to be there; null is its default, and without nodes for containers there is none."""
     enabled = default if operand.enabled is None else operand.enabled
-    return enabled and not site.coexists and bool(site.container_os)
+    return enabled and not site.coexists and site.has_container_nodes
 
 
 def selector(name: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """NVIDIA's driver on nodes for containers: a DaemonSet an operating system.
 
 Before it runs NVIDIA's driver-manager, which sees that nobody uses the driver that it replaces. It unbinds every GPU of
-the node from VFIO drivers, too, so these pods never run where the agent does, whatever labels say.
+the node from VFIO drivers, too. So these pods never run where the agent does, whatever labels say, and they first wait
+until no VM can be using a GPU: VMs may use GPUs of a node that never had an agent.
 """
 
 from collections.abc import Iterator
@@ -95,8 +96,8 @@ def _daemon_set(
         affinity=WITHOUT_AGENT,
         host_pid=True,
         host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(wanted, wanted.manager),
-        init_containers=(_manager(policy, manager),),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted, wanted.manager),
+        init_containers=(_unused(policy, site), _manager(policy, manager)),
         containers=(_driver(policy, image, parameters),),
         volumes=(*_volumes(policy), *parameters[0]),
     )
@@ -109,6 +110,23 @@ def _daemon_set(
         on_delete=True,
     )
     return assembly.daemon_set(policy, site, draft)
+
+
+def _unused(policy: ClusterPolicy, site: Site) -> Container:
+    """Return the container that waits until no VM can be using a GPU: driver-manager takes all of them, used or not."""
+    return Container(
+        name="gpus-unused-validation",
+        image=site.image,
+        image_pull_policy=site.pull_policy,
+        args=("validate", "unused", "--wait"),
+        env=(
+            containernodes.NO_GPUS,
+            EnvVar(name="GPUVIRT_HOST_ROOT", value="/host"),
+            EnvVar(name="GPUVIRT_KUBELET_DIR", value=f"/host{hostpaths.kubelet_of(policy.spec.host_paths)}"),
+        ),
+        security_context=hostpaths.PRIVILEGED,
+        volume_mounts=(mount("host-root", "/host", INTO, read_only=True),),
+    )
 
 
 def _manager(policy: ClusterPolicy, image: str) -> Container:

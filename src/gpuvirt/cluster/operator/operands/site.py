@@ -51,6 +51,8 @@ class Site:
     """The values of `gpuvirt.io/os` among nodes that are for vGPUs."""
     container_os: frozenset[str] = frozenset()
     """Those among nodes that are for containers."""
+    has_container_nodes: bool = False
+    """Whether there are nodes that are for containers, be their operating systems known or not."""
     runtime: str = "containerd"
     """The container runtime of nodes that are for containers: containerd, crio."""
     config_maps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -83,7 +83,7 @@ NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-so
 def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the RuntimeClasses; none where the NRI plugin shows GPUs."""
     main = containernodes.runtime_class_of(policy)
-    if site.coexists or not site.container_os or not main:
+    if site.coexists or not site.has_container_nodes or not main:
         return
     more = (f"{containernodes.RUNTIME_CLASS}-cdi", f"{containernodes.RUNTIME_CLASS}-legacy")
     for name in (main, *(more if containernodes.has_cdi(policy) else ())):

@@ -1,0 +1,86 @@
+"""Nodes that nothing serves, on a real API server: what the ClusterPolicy and `gpuvirt status` say of them."""
+
+import pytest
+from clusterlab import LabNode
+from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
+from lab.cluster.settings import NODE
+from test_controller_deploys import IMAGE, deploying
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+OPERANDS = "nvidia.com/gpu.deploy.operands"
+OURS = ("--image", IMAGE, "--image-pull-policy", "Never")
+
+
+def until_shown(cluster: ControlledNode, *expected: list[str]) -> None:
+    """Wait until `gpuvirt status` shows exactly these components, with whether they are ready, and their states."""
+    cluster.node.until(lambda: cluster.components() == list(expected), cluster.status)
+
+
+def agents_parts(state: str) -> list[list[str]]:
+    parts = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager")
+    return [[part, "no", state] for part in parts]
+
+
+def test_a_node_that_is_switched_off_counts_for_nothing_and_comes_back(node: LabNode, image: None) -> None:  # noqa: ARG001
+    with deploying(node) as cluster:
+        cluster.until_said("True Reconciled")
+        cluster.label(f"{OPERANDS}=false")
+        cluster.until_said(f"True NoGPUNodes every node with GPUs is labelled {OPERANDS}=false: {NODE}")
+        until_shown(cluster, ["operands", "yes", "Off"])
+        counts = ("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.status.state} {.status.nodes}")
+        assert node.kubectl(*counts).startswith('ready {"container":0,"ready":0,"total":0')
+        names = ("pods", ".items[*].metadata.name")
+        node.until(lambda: cluster.get(*names) == "", lambda: cluster.get(*names))
+        assert node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.gpus}") == "2", "the last report"
+        cluster.label(f"{OPERANDS}-")
+        cluster.until_said("True Reconciled")
+
+        # An agent that is gone, though its node is to have one.
+        node.kubectl("taint", "node", NODE, "only=others:NoExecute")
+        try:
+            cluster.until_said(f"node {NODE}: PodMissing: DaemonSet gpuvirt-node has no pod on this node")
+            until_shown(cluster, *agents_parts("PodMissing"))
+        finally:
+            node.kubectl("taint", "node", NODE, "only-")
+        cluster.until_said("True Reconciled")
+
+
+def test_a_controller_that_does_not_know_its_image_says_so_everywhere(node: LabNode) -> None:
+    log = node.cluster.folder / "log/controller.log"
+    with controlled(node) as cluster, node.nodes_kept():
+        written = len(log.read_bytes()) if log.exists() else 0
+        with cluster.controller():
+            cluster.apply_policy({})
+            cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
+            cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller was not told")
+            assert "--image or GPUVIRT_IMAGE" in cluster.said()
+            until_shown(cluster, *agents_parts("ImageUnknown"))
+            said = log.read_bytes()[written:].decode()
+            assert "gpuvirt's own image is not known, so this controller deploys nothing" in said
+            assert "Ready is False (ImageUnknown" in said
+            cluster.label(f"{OPERANDS}=false")
+            cluster.until_said("True NoGPUNodes every node with GPUs")
+            cluster.label(f"{OPERANDS}-", f"{WORKLOAD}=container")
+            cluster.until_said("False ImageUnknown")
+            until_shown(cluster, ["device-plugin", "no", "ImageUnknown"], ["driver", "no", "OsUnknown"])
+
+
+def test_a_driver_that_can_not_be_rendered_and_components_that_are_off_are_told(node: LabNode) -> None:
+    manager = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}
+    off = {name: {"enabled": False} for name in ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd")}
+    with controlled(node) as cluster, node.nodes_kept():
+        cluster.apply_agent_access()
+        with cluster.controller(*OURS):
+            cluster.apply_policy({**off, "vgpuManager": manager})
+            cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=container")
+            cluster.until_said(f"node {NODE}: ComponentsOff: driver, container-toolkit, device-plugin")
+            shown = ["device-plugin", "no", "ComponentsOff"]
+            node.until(lambda: shown in cluster.components(), cluster.status)
+            cluster.label(f"{WORKLOAD}=vm-vgpu")
+            lacking = ["vgpu-manager", "no", "OsUnknown"]
+            node.until(lambda: lacking in cluster.components(), cluster.status)
+            cluster.label("gpuvirt.io/os=ubuntu22.04")
+            driver = "daemonset/nvidia-vgpu-manager-daemonset-ubuntu22.04"
+            node.until(lambda: cluster.get(driver, ".metadata.name") != "", lambda: cluster.get("daemonsets", ".items"))
+            assert lacking not in cluster.components()

@@ -1,0 +1,269 @@
+"""Nodes that nothing serves, or that are switched off: what the ClusterPolicy and `gpuvirt status` say of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import SystemRandom
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace as with_
+from scene import HOME, NFD, Scene, node, policy
+from test_decisions import gpu_node, ready
+
+from gpuvirt.apps import controllermetrics
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
+from gpuvirt.cluster.operator.controller import Controller, Hands
+from gpuvirt.cluster.operator.decisions import Decisions, Home
+from gpuvirt.cluster.operator.names import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
+from gpuvirt.cluster.operator.policies import choose
+from gpuvirt.cluster.operator.problems import Deployer
+from gpuvirt.cluster.operator.report import Row, rows
+from gpuvirt.cluster.operator.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.shapes import NodeObject, NodeState, OperandPod, PodCondition, PodSpec, PodStatus
+from gpuvirt.cluster.operator.status import verdict_of
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.workload import LABEL, Workload
+
+DEPLOYS = replace(HOME, image="gpuvirt:1")
+MANAGER = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}
+OS = {"gpuvirt.io/os": "ubuntu22.04"}
+
+
+def labelled(workload: Workload, name: str = "node01", /, **more: str) -> NodeObject:
+    """Return a node as the controller has labelled it; `more` are labels without dots and slashes in their names."""
+    deploy = {f"{DEPLOY}{component}": "true" for component in SETS[workload]}
+    base = {**NFD, **deploy, LABEL: workload.value, "nvidia.com/gpu.present": "true", "kubernetes.io/os": "linux"}
+    return NodeObject(Metadata(name=name, labels=base | more))
+
+
+def with_labels(found: NodeObject, labels: Mapping[str, str]) -> NodeObject:
+    return with_(found, metadata=with_(found.metadata, labels={**found.metadata.labels, **labels}))
+
+
+def pod(app: str, name: str = "node01", *, is_ready: bool = True) -> OperandPod:
+    conditions = (PodCondition("Ready", "True" if is_ready else "False"),)
+    metadata = Metadata(name=f"{app}-x", labels={"app": app})
+    return OperandPod(metadata, PodSpec(name), PodStatus("Running", conditions=conditions))
+
+
+def against(scene: Scene, home: Home = DEPLOYS) -> str:
+    """Return what speaks against the one node of a scene."""
+    (verdict,) = scene.decided(home).nodes
+    return verdict.against or ""
+
+
+def shown(scene: Scene, home: Home = DEPLOYS) -> Sequence[Row]:
+    """Return what `gpuvirt status` shows of a scene."""
+    choice = choose(scene.policies)
+    assert choice is not None
+    assert isinstance(choice.policy, ClusterPolicy)
+    has_image = home.image is not None
+    deployer = Deployer(choice.policy, has_image=has_image, has_daemon_sets=has_image)
+    return rows(scene.nodes, {one.metadata.name: one for one in scene.gpu_nodes}, scene.pods, deployer)
+
+
+def said(scene: Scene, home: Home = DEPLOYS) -> set[tuple[str, str]]:
+    """Return the component and state of all that `gpuvirt status` shows as not well."""
+    return {(row.component, row.state) for row in shown(scene, home) if not row.ready}
+
+
+# A controller without an image
+
+
+@pytest.mark.parametrize("workload", list(Workload))
+def test_a_controller_without_an_image_says_so_of_every_node_that_waits_for_it(workload: Workload) -> None:
+    scene = Scene([labelled(workload, **OS)])
+    condition = ready(scene.decided(HOME))
+    assert (condition.status, condition.reason) == ("False", "ImageUnknown")
+    assert "the controller was not told gpuvirt's own image" in condition.message
+    assert "--image or GPUVIRT_IMAGE" in condition.message
+    assert {state for _, state in said(scene, HOME)} == {"ImageUnknown"}
+    assert all("GPUVIRT_IMAGE" in row.detail for row in shown(scene, HOME))
+
+
+def test_agents_that_run_by_other_means_need_no_image() -> None:
+    scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
+    assert ready(scene.decided(HOME)).reason == "Reconciled"
+    assert said(scene, HOME) == set()
+    offers = with_(labelled(Workload.CONTAINER, **OS), status=NodeState(allocatable={"nvidia.com/gpu": "8"}))
+    assert against(Scene([offers]), HOME) == ""
+
+
+# Nodes that are switched off
+
+
+@pytest.mark.parametrize("workload", list(Workload))
+@pytest.mark.parametrize("home", [HOME, DEPLOYS])
+def test_a_node_that_is_switched_off_counts_for_nothing(workload: Workload, home: Home) -> None:
+    off = node(workload.value, gpu_deploy_operands="false")
+    ill = gpu_node(against="VgpuInUse: pod vm-a")
+    scene = Scene([with_labels(off, {"nvidia.com/gpu.present": "true"})], gpu_nodes=[ill])
+    found = scene.decided(home)
+    assert found.nodes == ()
+    assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
+    assert ready(found).message == f"every node with GPUs is labelled {OPERANDS_LABEL}=false: node01"
+    (status,) = (write.status for write in found.writes if isinstance(write, PatchPolicyStatus))
+    assert status.state is State.READY
+    assert status.nodes is not None
+    assert (status.nodes.total, status.nodes.ready) == (0, 0)
+    assert not [write for write in found.writes if isinstance(write, ApplyObject) and "driver" in write.target.name]
+    assert not [one for one in found.news if one.about.kind == "Node"], "nobody drains it"
+    (row,) = shown(scene, home)
+    assert (row.component, row.ready, row.state) == ("operands", True, "Off")
+    assert row.detail == f"label {OPERANDS_LABEL}=false"
+
+
+def test_beside_nvidias_operator_the_same_label_is_gpuvirts_own() -> None:
+    ours = node("vm-vgpu", gpu_deploy_operands="false")
+    ours = with_labels(ours, {NODE_LABEL: "true", "nvidia.com/gpu.present": "true"})
+    found = Scene([ours], gpu_nodes=[gpu_node()]).decided(replace(HOME, coexists=True))
+    assert [verdict.name for verdict in found.nodes] == ["node01"]
+
+
+# Components that are off, and drivers without an operating system
+
+
+@pytest.mark.parametrize(
+    ("fields", "labels", "where"),
+    [
+        ({"devicePlugin": {"enabled": False}}, {}, "$.spec.devicePlugin.enabled is false"),
+        (
+            {name: {"enabled": False} for name in ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd")},
+            {},
+            "$.spec.driver.enabled is false",
+        ),
+        ({}, {f"{DEPLOY}device-plugin": "false"}, "label nvidia.com/gpu.deploy.device-plugin=false"),
+    ],
+)
+@pytest.mark.parametrize("home", [HOME, DEPLOYS])
+def test_a_container_node_whose_components_are_off_is_never_ready(
+    fields: Mapping[str, object], labels: Mapping[str, str], where: str, home: Home
+) -> None:
+    off = with_labels(labelled(Workload.CONTAINER), {**OS, **labels})
+    scene = Scene([off], [policy(fields)])
+    assert "ComponentsOff" in against(scene, home)
+    assert where in against(scene, home)
+    assert not verdict_of(scene.decided(home).progress).ready
+    assert said(scene, home) == {("device-plugin", "ComponentsOff")}
+    served = with_(off, status=NodeState(allocatable={"nvidia.com/mig-1g.10gb": "7", "cpu": "8"}))
+    assert against(replace(scene, nodes=[served]), home) == "", "somebody else's plugin offers them"
+
+
+@pytest.mark.parametrize("workload", [Workload.PASSTHROUGH, Workload.VGPU])
+def test_a_node_for_vms_without_an_agent_by_policy_does_not_repeat_the_last_report(workload: Workload) -> None:
+    off = policy({"sandboxDevicePlugin": {"enabled": False}})
+    scene = Scene([labelled(workload)], [off], gpu_nodes=[gpu_node(mode="passthrough")])
+    assert "ComponentsOff" in against(scene)
+    assert "$.spec.sandboxDevicePlugin.enabled is false" in against(scene)
+    assert {state for _, state in said(scene)} == {"ComponentsOff"}
+
+
+def test_a_vgpu_manager_that_can_not_be_rendered_is_told() -> None:
+    scene = Scene([labelled(Workload.VGPU)], [policy({"vgpuManager": MANAGER})], [gpu_node()], [pod("gpuvirt-node")])
+    assert "OsUnknown: the vGPU manager can't be deployed" in against(scene)
+    assert "gpuvirt.io/os=ubuntu22.04" in against(scene)
+    assert said(scene) == {("vgpu-manager", "OsUnknown")}
+    known = [with_labels(scene.nodes[0], OS)]
+    assert against(replace(scene, nodes=known)) == ""
+    discovered = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
+    assert against(replace(scene, nodes=[with_labels(scene.nodes[0], discovered)])) == ""
+    preinstalled = with_labels(scene.nodes[0], {f"{DEPLOY}vgpu-manager": "false"})
+    assert against(replace(scene, nodes=[preinstalled])) == ""
+    assert against(replace(scene, policies=[policy()])) == ""
+
+
+def test_a_driver_that_can_not_be_rendered_is_told_and_the_other_components_are_deployed() -> None:
+    parts = {name: {"repository": "r", "image": name.lower(), "version": "1"} for name in ("toolkit", "devicePlugin")}
+    manager = {"repository": "r", "image": "manager", "version": "1"}
+    driver = {"driver": {"repository": "r", "image": "driver", "version": "1", "manager": manager}}
+    scene = Scene([labelled(Workload.CONTAINER)], [policy({**parts, **driver})])
+    found = scene.decided(DEPLOYS)
+    assert "OsUnknown: NVIDIA's driver can't be deployed" in (found.nodes[0].against or "")
+    assert ("driver", "OsUnknown") in said(scene)
+    deployed = {write.target.name for write in found.writes if isinstance(write, ApplyObject)}
+    assert {"nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset"} <= deployed
+    by_host = replace(scene, policies=[policy({**parts, "driver": {"enabled": False}})])
+    assert "OsUnknown" not in against(by_host)
+
+
+# Agents that are gone
+
+
+def test_what_an_agent_reported_that_has_no_pod_any_more_does_not_count() -> None:
+    scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
+    assert "PodMissing: DaemonSet gpuvirt-node has no pod on this node; what it reported last may not" in against(scene)
+    assert {state for _, state in said(scene)} == {"PodMissing"}
+    assert against(replace(scene, pods=[pod("gpuvirt-node")])) == ""
+    elsewhere = replace(scene, pods=[pod("gpuvirt-node", "node02")])
+    assert "PodMissing" in against(elsewhere)
+    waits = replace(scene, pods=[pod("gpuvirt-node", is_ready=False)])
+    assert said(waits) == {("gpuvirt-node", "Running")}
+
+
+def test_a_node_that_an_agent_is_to_leave_and_that_has_none_says_both() -> None:
+    leaving = with_labels(labelled(Workload.VGPU), {LABEL: "container"})
+    found = against(Scene([leaving], gpu_nodes=[gpu_node()]))
+    assert "it becomes container once these are free: 0000:65:00.0" in found
+    assert "PodMissing" in found
+
+
+def test_a_container_node_without_a_pod_of_the_device_plugin_is_told() -> None:
+    scene = Scene([labelled(Workload.CONTAINER, **OS)])
+    assert "PodMissing: DaemonSet nvidia-device-plugin-daemonset has no pod" in against(scene)
+    assert against(replace(scene, pods=[pod("nvidia-device-plugin-daemonset")])) == ""
+    paused = with_labels(scene.nodes[0], {f"{DEPLOY}device-plugin": "paused-for-driver-upgrade"})
+    assert against(replace(scene, nodes=[paused])) == ""
+
+
+LABELS = st.dictionaries(
+    st.sampled_from(
+        [LABEL, OPERANDS_LABEL, NODE_LABEL, "gpuvirt.io/os", *(f"{DEPLOY}{one}" for one in SETS[Workload.CONTAINER])]
+    ),
+    st.sampled_from(["true", "false", "container", "vm-passthrough", "vm-vgpu", "paused-for-driver-upgrade"]),
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(["driver", "toolkit", "devicePlugin", "sandboxDevicePlugin", "vgpuManager"]),
+    st.sampled_from([{"enabled": False}, {"enabled": True}, {}]),
+)
+
+
+@given(LABELS, FIELDS, st.booleans(), st.booleans(), st.booleans())
+def test_the_policy_and_status_agree(
+    labels: Mapping[str, str],
+    fields: Mapping[str, object],
+    has_image: bool,
+    reports: bool,
+    has_pod: bool,
+) -> None:
+    one = with_labels(node(), {**labels, "nvidia.com/gpu.present": "true"})
+    pods = [pod("gpuvirt-node"), pod("nvidia-device-plugin-daemonset")] if has_pod else []
+    heard: list[OwnedGpuNode] = [gpu_node(mode="passthrough")] if reports else []
+    scene = Scene([one], [policy(fields)], heard, pods)
+    home = DEPLOYS if has_image else HOME
+    found: Decisions = scene.decided(home)
+    codes = {str(code) for verdict in found.nodes for code in verdict.codes}
+    states = {row.state for row in shown(scene, home)}
+    assert codes <= states
+    assert ("Off" in states) == (not found.nodes)
+    if codes:
+        assert not verdict_of(found.progress).ready
+    assert not any(isinstance(write, ApplyGpuNode) and write.target.name != "node01" for write in found.writes)
+
+
+def test_metrics_count_the_nodes_that_count_with_their_codes() -> None:
+    off = with_labels(node("vm-vgpu", "node02"), {OPERANDS_LABEL: "false"})
+    scene = Scene([labelled(Workload.CONTAINER), off])
+    hands = Hands(Client(Credentials("127.0.0.1", 1, "gpu-operator", token=b"x")), RealClock(), SystemRandom())
+    term = Controller(hands, HOME)
+    term.decisions = scene.decided(HOME)
+    page = controllermetrics.page(term).splitlines()
+    assert "gpu_operator_gpu_nodes_total 1" in page
+    assert 'gpuvirt_nodes{workload="container",ready="false"} 1' in page
+    assert 'gpuvirt_controller_reasons{reason="ImageUnknown"} 1' in page
+    assert 'gpuvirt_controller_reasons{reason="OsUnknown"} 1' in page
+    assert not [line for line in page if "node02" in line]

@@ -1,0 +1,64 @@
+"""Before a driver for containers takes a host's GPUs: VMs that use one keep it, and so does what can't be read."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.unused import why_not_unused
+from gpuvirt.node import binder
+from gpuvirt.node.binder import Orders, Site
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+from mounting import GPUVIRT, mount, shell
+
+UNUSED = f"{' '.join(GPUVIRT)} validate unused --host-root host"
+
+
+@pytest.fixture
+def codes(tmp_path: Path) -> Callable[[SimKernel], set[ReasonCode]]:
+    def found(kernel: SimKernel) -> set[ReasonCode]:
+        site = Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks")
+        kernel.writes.clear()
+        reasons = why_not_unused(binder.look(site, Orders(pods={})))
+        assert kernel.writes == []
+        return {reason.code for reason in reasons}
+
+    return found
+
+
+def test_gpus_on_a_vfio_driver_may_go_while_nobody_uses_them(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    assert codes(kernel) == set()
+    kernel.start_machine(IommuGroup(12))
+    assert codes(kernel) == {ReasonCode.IN_USE}
+
+
+def test_vgpus_stay(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+    assert codes(build_machine(load_machine("4xT4"))) == {ReasonCode.CARRIES_VGPUS}
+
+
+def test_what_processes_use_can_not_be_told_counts_as_used(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    kernel.faults.fail(HostPath("/proc"), errno.EACCES)
+    assert codes(kernel) == {ReasonCode.USERS_UNSEEN}
+
+
+@pytest.mark.ring("mount")
+def test_the_command_on_a_mounted_host(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "2xA10"):
+        free = shell(UNUSED, tmp_path)
+        assert (free.returncode, free.stdout) == (0, ""), free.stderr
+    with mount(tmp_path / "host", "4xT4"):
+        carries = shell(UNUSED, tmp_path)
+        assert carries.returncode == 1
+        assert "a driver for containers would take GPUs from VMs: CarriesVgpus: 0000:3b:00.0" in carries.stderr
+    nothing = shell(UNUSED, tmp_path)
+    assert nothing.returncode == 1
+    assert "no GPU is seen on this host" in nothing.stderr
