@@ -63,14 +63,15 @@ class Story:
     def _view(self) -> NodeView:
         return self.agent.views.get()
 
-    async def tell(self) -> None:
-        """Tell all of it."""
+    async def tell(self, *, more: bool = False) -> None:
+        """Tell all of it; there may be `more` after it."""
         self.open()
         await self.until(lambda: self.agent.looked, "a look at the host")
-        await self.until(self._all_is_counted, "the kubelet to count what is offered")
+        await self.until(self.all_is_counted, "the kubelet to count what is offered")
         self._found()
         if not self._view.resources:
-            self.say("\nNothing can be offered on this host. The lines above say why, and what to do about it.")
+            none = "Nothing is offered yet" if more else "Nothing can be offered on this host"
+            self.say(f"\n{none}. The lines above say why, and what to do about it.")
             return
         self._offered()
         resource = max(self._view.resources, key=lambda one: len(one.devices))
@@ -90,7 +91,7 @@ class Story:
             )
         )
 
-    def _all_is_counted(self) -> bool:
+    def all_is_counted(self) -> bool:
         """Tell whether the kubelet has read the lists; a resource is registered some time before that."""
         healthy = {one.name: sum(device.healthy for device in one.devices) for one in self._view.resources}
         return self.kubelet.allocatable() == healthy
