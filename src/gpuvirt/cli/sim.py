@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,5 +173,5 @@ def _environment(root: Path, kubelet_dir: Path, manager: VgpuManager) -> Mapping
     from gpuvirt.sim import programs
 
     outer = os.environ  # noqa: TID251  handed on, not read
-    path = f"{programs.search_path(root, manager)}:{outer.get('PATH', os.defpath)}"
+    path = f"{programs.search_path(root, manager)}:{outer.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
     return outer | {"GPUVIRT_HOST_ROOT": str(root), "GPUVIRT_KUBELET_DIR": str(kubelet_dir), "PATH": path}
