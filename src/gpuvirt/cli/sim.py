@@ -159,12 +159,20 @@ async def _run(command: list[str], environment: Mapping[str, str], kubelet_dir: 
 
 
 async def _spawn(command: list[str], environment: Mapping[str, str]) -> int:
+    started: list[asyncio.subprocess.Process] = []
+
+    def hand_on(number: int) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # libfuse's own handlers would end the mount alone
+        asyncio.get_running_loop().add_signal_handler(number, hand_on, number)
     try:
-        process = await asyncio.create_subprocess_exec(*command, env=environment)
+        started.append(await asyncio.create_subprocess_exec(*command, env=environment))
     except OSError as error:
         typer.echo(f"gpuvirt: {command[0]} can't be run: {error.strerror}", err=True)
         return 127
-    code = await process.wait()
+    code = await started[0].wait()
     return code if code >= 0 else SIGNALLED - code
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,6 +119,19 @@ def test_a_host_of_sim_run_acts(machine: str, script: str, expected: str) -> Non
     done = on("-m", machine, "--", "sh", "-c", script)
     assert (done.returncode, done.stderr) == (0, "")
     assert expected in done.stdout
+
+
+@pytest.mark.parametrize("options", [["-m", "4xT4"], ["-m", "4xT4", "--snapshot"]])
+def test_sim_run_that_is_ended_ends_its_program_and_leaves_nothing(options: list[str]) -> None:
+    command = [*GPUVIRT, "sim", "run", *options, "--", "sh", "-c", 'echo "$GPUVIRT_HOST_ROOT"; exec sleep 100']
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        root = Path(server.stdout.readline().strip())
+        server.terminate()
+        assert server.wait(100) == 128 + signal.SIGTERM
+        assert server.stdout.read() == ""
+    assert not root.parent.exists()
+    assert f" {root} " not in Path("/proc/mounts").read_text()
 
 
 def test_a_program_of_a_simulator_that_has_ended_says_so(tmp_path: Path) -> None:
