@@ -40,21 +40,21 @@ def demo(
 async def play(machine: str, folder: Path) -> None:
     """Play the demo on a machine; kubelets and agents keep their files in `folder`."""
     from gpuvirt.cli.story import Story
-    from gpuvirt.cli.vgpustory import VgpuStory, gpus_with_vgpus
+    from gpuvirt.cli.vgpustory import VgpuStory, cast_of
     from gpuvirt.model.settings import Settings
     from gpuvirt.model.wanted import WantedMode
 
     async with _stage(machine, folder / "one", Settings()) as stage:
         story = Story(stage)
-        gpus = gpus_with_vgpus(stage.kernel)
-        await story.tell(more=bool(gpus))
-    if machine == DEFAULT:
-        machine, gpus = WITH_VGPUS, ()
-    if gpus or machine == WITH_VGPUS:
-        settings = Settings(modes=dict.fromkeys(gpus, WantedMode.VGPU)) if gpus else Settings(mode=WantedMode.VGPU)
-        async with _stage(machine, folder / "two", settings) as stage:
+        cast = cast_of(stage.kernel)
+        await story.tell(more=cast is not None)
+    second = machine if cast is not None else WITH_VGPUS if machine == DEFAULT else None
+    if second is not None:
+        modes = dict.fromkeys(cast.gpus, WantedMode.VGPU) if cast is not None else {}
+        settings = Settings(modes=modes) if modes else Settings(mode=WantedMode.VGPU)
+        async with _stage(second, folder / "two", settings) as stage:
             vgpus = VgpuStory(stage, chapter=story.chapter)
-            await vgpus.tell_vgpus()
+            await vgpus.tell_vgpus(same_host=second == machine)
             story.chapter = vgpus.chapter
     story.next()
 
