@@ -50,7 +50,7 @@ async def play(machine: str, folder: Path) -> None:
         await story.tell(more=cast is not None)
     second = machine if cast is not None else WITH_VGPUS if machine == DEFAULT else None
     if second is not None:
-        modes = dict.fromkeys(cast.gpus, WantedMode.VGPU) if cast is not None else {}
+        modes: dict[str, WantedMode] = dict.fromkeys(cast.gpus, WantedMode.VGPU) if cast is not None else {}
         settings = Settings(modes=modes) if modes else Settings(mode=WantedMode.VGPU)
         async with _stage(second, folder / "two", settings) as stage:
             vgpus = VgpuStory(stage, chapter=story.chapter)
