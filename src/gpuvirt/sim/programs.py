@@ -7,7 +7,7 @@ writes its command line to a file of the mount, and reads from there how the pro
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gpuvirt.facts.pci import NVIDIA
@@ -52,8 +52,8 @@ def roots(manager: VgpuManager) -> tuple[HostPath, ...]:
 
 def search_path(root: Path, manager: VgpuManager) -> str:
     """Return what goes in front of PATH to have the programs of the host at `root`."""
-    places = [Path(MODPROBE).parent] + [Path(program).parent for program in NVIDIAS if manager.root is not None]
-    return ":".join(str(_below(root, manager.root or HostPath("/"), str(place))) for place in reversed(places))
+    places = dict.fromkeys(_below(root, place, program).parent for place, program in _programs(manager))
+    return ":".join(map(str, places))
 
 
 def install(kernel: SimKernel, root: Path, manager: VgpuManager, *, refusal: str | None = None) -> None:
@@ -62,26 +62,30 @@ def install(kernel: SimKernel, root: Path, manager: VgpuManager, *, refusal: str
     NVIDIA's are on hosts that have an NVIDIA GPU.
     """
     has_nvidia = any(function.id.vendor == NVIDIA for function in kernel.pci.functions.values())
-    for place in roots(manager):
-        programs = (*((MODPROBE,) if place == "/" else ()), *(NVIDIAS if has_nvidia and place == manager.root else ()))
-        for program in programs:
-            _write(_below(root, place, program), refusal)
-        if programs:
-            _copy_shell(_below(root, place, "/"))
+    programs = [(place, name) for place, name in _programs(manager) if has_nvidia or name not in NVIDIAS]
+    for place, program in programs:
+        _write(_below(root, place, program), program, refusal)
+    for place in {place for place, _ in programs}:
+        _copy_shell(_below(root, place, "/"))
+
+
+def _programs(manager: VgpuManager) -> Iterator[tuple[HostPath, str]]:
+    """Yield the programs, each with the root that it is in."""
+    if manager.root is not None:
+        yield from ((manager.root, program) for program in NVIDIAS)
+    yield HostPath("/"), MODPROBE
 
 
 def _below(root: Path, place: HostPath, path: str) -> Path:
     return root / place.lstrip("/") / path.lstrip("/")
 
 
-def _write(place: Path, refusal: str | None) -> None:
-    depth = {MODPROBE: 2, **{program: program.count("/") - 1 for program in NVIDIAS}}
-    up = next(count for program, count in depth.items() if str(place).endswith(program))
+def _write(target: Path, program: str, refusal: str | None) -> None:
+    up = "/".join([".."] * (program.count("/") - 1))
     text = ASK if refusal is None else REFUSE
-    place.parent.mkdir(parents=True, exist_ok=True)
-    filled = text.format(name=place.name, up="/".join([".."] * up), calls=CALLS, why=refusal)
-    place.write_text(filled, encoding="utf-8")
-    place.chmod(0o755)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text.format(name=target.name, up=up, calls=CALLS, why=refusal), encoding="utf-8")
+    target.chmod(0o755)
 
 
 def _copy_shell(root: Path) -> None:
@@ -98,7 +102,7 @@ def _libraries(programs: Iterable[str]) -> tuple[str, ...]:
         done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)  # noqa: S607  by PATH
     except OSError:  # without ldd the programs work by their paths alone
         return ()
-    return tuple(dict.fromkeys(path for path in _LIBRARY.findall(done.stdout) if not path.endswith(":")))
+    return tuple(dict.fromkeys(path for path in _LIBRARY.findall(done.stdout) if not path.endswith(":")))  # its heads
 
 
 def _copy(source: str, target: Path) -> None:
