@@ -73,11 +73,9 @@ clean:  ## Take away what was set up and cached
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/made-for-run: $(PINS)
-	@echo "Setting up .venv (once) ..."
 	@tools/make-venv run
 	@touch $@
 
 .venv/made-for-dev: $(PINS)
-	@echo "Setting up .venv for tests (once) ..."
 	@tools/make-venv dev
 	@touch $@ .venv/made-for-run

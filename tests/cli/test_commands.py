@@ -220,6 +220,13 @@ def test_other_programs_see_the_machine_too() -> None:
     assert gpuvirt("sim", "run", "--", "sh", "-c", script).stdout == "0x10de\n12\n22\nvfio\n"
 
 
+def test_the_programs_of_a_snapshot_refuse_and_say_why() -> None:
+    done = gpuvirt("sim", "run", "--snapshot", "-m", "2xA30", "--", "nvidia-smi", "-i", "0", "-mig", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nvidia-smi: this simulated host is a snapshot in files" in done.stderr
+    assert "leave that out" in done.stderr
+
+
 @pytest.mark.parametrize("machine", ["2xA10", "4xT4"])
 def test_the_demo(machine: str) -> None:
     done = gpuvirt("demo", "--machine", machine)

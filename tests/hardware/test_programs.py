@@ -34,7 +34,9 @@ class Script:
 
     def tools(self, *places: str, root: Path = HOST) -> HostTools:
         there = {Path(place) for place in places}
-        return HostTools(root, DRIVER, run=self.run, pause=self.pauses.append, has=there.__contains__)
+        return HostTools(
+            root, DRIVER, run=self.run, pause=self.pauses.append, has=there.__contains__, is_confined=False
+        )
 
 
 def test_the_driver_container_comes_before_the_host() -> None:
@@ -107,7 +109,7 @@ def test_a_link_into_a_root_of_its_own_is_a_program(tmp_path: Path) -> None:
     place.parent.mkdir(parents=True)
     place.symlink_to("/etc/alternatives/nvidia-smi-of-that-root")
     script = Script(FINE)
-    HostTools(tmp_path, run=script.run).nvidia_smi("-L")
+    HostTools(tmp_path, run=script.run, is_confined=False).nvidia_smi("-L")
     assert script.commands == [("chroot", str(tmp_path), "/usr/bin/nvidia-smi", "-L")]
 
 
@@ -121,3 +123,14 @@ def test_a_real_program_is_run_without_the_settings_of_this_process(tmp_path: Pa
 
     tools = HostTools(Path("/"), has=lambda place: place.name == "nvidia-smi", run=run)
     assert tools.nvidia_smi("-q") == "C  -q\n"
+
+
+@pytest.mark.parametrize(
+    ("is_confined", "expected"),
+    [(False, ("chroot", "/host", "/usr/bin/nvidia-smi")), (True, ("/host/usr/bin/nvidia-smi",))],
+)
+def test_who_may_not_change_the_root_runs_programs_where_they_lie(is_confined: bool, expected: tuple[str, ...]) -> None:
+    script = Script(FINE)
+    there = HOST / "usr/bin/nvidia-smi"
+    HostTools(HOST, run=script.run, has=lambda place: place == there, is_confined=is_confined).nvidia_smi("-L")
+    assert script.commands == [(*expected, "-L")]

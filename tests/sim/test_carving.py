@@ -1,7 +1,7 @@
 """What a simulated GPU lets be made on it, in each of its modes: as much as it said, and no two in one place."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress
@@ -20,6 +20,7 @@ def carving(board: BoardSpec, *, mixed_sizes: bool = False, mig: bool = False) -
     return made
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(sorted(BOARDS)), st.sampled_from(["equal", "mixed", "mig"]))
 def test_nothing_is_taken_twice(data: st.DataObject, name: str, mode: str) -> None:
     gpu = carving(BOARDS[name], mixed_sizes=mode == "mixed", mig=mode == "mig")

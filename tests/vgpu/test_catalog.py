@@ -127,10 +127,32 @@ def test_mig_backed_types_fill_gpu_instances_of_their_slices() -> None:
         ("10de:2bb5", "DC-1-2Q", 48),
         ("10de:2bb5", "DC-16Q", 6),
         ("10de:2c3a", "DC-16Q", 2),
+        ("10de:13bd", "M10-0B", 16),
+        ("10de:13f2", "M60-2A", 4),
+        ("10de:13f3", "M6-8Q", 1),
+        ("10de:15f7", "P100C-4Q", 3),
+        ("10de:15f8", "P100-8Q", 2),
+        ("10de:15f9", "P100X-1B", 16),
+        ("10de:1b38", "P40-3A", 8),
+        ("10de:1b38", "P40-1Q", 24),
+        ("10de:1bb3", "P4-2B", 4),
+        ("10de:1bb4", "P6-16A", 1),
     ],
 )
 def test_documented_numbers(device: str, name: str, most: int) -> None:
     assert type_of(card_of(device), name).most == most
+
+
+@pytest.mark.parametrize("gpu", ["M6", "M10", "M60", "P4", "P6", "P40", "P100", "P100C", "P100X"])
+def test_of_maxwell_and_pascal_there_is_what_sources_tell(gpu: str) -> None:
+    """No C-series, of which only names are known, and no mixed-size mode, of which only the host can tell."""
+    (card,) = catalog.cards_called(gpu)
+    assert not card.is_mig
+    assert {one.profile.series for one in card.types()} == {Series.A, Series.B, Series.Q}
+    assert (card.mixed_sizes, {one.most_mixed for one in card.types()}) == (None, {None})
+    (whole,) = (one for one in card.types() if one.profile.series is Series.Q and one.most == 1)
+    assert whole.profile.framebuffer_mib == card.framebuffer_mib
+    assert profile_name(f"GRID {whole.profile}") == whole.profile.text
 
 
 def test_simulated_boards_carry_what_the_catalog_says() -> None:

@@ -10,6 +10,7 @@ import yaml
 from commandline import called
 from gpuvirt.facts.ids import PciAddress, PciId, parse_pci_id
 from gpuvirt.model import catalog, vgpuconfig, vgpuwish
+from gpuvirt.model.nearness import nearest
 from gpuvirt.model.profiles import parse_profile
 from gpuvirt.model.vgpudefaults import builtin_configs
 from gpuvirt.model.vgpuentries import Entry
@@ -78,12 +79,20 @@ def test_the_default_is_theirs_wherever_theirs_works(path: Path) -> None:
         ("10de:1e78", "10de:13d8", "RTX8000P-24Q"),
         ("10de:1e78", "10de:13d9", "RTX6000P-12Q"),
         ("10de:2236", "10de:1482", "A10-12Q"),
+        ("10de:15f8", "10de:0001", "P100-8Q"),
+        ("10de:13bd", "10de:0001", "M10-4Q"),
         ("10de:1db4", "10de:1214", "V100-8Q"),
         ("10de:1eb8", "10de:12a2", "T4-8Q"),
     ],
 )
 def test_the_default_is_two_of_half_the_framebuffer(device: str, subsystem: str, name: str) -> None:
     assert wanted("default", parse_pci_id(device), parse_pci_id(subsystem)) == {name: 2}
+
+
+@pytest.mark.parametrize("name", ["GRID P100-8Q", "GRID_P100-8Q", "grid_p100-8q", "p100-8q"])
+def test_a_config_that_is_spelled_as_a_host_or_vsphere_has_it_is_recognized(name: str) -> None:
+    assert name not in BUILTIN
+    assert nearest(name, BUILTIN) == "P100-8Q"
 
 
 def test_the_default_has_exactly_one_entry_for_each_card_and_no_gpu_has_two() -> None:
@@ -116,7 +125,7 @@ def test_what_is_not_built_in(name: str) -> None:
 
 
 def test_a_mapping_like_any() -> None:
-    assert len(BUILTIN) == len(set(BUILTIN)) == 990
+    assert len(BUILTIN) == len(set(BUILTIN)) == 1102
     assert next(iter(BUILTIN)) == "default"
 
 

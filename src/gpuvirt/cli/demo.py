@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from gpuvirt.cli.story import Stage
     from gpuvirt.model.settings import Settings
 
-DEFAULT = "2xA10"
+DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
+"""The host of the demo, and the one of its vGPU part, since the first makes none."""
 
 
 def demo(
@@ -38,20 +39,23 @@ def demo(
 
 async def play(machine: str, folder: Path) -> None:
     """Play the demo on a machine; kubelets and agents keep their files in `folder`."""
-    from gpuvirt.cli import carvingstory
-    from gpuvirt.cli.carvingstory import CarvingStory
     from gpuvirt.cli.story import Story
+    from gpuvirt.cli.vgpustory import VgpuStory, cast_of
     from gpuvirt.model.settings import Settings
     from gpuvirt.model.wanted import WantedMode
 
     async with _stage(machine, folder / "one", Settings()) as stage:
         story = Story(stage)
-        await story.tell()
-    if machine == DEFAULT:
-        async with _stage(carvingstory.MACHINE, folder / "two", Settings(mode=WantedMode.VGPU)) as stage:
-            carving = CarvingStory(stage, chapter=story.chapter)
-            await carving.tell_carving()
-            story.chapter = carving.chapter
+        cast = cast_of(stage.kernel)
+        await story.tell(more=cast is not None)
+    second = machine if cast is not None else WITH_VGPUS if machine == DEFAULT else None
+    if second is not None:
+        modes: dict[str, WantedMode] = dict.fromkeys(cast.gpus, WantedMode.VGPU) if cast is not None else {}
+        settings = Settings(modes=modes) if modes else Settings(mode=WantedMode.VGPU)
+        async with _stage(second, folder / "two", settings) as stage:
+            vgpus = VgpuStory(stage, chapter=story.chapter)
+            await vgpus.tell_vgpus(same_host=second == machine)
+            story.chapter = vgpus.chapter
     story.next()
 
 
@@ -87,7 +91,15 @@ async def _stage(machine: str, folder: Path, settings: "Settings") -> "AsyncIter
         moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks"),
         clock=clock,
         # Everything that an agent does in seconds, in tenths.
-        pace=Pace(nodes_s=0.2, brief_s=0.3, users_s=1.0, holders_s=0.5, holders_after_allocation_s=0.1, kubelet_s=0.2),
+        pace=Pace(
+            nodes_s=0.2,
+            brief_s=0.3,
+            users_s=1.0,
+            holders_s=0.5,
+            holders_after_allocation_s=0.1,
+            kubelet_s=0.2,
+            reconcile_s=0.9,
+        ),
     )
     async with running(options.kubelet.root, clock) as kubelet, asyncio.TaskGroup() as group:
         agent_task = group.create_task(run(options, started=started.set_result))

@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+import signal
+import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpuvirt.cli import options
-from gpuvirt.errors import MountError
 from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt.sim.vgpumanager import VgpuManager
 
 app = typer.Typer(no_args_is_help=True, help="Simulated machines: see what there are, run a program on one.")
 
@@ -19,6 +22,16 @@ SIGNALLED = 128
 
 Machine = Annotated[
     str, typer.Option("--machine", "-m", metavar="NAME", help="A machine of `gpuvirt sim machines`, or a YAML file.")
+]
+
+
+Manager = Annotated[
+    VgpuManager,
+    typer.Option(
+        "--vgpu-manager",
+        help="Where NVIDIA's vGPU manager is, which brings nvidia-smi and sriov-manage: on the host, in a container"
+        " (/run/nvidia/driver), or nowhere.",
+    ),
 ]
 
 
@@ -38,22 +51,31 @@ def run(
     *,
     machine: Machine = "2xA10",
     kubelet: Annotated[bool, typer.Option("--kubelet", help="Run a simulated kubelet beside it.")] = False,
+    manager: Manager = VgpuManager.HOST,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot", help="Give the program a copy of the host in files, which does not act.")
+    ] = False,
 ) -> None:
-    """Run a program on a simulated machine: its /sys, /dev and /proc are files in a folder that is gone afterwards.
+    """Run a program on a simulated host, whose /, with /sys, /dev and /proc, is a folder that is gone afterwards.
 
-    The program finds the folder in GPUVIRT_HOST_ROOT, which every gpuvirt command obeys, and the simulated kubelet's in
-    GPUVIRT_KUBELET_DIR. The files are a snapshot: they can be read and edited, but they don't act as a kernel does.
+    The program finds the folder in GPUVIRT_HOST_ROOT, which every gpuvirt command obeys, the simulated kubelet's in
+    GPUVIRT_KUBELET_DIR, and the host's nvidia-smi, sriov-manage and modprobe on its PATH. The folder is mounted and
+    acts as a kernel does. With --snapshot, and where nothing can be mounted (the extra `sim`, libfuse 3 or /dev/fuse
+    is missing), it is a snapshot in files: they can be read and edited, but nothing acts, and the programs refuse.
     """
-    from gpuvirt.sim.builder import build_machine
-    from gpuvirt.sim.export import export
+    from gpuvirt.cli import simulatedhost
     from gpuvirt.sim.machine import load_machine
 
-    kernel = build_machine(load_machine(machine), where=machine)
+    spec = load_machine(machine)
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the program, which ends by it or does not
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
         root, kubelet_dir = Path(folder) / "host", Path(folder) / "kubelet"
-        export(kernel, root)
+        root.mkdir()
         (kubelet_dir / "device-plugins").mkdir(parents=True)
-        raise typer.Exit(asyncio.run(_run(command, root, kubelet_dir, with_kubelet=kubelet)))
+        with simulatedhost.at(root, spec, machine, manager, snapshot=snapshot):
+            environment = _environment(root, kubelet_dir, manager)
+            code = asyncio.run(_run(command, environment, kubelet_dir, with_kubelet=kubelet))
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -68,26 +90,30 @@ def mount(
             " files of which a group's can be opened once at a time, as a real one."
         ),
     ] = Nodes.NULL,
+    manager: Manager = VgpuManager.HOST,
 ) -> None:
     """Mount a simulated machine: programs see its GPUs, bind them, make and remove vGPUs, and get a kernel's answers.
 
+    Its own programs lie where a host has them, and act on it: DIR/usr/bin/nvidia-smi, DIR/usr/lib/nvidia/sriov-manage,
+    DIR/usr/sbin/modprobe. They work by their paths and after chroot; commands with --host-root DIR use them.
+
     It is there until Ctrl-C or SIGTERM, or until it is unmounted. Needs the extra `sim` and fuse3.
     """
+    from gpuvirt.cli import simulatedhost
+    from gpuvirt.sim import programs
     from gpuvirt.sim.builder import build_machine
     from gpuvirt.sim.machine import load_machine
 
-    try:
-        from gpuvirt.sim.mounted.mounting import serve
-    except ImportError as error:
-        raise MountError("mounting needs the extra sim: pip install 'gpuvirt[sim]'") from error
-    except OSError as error:
-        raise MountError(f"{error}; mounting needs libfuse 3 (Debian: apt-get install fuse3)") from error
+    simulatedhost.check_mountable()
+    from gpuvirt.sim.mounted.mounting import serve
 
     def ready() -> None:
         print(f"{machine} is mounted at {folder} until Ctrl-C", flush=True)
         print(f"try: gpuvirt devices --host-root {folder}", flush=True)
+        if manager is not VgpuManager.NONE:
+            print(f"try: PATH={programs.search_path(folder.absolute(), manager)}:$PATH nvidia-smi", flush=True)
 
-    serve(build_machine(load_machine(machine), where=machine, wait=True), folder, nodes, ready)
+    serve(build_machine(load_machine(machine), where=machine, wait=True), folder, nodes, ready, manager)
 
 
 @app.command("import")
@@ -122,23 +148,38 @@ def import_(
     typer.echo(f"try: gpuvirt sim run -m {output} -- gpuvirt devices", err=True)
 
 
-async def _run(command: list[str], root: Path, kubelet_dir: Path, *, with_kubelet: bool) -> int:
+async def _run(command: list[str], environment: Mapping[str, str], kubelet_dir: Path, *, with_kubelet: bool) -> int:
     from gpuvirt.clock import RealClock
     from gpuvirt.sim.kubelet.kubelet import running
 
     if not with_kubelet:
-        return await _spawn(command, root, kubelet_dir)
+        return await _spawn(command, environment)
     async with running(kubelet_dir, RealClock()):
-        return await _spawn(command, root, kubelet_dir)
+        return await _spawn(command, environment)
 
 
-async def _spawn(command: list[str], root: Path, kubelet_dir: Path) -> int:
-    ours = {"GPUVIRT_HOST_ROOT": str(root), "GPUVIRT_KUBELET_DIR": str(kubelet_dir)}
-    environment = os.environ | ours  # noqa: TID251  handed on, not read
+async def _spawn(command: list[str], environment: Mapping[str, str]) -> int:
+    started: list[asyncio.subprocess.Process] = []
+
+    def hand_on(number: int) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # libfuse's own handlers would end the mount alone
+        asyncio.get_running_loop().add_signal_handler(number, hand_on, number)
     try:
-        process = await asyncio.create_subprocess_exec(*command, env=environment)
+        started.append(await asyncio.create_subprocess_exec(*command, env=environment))
     except OSError as error:
         typer.echo(f"gpuvirt: {command[0]} can't be run: {error.strerror}", err=True)
         return 127
-    code = await process.wait()
+    code = await started[0].wait()
     return code if code >= 0 else SIGNALLED - code
+
+
+def _environment(root: Path, kubelet_dir: Path, manager: VgpuManager) -> Mapping[str, str]:
+    """Return the environment of a program on a simulated host."""
+    from gpuvirt.sim import programs
+
+    outer = os.environ  # noqa: TID251  handed on, not read
+    path = f"{programs.search_path(root, manager)}:{outer.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
+    return outer | {"GPUVIRT_HOST_ROOT": str(root), "GPUVIRT_KUBELET_DIR": str(kubelet_dir), "PATH": path}

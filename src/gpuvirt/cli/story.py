@@ -23,6 +23,8 @@ from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet
 
 PATIENCE_S = 15.0
 POLL_S = 0.05
+MOST_COLUMNS = 100
+"""Of the frame around what a host is."""
 MDEV_PREFIX = "MDEV_PCI_RESOURCE_"
 MANAGED = {
     Form.KUBEVIRT_1_9: ", which leaves binding to vfio-pci to the node",
@@ -63,14 +65,15 @@ class Story:
     def _view(self) -> NodeView:
         return self.agent.views.get()
 
-    async def tell(self) -> None:
-        """Tell all of it."""
+    async def tell(self, *, more: bool = False) -> None:
+        """Tell all of it; there may be `more` after it."""
         self.open()
         await self.until(lambda: self.agent.looked, "a look at the host")
-        await self.until(self._all_is_counted, "the kubelet to count what is offered")
+        await self.until(self.all_is_counted, "the kubelet to count what is offered")
         self._found()
         if not self._view.resources:
-            self.say("\nNothing can be offered on this host. The lines above say why, and what to do about it.")
+            none = "Nothing is offered yet" if more else "Nothing can be offered on this host"
+            self.say(f"\n{none}. The lines above say why, and what to do about it.")
             return
         self._offered()
         resource = max(self._view.resources, key=lambda one: len(one.devices))
@@ -82,15 +85,16 @@ class Story:
     def open(self) -> None:
         """Say which machine this is."""
         self._out.print(
-            Panel.fit(
+            Panel(
                 Text.assemble(
-                    *("Machine ", (self._stage.machine, "bold"), f": {self._stage.about}.\n"),
+                    *("Host ", (self._stage.machine, "bold"), f": {self._stage.about}.\n"),
                     "Host and kubelet are simulated; the agent between them is the one that runs on a real node.",
-                )
+                ),
+                width=min(shutil.get_terminal_size().columns, MOST_COLUMNS),
             )
         )
 
-    def _all_is_counted(self) -> bool:
+    def all_is_counted(self) -> bool:
         """Tell whether the kubelet has read the lists; a resource is registered some time before that."""
         healthy = {one.name: sum(device.healthy for device in one.devices) for one in self._view.resources}
         return self.kubelet.allocatable() == healthy
@@ -165,12 +169,14 @@ class Story:
         on_path = shutil.which("gpuvirt") is not None
         for command, what in (
             *(() if on_path else ((f"export PATH={folder}:$PATH", "so that gpuvirt is found in this shell"),)),
-            (f"make demo MACHINE={other}", "the same on another machine; gpuvirt sim machines lists all"),
-            ("gpuvirt sim run -m 4xT4 -- gpuvirt devices", "any command on a simulated machine"),
+            (f"make demo MACHINE={other}", "the same on another host; gpuvirt sim machines lists all"),
+            ("gpuvirt sim run -m 4xT4 -- gpuvirt devices", "any command on a simulated host"),
+            ("gpuvirt sim run -m 2xA30 -- nvidia-smi mig -lgip", "its own nvidia-smi and sriov-manage, too"),
             ("gpuvirt devices", "the GPUs of this host"),
             ("kubectl apply -f deploy/node.yaml", "the agent on the nodes of a cluster"),
         ):
-            self._out.print(Text.assemble("  ", (f"{command:<46}", "bold"), f" {what}"))
+            self._out.print(Text.assemble("  ", (command, "bold")), soft_wrap=True)
+            self._out.print(f"      {what}", style="dim")
 
     async def _run_pod(self, vm: str, resource: ResourceView, count: int) -> Pod:
         return await self.kubelet.run_pod(f"virt-launcher-{vm}", Container("compute", {resource.name: count}))

@@ -4,6 +4,7 @@ NVIDIA's come with its driver, so they are run in the driver container's root wh
 All of them may sleep in the kernel, so they run in the lane of their unit.
 """
 
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,12 +112,15 @@ class HostTools:
         run: Run = run_program,
         pause: Callable[[float], None] = sleep,
         has: Callable[[Path], bool] = is_there,
+        is_confined: bool | None = None,
     ) -> None:
+        """`is_confined`: this process may not change its root (only root may), so programs run where they lie."""
         self._root = root
         self._driver = driver
         self._run = run
         self._pause = pause
         self._has = has
+        self._is_confined = os.geteuid() != 0 if is_confined is None else is_confined
 
     def modprobe(self, module: str) -> None:
         """Load a module by the host's own modprobe, with the host's own modules and settings."""
@@ -148,8 +152,9 @@ class HostTools:
         roots = [root for root in (self._driver, self._root) if root is not None]
         for root in roots:
             for program in programs:
-                if self._has(root / program.lstrip("/")):
-                    return *_into(root), program
+                place = root / program.lstrip("/")
+                if self._has(place):
+                    return [str(place)] if self._is_confined else [*_into(root), program]
         where = " nor in ".join(str(root) for root in roots)
         name = programs[0].rpartition("/")[2]
         raise ToolMissingError(f"no {name} in {where}; install NVIDIA's vGPU manager, or see that its container runs")

@@ -16,7 +16,7 @@ from gpuvirt import documents
 from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.model.profiles import Profile, Series, Suffix
 
-FAMILIES = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")
+FAMILIES = ("maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
 
 _ATTRIBUTES = {Suffix.ME: "+me", Suffix.NOME: "-me", Suffix.MEALL: "+me.all", Suffix.GFX: "+gfx"}
 

@@ -1,5 +1,6 @@
 """Which of several names somebody meant: the nearest by edit distance, where it is near enough to be a slip."""
 
+import re
 from collections.abc import Iterable
 
 MOST_CHARACTERS = 200
@@ -52,4 +53,4 @@ def _abbreviates(short: str, long: str) -> bool:
 
 
 def _words(name: str) -> list[str]:
-    return [word for word in name.rpartition("/")[2].lower().replace("-", "_").split("_") if word]
+    return [word for word in re.split("[-_ ]", name.rpartition("/")[2].lower()) if word]

@@ -1,5 +1,6 @@
 """A simulated machine as plain files, so that other programs can read it: a snapshot, which does not act."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
@@ -12,14 +13,16 @@ class LeavesTargetError(GpuvirtError):
     """A machine has a path that would be written outside the folder that it is exported to."""
 
 
-def export(kernel: SimKernel, target: Path) -> None:
-    """Write the machine's `/sys`, `/dev` and `/proc` below `target`.
+def export(kernel: SimKernel, target: Path, *, leave_out: Collection[str] = ()) -> None:
+    """Write the machine's files below `target`, but for folders of its `/` that are left out.
 
     Device nodes become empty files: that a group can be opened shows, who has it open does not. A file that can't be
     read is empty.
     """
     target.mkdir(parents=True, exist_ok=True)
     for path, node in kernel.tree.walk():
+        if path.split("/")[1] in leave_out:
+            continue
         place = _place(target, path)
         match node:
             case Folder():

@@ -1,6 +1,6 @@
 """The programs of a simulated host: modprobe, sriov-manage and nvidia-smi, each by its command line.
 
-They are called through the same code as a host's own, so that what is made of their exit codes and words is tried, too.
+gpuvirt calls them through the same code as a host's own. On a mounted host they are executables, too (`programs`).
 """
 
 import errno
@@ -17,6 +17,9 @@ from gpuvirt.sim.nvidiasmi import NvidiaSmi
 
 NVIDIAS = ("sriov-manage", "nvidia-smi")
 FINE = Ended(0, "", "")
+SRIOV_MANAGE_USAGE = """Usage: sriov-manage <-e|-d> <ssss:bb:dd.f|ALL>
+Enable or disable the VFs of the GPU at a PCI address, or of all GPUs of the driver nvidia.
+"""
 
 
 class SimTools:
@@ -55,14 +58,12 @@ class SimTools:
         """Return what nvidia-smi writes."""
         return self._tools.nvidia_smi(*arguments)
 
-    def _run(self, command: Sequence[str], timeout_s: float | None) -> Ended:  # noqa: ARG002  nothing takes long here
-        program, arguments = command[0].rpartition("/")[2], tuple(command[1:])
-        self.commands.append((program, *arguments))
-        self.before(command)
+    def run(self, program: str, arguments: Sequence[str]) -> Ended:
+        """Return how a program ends; raise FileNotFoundError where the host does not have it."""
         with self._kernel.blocking.condition:
             match program:
                 case "modprobe":
-                    return self._modprobe(arguments[-1])
+                    return self._modprobe(arguments)
                 case "sriov-manage":
                     return self._sriov_manage(arguments)
                 case "nvidia-smi":
@@ -70,7 +71,17 @@ class SimTools:
                 case _:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", program)
 
-    def _modprobe(self, module: str) -> Ended:
+    def _run(self, command: Sequence[str], timeout_s: float | None) -> Ended:  # noqa: ARG002  nothing takes long here
+        program, arguments = command[0].rpartition("/")[2], tuple(command[1:])
+        self.commands.append((program, *arguments))
+        self.before(command)
+        return self.run(program, arguments)
+
+    def _modprobe(self, arguments: Sequence[str]) -> Ended:
+        modules = [argument for argument in arguments if not argument.startswith("-")]
+        if len(modules) != 1:
+            return Ended(1, "", "modprobe: expected one module: modprobe vfio-pci\n")
+        (module,) = modules
         if module not in self._modules:
             return Ended(1, "", f"modprobe: FATAL: Module {module} not found")
         self.loaded.append(module)
@@ -80,17 +91,25 @@ class SimTools:
     def _sriov_manage(self, arguments: Sequence[str]) -> Ended:
         """Take the GPU from its driver, switch its VFs through another, and give it back; no card without VFs fails."""
         if len(arguments) != 2 or arguments[0] not in {"-e", "-d"}:
-            return Ended(1, "", "Usage: sriov-manage <-e|-d> <ssss:bb:dd.f|ALL>")
-        function = self._kernel.pci.functions.get(PciAddress(arguments[1]))
-        if function is None or function.id.vendor != NVIDIA:
-            return Ended(1, "", "")
-        enable = arguments[0] == "-e"
+            return Ended(1, "", SRIOV_MANAGE_USAGE)
+        enable, wanted = arguments[0] == "-e", arguments[1]
+        if wanted != "ALL":
+            function = self._kernel.pci.functions.get(PciAddress(wanted.lower()))
+            if function is None or function.id.vendor != NVIDIA:
+                return Ended(1, "", f"sriov-manage: no NVIDIA GPU at {wanted}; expected an address as 0000:65:00.0\n")
+            return self._switch_of(function, enable=enable)
+        gpus = [function for function in self._kernel.pci.functions.values() if function.driver == "nvidia"]
+        ends = [self._switch_of(gpu, enable=enable) for gpu in gpus if gpu.physfn is None]
+        code = next((ended.exit_code for ended in ends if ended.exit_code), 0)
+        return Ended(code, "".join(end.stdout for end in ends), "".join(end.stderr for end in ends))
+
+    def _switch_of(self, function: SimFunction, *, enable: bool) -> Ended:
         if function.total_vfs is None or enable == bool(function.virtfns):
             return FINE
         if function.driver == "nvidia" and not self._kernel.nvidia.lock(function.address):
-            return Ended(1, "", f"Cannot obtain unbindLock for {function.address}")
+            return Ended(1, "", f"Cannot obtain unbindLock for {function.address}\n")
         self._switch(function, function.total_vfs if enable else 0)
-        return FINE
+        return Ended(0, f"{'Enabling' if enable else 'Disabling'} VFs on {function.address}\n", "")
 
     def _switch(self, function: SimFunction, count: int) -> None:
         pci = self._kernel.pci

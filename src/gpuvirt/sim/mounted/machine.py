@@ -1,14 +1,14 @@
-"""A simulated machine as one file system: calls go to the simulated kernel's files, or to the folder beside them."""
+"""A simulated host as one file system: of the simulated kernel, of its programs' calls, of a folder beside them."""
 
 import errno
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator
 
 import mfusepy
 from typing_extensions import override
 
+from gpuvirt.sim.mounted.calls import Calls
 from gpuvirt.sim.mounted.files import KernelFiles
 from gpuvirt.sim.mounted.scratch import Scratch
 from gpuvirt.sim.tree import fails
@@ -22,18 +22,21 @@ class MountedMachine(mfusepy.Operations):
 
     use_ns = True
 
-    def __init__(self, files: KernelFiles, scratch: Scratch, ready: Callable[[], None]) -> None:
-        """`ready` is called, in a thread of its own, once calls are answered."""
+    def __init__(self, files: KernelFiles, calls: Calls, scratch: Scratch, ready: Callable[[], None]) -> None:
+        """`ready` is called once file system calls are answered, or wait until they are."""
         self._files = files
+        self._calls = calls
         self._scratch = scratch
         self._ready = ready
 
     @override
     def init(self, path: str) -> None:
-        threading.Thread(target=self._ready, daemon=True).start()
+        self._ready()
 
     @override
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
+        if path in self._calls:
+            return self._calls.getattr()
         return self._files.getattr(path) if _is_kernels(path) else self._scratch.getattr(path)
 
     @override
@@ -47,25 +50,34 @@ class MountedMachine(mfusepy.Operations):
 
     @override
     def open(self, path: str, flags: int) -> int:
+        if path in self._calls:
+            return self._calls.open()
         if not _is_kernels(path):
             return self._scratch.open(path, flags)
         return self._files.open(path, flags, mfusepy.fuse_get_context()[2])
 
     @override
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        if path in self._calls:
+            return self._calls.read(fh, size)
         return self._files.read(path, size, offset) if _is_kernels(path) else self._scratch.read(fh, size, offset)
 
     @override
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        if path in self._calls:
+            return self._calls.write(fh, data)
         return self._files.write(path, data) if _is_kernels(path) else self._scratch.write(fh, data, offset)
 
     @override
     def release(self, path: str, fh: int) -> int:
+        if path in self._calls:
+            return self._calls.release(fh)
         return self._files.release(fh) if _is_kernels(path) else self._scratch.release(fh)
 
     @override
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        return 0 if _is_kernels(path) else self._scratch.truncate(path, length)  # `>` does it before it writes
+        ours = _is_kernels(path) or path in self._calls
+        return 0 if ours else self._scratch.truncate(path, length)  # `>` does it before it writes
 
     @override
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:

@@ -13,11 +13,16 @@ from pathlib import Path
 import mfusepy
 
 from gpuvirt.errors import MountError
+from gpuvirt.sim import programs
+from gpuvirt.sim.export import export
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.mounted.calls import Calls
 from gpuvirt.sim.mounted.files import KernelFiles
-from gpuvirt.sim.mounted.machine import MountedMachine
+from gpuvirt.sim.mounted.machine import KERNELS, MountedMachine
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.mounted.scratch import Scratch
+from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.vgpumanager import VgpuManager
 
 MOST_CALLS = 256
 """Calls answered at one time: each that waits in the simulated kernel has a thread. libfuse's own limit is 10."""
@@ -26,28 +31,52 @@ WATCHER = 'read -r _; umount -l "$1" || fusermount3 -u -z "$1"; rm -rf "$2"'
 """Waits for the end of its standard input, which we hold: however we end, nothing is left behind."""
 
 
-def serve(kernel: SimKernel, folder: Path, nodes: Nodes, ready: Callable[[], None]) -> None:
+def serve(
+    kernel: SimKernel,
+    folder: Path,
+    nodes: Nodes,
+    ready: Callable[[], None],
+    manager: VgpuManager = VgpuManager.HOST,
+) -> None:
     """Mount a machine at `folder` and answer until it is unmounted, or SIGTERM or SIGINT comes.
 
     `ready` is called once other programs see it. Must run in the main thread. Raises MountError.
     """
-    _check(folder)
     ended = threading.Event()
-    failures: list[BaseException] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
+    with mounted(kernel, folder, nodes, manager, ended):
+        ready()
+        ended.wait()
+
+
+@contextmanager
+def mounted(
+    kernel: SimKernel, folder: Path, nodes: Nodes, manager: VgpuManager, ended: threading.Event
+) -> Iterator[None]:
+    """Have a machine mounted at `folder`; `ended` is set when somebody unmounts it. Raises MountError."""
+    _check(folder)
+    failures: list[BaseException] = []
+    answered = threading.Event()
     with _cleared_away(folder) as scratch:
-        machine = MountedMachine(KernelFiles(kernel, nodes), Scratch(scratch), ready)
+        export(kernel, scratch, leave_out=KERNELS)
+        programs.install(kernel, scratch, manager)
+        paths = [f"{root.rstrip('/')}/{programs.CALLS}" for root in programs.roots(manager)]
+        calls = Calls(SimTools(kernel), paths)
+        machine = MountedMachine(KernelFiles(kernel, nodes), calls, Scratch(scratch), answered.set)
 
         def answer() -> None:
             try:
                 mfusepy.FUSE(machine, str(folder), False, "utf-8", "surrogateescape", **_options())
             except BaseException as error:  # noqa: BLE001  handed to the thread that waits
                 failures.append(error)
+            answered.set()
             ended.set()
 
         threading.Thread(target=answer, name="mount", daemon=True).start()
-        ended.wait()
+        answered.wait()
+        if not failures:
+            yield
     if failures:
         raise MountError(f"{folder} can't be mounted: libfuse ended with {failures[0]}, and says why above")
 
@@ -63,6 +92,7 @@ def _options() -> dict[str, bool | int | str]:
     }
     if (mfusepy.fuse_version_major, mfusepy.fuse_version_minor) >= (3, 12):  # older ones know no limit
         options["max_threads"] = MOST_CALLS
+        options["max_idle_threads"] = MOST_CALLS  # libfuse complains of its own default
     return options
 
 
@@ -89,5 +119,10 @@ def _check(folder: Path) -> None:
         raise MountError(f"{folder}: {error.strerror}{fix}") from error
     if not empty:
         raise MountError(f"{folder} is not empty; give an empty folder to mount on")
+    check_fuse()
+
+
+def check_fuse() -> None:
+    """Raise MountError where no file system can be mounted by FUSE."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MountError("/dev/fuse can't be opened; load the module fuse, or run where it may be used")

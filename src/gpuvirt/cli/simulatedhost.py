@@ -1,0 +1,51 @@
+"""The simulated host of `gpuvirt sim run`: mounted where that can be, else a snapshot in files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+from gpuvirt.errors import MountError
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import export
+from gpuvirt.sim.machine import MachineSpec
+from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt.sim.programs import install
+from gpuvirt.sim.vgpumanager import VgpuManager
+
+ASKED_FOR = "it was started with --snapshot; leave that out"
+
+
+def check_mountable() -> None:
+    """Raise MountError where nothing can be mounted: without the extra, the library or the device."""
+    try:
+        from gpuvirt.sim.mounted import mounting
+    except ImportError as error:
+        raise MountError("mounting needs the extra sim: pip install 'gpuvirt[sim]'") from error
+    except OSError as error:
+        raise MountError(f"{error}; mounting needs libfuse 3 (Debian: apt-get install fuse3)") from error
+    mounting.check_fuse()
+
+
+@contextmanager
+def at(root: Path, spec: MachineSpec, machine: str, manager: VgpuManager, *, snapshot: bool) -> Iterator[None]:
+    """Have a simulated host at `root`, an empty folder, whose name for messages is `machine`."""
+    refusal = ASKED_FOR if snapshot else _why_not_mounted()
+    kernel = build_machine(spec, where=machine, wait=refusal is None)
+    if refusal is not None:
+        export(kernel, root)
+        install(kernel, root, manager, refusal=refusal)
+        yield
+        return
+    from gpuvirt.sim.mounted.mounting import mounted
+
+    with mounted(kernel, root, Nodes.FILES, manager, Event()):
+        yield
+
+
+def _why_not_mounted() -> str | None:
+    try:
+        check_mountable()
+    except MountError as error:
+        return str(error)
+    return None

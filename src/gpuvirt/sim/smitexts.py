@@ -1,0 +1,212 @@
+"""What the simulated nvidia-smi writes of GPUs: modes, lists, vGPU types, GPU instances.
+
+The texts of `-q`, `vgpu -s -v` and `mig` follow published ones. That of `vgpu -ss` is not published, and here in a form
+of this simulator's own, as are the summaries.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpuvirt.facts.vgpu import SchedulerPolicy
+from gpuvirt.model import pciids
+from gpuvirt.sim.function import SimFunction
+from gpuvirt.sim.vgpu import Carving, MigProfileSpec, VgpuTypeSpec
+
+UUID_SPACE = uuid.UUID("0b1f6c0e-3f0a-4a55-8a0e-5b0c8a5f6d21")
+NS_PER_MS = 1_000_000
+POLICY_WORDS = {
+    SchedulerPolicy.BEST_EFFORT: "Best Effort",
+    SchedulerPolicy.EQUAL_SHARE: "Equal Share",
+    SchedulerPolicy.FIXED_SHARE: "Fixed Share",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SmiGpu:
+    """A GPU as nvidia-smi knows it."""
+
+    index: int
+    function: SimFunction
+    carving: Carving | None
+    """None: it carries no vGPUs."""
+
+    @property
+    def bus_id(self) -> str:
+        """`00000000:65:00.0`"""
+        return f"0000{self.function.address.upper()}"
+
+    @property
+    def uuid(self) -> str:
+        """`GPU-...`, the same in every run."""
+        return f"GPU-{uuid.uuid5(UUID_SPACE, self.function.address)}"
+
+    @property
+    def name(self) -> str:
+        """`NVIDIA A10`"""
+        text = pciids.shipped().get(self.function.id, str(self.function.id))
+        return f"NVIDIA {text.partition('[')[2].partition(']')[0] or text}"
+
+    @property
+    def mig_mode(self) -> str:
+        """The MIG mode that it has."""
+        return "N/A" if self.carving is None or not self.carving.profiles else switched(on=self.carving.mig)
+
+
+def switched(*, on: bool) -> str:
+    """Return how a mode is called."""
+    return "Enabled" if on else "Disabled"
+
+
+def _row(indent: int, key: str, value: str) -> str:
+    return f"{' ' * indent}{key:<{38 - indent}}: {value}"
+
+
+def query(gpus: Sequence[SmiGpu]) -> Iterator[str]:
+    """Yield what `-q` writes."""
+    yield from ("", "==============NVSMI LOG==============", "")
+    yield _row(0, "Attached GPUs", str(len(gpus)))
+    for gpu in gpus:
+        yield from _modes(gpu)
+
+
+def _modes(gpu: SmiGpu) -> Iterator[str]:
+    carving = gpu.carving
+    pending = "N/A" if carving is None or not carving.profiles else switched(on=carving.mig_pending)
+    mixed = "N/A" if carving is None or not carving.can_mix_sizes else switched(on=carving.mixed_sizes)
+    yield f"GPU {gpu.bus_id}"
+    yield _row(4, "Product Brand", "NVIDIA")
+    yield "    vGPU Device Capability"
+    yield _row(8, "Heterogeneous Time-Slice Profiles", "Supported" if carving is not None else "N/A")
+    can_mix = "N/A" if carving is None else "Supported" if carving.can_mix_sizes else "Not Supported"
+    yield _row(8, "Heterogeneous Time-Slice Sizes", can_mix)
+    yield "    MIG Mode"
+    yield _row(8, "Current", gpu.mig_mode)
+    yield _row(8, "Pending", pending)
+    yield "    GPU Virtualization Mode"
+    yield _row(8, "Virtualization Mode", "Host VGPU" if carving is not None else "None")
+    sriov = "SR-IOV" if gpu.function.total_vfs else "Non SR-IOV" if carving is not None else "N/A"
+    yield _row(8, "Host VGPU Mode", sriov)
+    yield _row(8, "vGPU Heterogeneous Mode", mixed)
+    yield ""
+
+
+def listed(gpus: Iterable[SmiGpu]) -> Iterator[str]:
+    """Yield what `-L` writes."""
+    for gpu in gpus:
+        yield f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})"
+    yield ""
+
+
+def summary(gpus: Iterable[SmiGpu]) -> Iterator[str]:
+    """Yield what nvidia-smi writes when it is asked nothing."""
+    line = f"+{'-' * 75}+"
+    yield line
+    yield f"| {'NVIDIA-SMI of a simulated host':<74}|"
+    yield line
+    yield f"| {'GPU':<4} {'Name':<27} {'Bus-Id':<17} {'MIG M.':<9} {'VFs':>4} {'vGPUs':>6}  |"
+    yield f"|{'=' * 75}|"
+    for gpu in gpus:
+        vfs = str(len(gpu.function.virtfns)) if gpu.function.total_vfs else "N/A"
+        vgpus = "N/A" if gpu.carving is None else str(len(gpu.carving.live))
+        yield f"| {gpu.index:>3}  {gpu.name:<27.27} {gpu.bus_id:<17} {gpu.mig_mode:<9} {vfs:>4} {vgpus:>6}  |"
+    yield line
+    yield ""
+
+
+def vgpus(gpus: Iterable[SmiGpu]) -> Iterator[str]:
+    """Yield what `vgpu` writes: the GPUs, and the vGPUs on each."""
+    for gpu in gpus:
+        yield f"GPU {gpu.bus_id}"
+        for vgpu, (spec, slot) in gpu.carving.live.items() if gpu.carving is not None else ():
+            yield f"    {vgpu}  {spec.name}  on {slot}"
+    yield ""
+
+
+def supported(gpu: SmiGpu, specs: Iterable[VgpuTypeSpec], *, verbose: bool) -> Iterator[str]:
+    """Yield what `vgpu -s` and `vgpu -c` write of a GPU."""
+    profiles = gpu.carving.profiles if gpu.carving is not None else ()
+    numbers = {profile.name: str(profile.id) for profile in profiles}
+    yield f"GPU {gpu.bus_id}"
+    for spec in specs:
+        if not verbose:
+            yield f"    {spec.name}"
+            continue
+        yield _row(4, "vGPU Type ID", f"{spec.id:#x}")
+        yield _row(8, "Name", spec.name)
+        yield _row(8, "Class", "Compute")
+        yield _row(8, "GPU Instance Profile ID", numbers[spec.profile] if spec.profile is not None else "N/A")
+        yield _row(8, "Max Instances", str(spec.most))
+        yield _row(8, "Device ID", f"0x{gpu.function.id.device:04x}10de")
+        yield _row(8, "FB Memory", f"{_framebuffer_mib(spec)} MiB")
+    yield ""
+
+
+def _framebuffer_mib(spec: VgpuTypeSpec) -> int:
+    """Return the framebuffer of a type: of `12G`, and of a GPU instance's profile, `2g.12gb`."""
+    size = spec.size.removesuffix("gb").rpartition(".")[2].removesuffix("G")
+    return int(size) * 1024 if size.isdigit() else 1024
+
+
+def scheduler(gpu: SmiGpu, carving: Carving) -> Iterator[str]:
+    """Yield what `vgpu -ss` writes of a GPU."""
+    yield f"GPU {gpu.bus_id}"
+    yield "    vGPU Scheduler State"
+    yield _row(8, "Scheduler Policy", POLICY_WORDS[carving.scheduler.policy])
+    if carving.scheduler.policy is not SchedulerPolicy.BEST_EFFORT:
+        most = max((spec.most for spec, _ in carving.live.values()), default=1)
+        timeslice_ms = carving.scheduler.timeslice_ms or (2 if most <= 8 else 1)
+        yield _row(8, "Time Slice", f"{timeslice_ms * NS_PER_MS} ns")
+    yield ""
+
+
+def instances(gpus: Iterable[SmiGpu]) -> Iterator[str]:
+    """Yield the table of `mig -lgi`."""
+    line = f"+{'-' * 55}+"
+    yield line
+    yield "| GPU instances:                                        |"
+    yield "| GPU   Name             Profile  Instance   Placement  |"
+    yield "|                          ID       ID       Start:Size |"
+    yield "|=======================================================|"
+    for gpu in gpus:
+        for one in gpu.carving.instances if gpu.carving is not None else ():
+            place = f"{one.start}:{one.size}"
+            yield f"|{gpu.index:>4}  MIG {one.profile:<14}{one.profile_id:>4}{one.id:>9}{place:>13}     |"
+            yield line
+    yield ""
+
+
+def profiles(gpus: Iterable[SmiGpu]) -> Iterator[str]:
+    """Yield the table of `mig -lgip`."""
+    line = f"+{'-' * 55}+"
+    yield line
+    yield "| GPU instance profiles:                                |"
+    yield "| GPU   Name             ID    Instances   Memory       |"
+    yield "|                              Free/Total  slices       |"
+    yield "|=======================================================|"
+    for gpu in gpus:
+        for profile in gpu.carving.profiles if gpu.carving is not None else ():
+            room = f"{_room(gpu, profile)}/{_room(gpu, profile, empty=True)}"
+            yield f"|{gpu.index:>4}  MIG {profile.name:<12}{profile.id:>4}{room:>12}{profile.size:>10}       |"
+    yield line
+    yield ""
+
+
+def _room(gpu: SmiGpu, profile: MigProfileSpec, *, empty: bool = False) -> int:
+    """Return how many more GPU instances of a profile fit."""
+    if gpu.carving is None:
+        return 0
+    tried = replace(gpu.carving, instances=[] if empty else list(gpu.carving.instances))
+    count = 0
+    while tried.add_instance(profile) is not None:
+        count += 1
+    return count
+
+
+def compute_instances(gpus: Iterable[SmiGpu]) -> Iterator[str]:
+    """Yield the table of `mig -lci`."""
+    yield "| GPU  GPU instance  Compute instance |"
+    for gpu in gpus:
+        for number in sorted(gpu.carving.computing) if gpu.carving is not None else ():
+            yield f"|{gpu.index:>4}{number:>10}{0:>16}       |"
+    yield ""
