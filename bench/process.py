@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OURS = (sys.executable, "-m", "gpuvirt", "node", "--listen", "")
+FLOOR = (sys.executable, "-m", "bench.floor")
 
 PEER = """
 set -e
@@ -34,11 +35,13 @@ class Plugin:
     name: str
     command: Sequence[str]
     wants_fixed_paths: bool = False
+    checkout: Path | None = None
+    """The checkout of gpuvirt that it is run from, where that is not this one."""
 
 
 @contextmanager
-def started(plugin: Plugin, host: Path, kubelet: Path, log: Path) -> Iterator[int]:
-    """Run a plugin on a host and kubelet, and give its process id."""
+def started(plugin: Plugin, host: Path, kubelet: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a plugin on a host and kubelet, and give its process."""
     work = log.parent / f"work-{plugin.name}"
     work.mkdir(exist_ok=True)
     environment = os.environ | {
@@ -46,13 +49,15 @@ def started(plugin: Plugin, host: Path, kubelet: Path, log: Path) -> Iterator[in
         "GPUVIRT_KUBELET_DIR": str(kubelet),
         "WORK": str(work),
     }
+    if plugin.checkout is not None:
+        environment["PYTHONPATH"] = str(plugin.checkout / "src")
     command = list(plugin.command)
     if plugin.wants_fixed_paths:
         command = ["unshare", "--mount", "sh", "-c", PEER, "sh", *command]
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
-            yield process.pid
+            yield process
         finally:
             process.terminate()
             process.wait(10)
@@ -60,8 +65,18 @@ def started(plugin: Plugin, host: Path, kubelet: Path, log: Path) -> Iterator[in
 
 def pss_kib(pid: int) -> int:
     """Return a process's proportional set size."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("Pss:")))
+    return _rollup_kib(pid)["Pss"]
+
+
+def private_kib(pid: int) -> int:
+    """Return the memory that a process shares with no other."""
+    rollup = _rollup_kib(pid)
+    return rollup["Private_Clean"] + rollup["Private_Dirty"]
+
+
+def _rollup_kib(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
 
 
 def cpu_s(pid: int) -> float:
