@@ -98,7 +98,7 @@ class Broker:
         if (withholding := self._state.withholdings.get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # also of a device whose pod has just ended
         looked = self.look(resource, containers) if looked is None else looked
-        opened = {sight.opened for sight in looked.values()}
+        opened = {sight.opened for sight in looked.values() if sight.opened is not None}
         entries = self._state.entries
         attachments: list[Attachment] = []
         for ids in containers:
