@@ -1,9 +1,9 @@
 """Measures the agent as a device plugin and how fast it makes vGPUs, over simulated hosts, and prints a table.
 
-Everything is real but the host's files and the kubelet: processes, unix sockets, gRPC. Beside the agent runs the floor, a
-trivial plugin in Python with grpcio (bench/floor.py): all plugins answer Allocate in turn, call by call, so that whatever
-else the machine does slows all of them alike, and the ratio counts. --peer adds another plugin's program, --checkout
-the agent of another checkout; --vgpu-peer adds a program that creates vGPUs (`nvidia-vgpu-dm apply`).
+Everything is real but the host's files and the kubelet: processes, unix sockets, gRPC. Beside the agent runs the
+floor, a trivial plugin in Python with grpcio (bench/floor.py). All plugins answer Allocate in turn, call by call, so
+that other work on the computer slows all of them alike: the ratio counts. --peer adds another plugin's program,
+--checkout the agent of another checkout. --vgpu-peer adds a program that creates vGPUs (`nvidia-vgpu-dm apply`).
 """
 
 import argparse
@@ -19,7 +19,8 @@ from bench.plugins import Effort
 from bench.process import OURS, Plugin
 from bench.results import Results
 
-GPUVIRT, FLOOR, CHECKOUT, PEER = COLUMNS = ("gpuvirt", "floor", "checkout", "peer")
+GPUVIRT, _, CHECKOUT, PEER = COLUMNS = ("gpuvirt", "floor", "checkout", "peer")
+PARTS = ("plugin", "labels", "apply")
 
 
 def measure_plugins(arguments: argparse.Namespace, work: Path, results: Results) -> None:
@@ -45,9 +46,8 @@ async def measure_labels(rounds: int, work: Path, results: Results) -> None:
         results.add(GPUVIRT, f"... and back, {machine.about}, s", fewer)
 
 
-def measure_vgpus(arguments: argparse.Namespace, work: Path, results: Results) -> None:
-    """Measure how fast vGPUs are made, by the agent and by hand."""
-    asyncio.run(measure_labels(arguments.rounds, work, results))
+def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -> None:
+    """Measure how fast vGPUs are created by hand."""
     what = f"apply by hand, mounted: {carving.GPUS * carving.MACHINES[0].many[1]} vGPUs, s"
     for name, command in ((GPUVIRT, ""), (PEER, arguments.vgpu_peer)):
         if command is not None:
@@ -66,7 +66,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--peer", metavar="CMD", help="another plugin's program, run with the host at its usual paths")
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="another checkout of gpuvirt, to compare with")
     parser.add_argument("--vgpu-peer", metavar="CMD", help="what creates vGPUs when -f FILE -c NAME follow, as --peer")
-    parser.add_argument("--only", choices=["plugin", "vgpus"], help="measure one of the two parts alone")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="measure these parts alone")
     parser.add_argument("--agent-options", default="", metavar="OPTIONS", help="more options of our agent, one text")
     parser.add_argument("--starts", type=int, nargs="+", default=[8, 64, 1024], metavar="GPUS", help="sizes of hosts")
     parser.add_argument("--rounds", type=int, default=5, help="starts of each size, of which the median counts")
@@ -84,10 +84,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
         work = Path(folder)
         logging.basicConfig(filename=work / "log")  # of the agents that run in this process
-        if arguments.only != "vgpus":
+        if "plugin" in arguments.only:
             measure_plugins(arguments, work, results)
-        if arguments.only != "plugin":
-            measure_vgpus(arguments, work, results)
+        if "labels" in arguments.only:
+            asyncio.run(measure_labels(arguments.rounds, work, results))
+        if "apply" in arguments.only:
+            measure_apply(arguments, work, results)
         print(results.table(COLUMNS))
 
 

@@ -1,7 +1,7 @@
 """The floor: the least that a device plugin can be in Python with grpcio, as a program that `make bench` measures.
 
-It registers one resource, lists the host's GPUs, and answers Allocate with constants. It looks at nothing, keeps nothing
-and logs nothing. With --answers DIR the file DIR/N holds the answer to a request for N devices.
+It registers one resource, lists the host's GPUs, and answers Allocate with constants. It looks at nothing, keeps
+nothing and logs nothing. With --answers DIR the file DIR/N holds the answer to a request for N devices.
 """
 
 import argparse

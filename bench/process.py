@@ -40,21 +40,27 @@ class Plugin:
 
 
 @contextmanager
-def started(plugin: Plugin, host: Path, kubelet: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a plugin on a host and kubelet, and give its process."""
-    work = log.parent / f"work-{plugin.name}"
-    work.mkdir(exist_ok=True)
+def started(plugin: Plugin, host: Path, kubelet: Path, bytecode: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a plugin on a host and kubelet, and give its process; its log is the file `log` in the kubelet's folder.
+
+    Python keeps what it compiles in `bytecode`, as an installed package has it beside its files: some environments
+    forbid it (PYTHONDONTWRITEBYTECODE), and then half of each start is compiling.
+    """
+    work = kubelet / "work"
+    work.mkdir()
     environment = os.environ | {
         "GPUVIRT_HOST_ROOT": str(host),
         "GPUVIRT_KUBELET_DIR": str(kubelet),
+        "PYTHONPYCACHEPREFIX": str(bytecode),
         "WORK": str(work),
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if plugin.checkout is not None:
         environment["PYTHONPATH"] = str(plugin.checkout / "src")
     command = list(plugin.command)
     if plugin.wants_fixed_paths:
         command = ["unshare", "--mount", "sh", "-c", PEER, "sh", *command]
-    with log.open("wb") as output:
+    with (kubelet / "log").open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
             yield process

@@ -40,7 +40,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _ratio(value: float | None, other: float | None) -> str:
