@@ -170,9 +170,11 @@ def _not_ready(agent: Agent) -> list[str]:
 async def _settle_memory(clock: Clock) -> None:
     """Let collections pass over what start has made and nobody will free: the slowest answers take a third less.
 
-    It takes some 20 ms, for which no resource waits to be registered.
+    What nobody needs is collected later: that takes some 20 ms, for which no resource waits to be registered.
     """
+    gc.freeze()
     await clock.sleep(SETTLED_AFTER_S)
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
