@@ -24,7 +24,8 @@ REGISTERED_WITHIN_S = 60.0
 GPUS = 8
 """GPUs of the host on which Allocate and idleness are measured."""
 USED_CALLS = 500
-SETTLED_AFTER_S = 2.0
+SETTLED_AFTER_S = 6.0
+"""The agent collects garbage once, 5 s after its start."""
 
 T = TypeVar("T")
 Call = Callable[[pb.AllocateRequest], pb.AllocateResponse]
