@@ -60,9 +60,7 @@ def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -
 
 def read_arguments() -> argparse.Namespace:
     """Return what is asked for."""
-    parser = argparse.ArgumentParser(
-        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--peer", metavar="CMD", help="another plugin's program, run with the host at its usual paths")
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="another checkout of gpuvirt, to compare with")
     parser.add_argument("--vgpu-peer", metavar="CMD", help="what creates vGPUs when -f FILE -c NAME follow, as --peer")
