@@ -54,7 +54,7 @@ format: .venv/made-for-dev  ## Format the code
 	$(VENV)/ruff format
 
 bench: .venv/made-for-dev  ## Measure speed and memory (ARGS='--peer CMD' for another plugin beside it)
-	$(VENV)/python -m bench $(ARGS)
+	@$(VENV)/python -m bench $(ARGS)
 
 generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manifests of our kinds, and what the chart shares
 	$(VENV)/python tools/make_protos.py

@@ -165,9 +165,14 @@ def mounted(machine: Carved, work: Path) -> Iterator[Path]:
     file.write_text(machine.text)
     host.mkdir()
     command = [sys.executable, "-m", "gpuvirt", "sim", "mount", "--machine", str(file), str(host)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    log = work / "mount.log"  # libfuse writes to it, too
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
+    ):
         if server.stdout is None or "is mounted" not in server.stdout.readline():
-            raise SystemExit("the machine can't be mounted: it needs the extra sim, fuse3 and /dev/fuse")
+            said = log.read_text(errors="replace")
+            raise SystemExit(f"the host can't be mounted: it needs the extra sim, fuse3 and /dev/fuse\n{said}")
         try:
             yield host
         finally:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OURS = (sys.executable, "-m", "gpuvirt", "node", "--listen", "")
+FLOOR = (sys.executable, "-m", "bench.floor")
 
 PEER = """
 set -e
@@ -34,25 +35,35 @@ class Plugin:
     name: str
     command: Sequence[str]
     wants_fixed_paths: bool = False
+    checkout: Path | None = None
+    """The checkout of gpuvirt that it is run from, where that is not this one."""
 
 
 @contextmanager
-def started(plugin: Plugin, host: Path, kubelet: Path, log: Path) -> Iterator[int]:
-    """Run a plugin on a host and kubelet, and give its process id."""
-    work = log.parent / f"work-{plugin.name}"
-    work.mkdir(exist_ok=True)
+def started(plugin: Plugin, host: Path, kubelet: Path, bytecode: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a plugin on a host and kubelet, and give its process; its log is the file `log` in the kubelet's folder.
+
+    Python keeps what it compiles in `bytecode`, as an installed package has it beside its files: some environments
+    forbid it (PYTHONDONTWRITEBYTECODE), and then half of each start is compiling.
+    """
+    work = kubelet / "work"
+    work.mkdir()
     environment = os.environ | {
         "GPUVIRT_HOST_ROOT": str(host),
         "GPUVIRT_KUBELET_DIR": str(kubelet),
+        "PYTHONPYCACHEPREFIX": str(bytecode),
         "WORK": str(work),
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    if plugin.checkout is not None:
+        environment["PYTHONPATH"] = str(plugin.checkout / "src")
     command = list(plugin.command)
     if plugin.wants_fixed_paths:
         command = ["unshare", "--mount", "sh", "-c", PEER, "sh", *command]
-    with log.open("wb") as output:
+    with (kubelet / "log").open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
-            yield process.pid
+            yield process
         finally:
             process.terminate()
             process.wait(10)
@@ -60,8 +71,18 @@ def started(plugin: Plugin, host: Path, kubelet: Path, log: Path) -> Iterator[in
 
 def pss_kib(pid: int) -> int:
     """Return a process's proportional set size."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("Pss:")))
+    return _rollup_kib(pid)["Pss"]
+
+
+def private_kib(pid: int) -> int:
+    """Return the memory that a process shares with no other."""
+    rollup = _rollup_kib(pid)
+    return rollup["Private_Clean"] + rollup["Private_Dirty"]
+
+
+def _rollup_kib(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
 
 
 def cpu_s(pid: int) -> float:

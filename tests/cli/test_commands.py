@@ -41,6 +41,20 @@ def test_version_and_help() -> None:
         assert ran(command, "--help").returncode == 0
 
 
+def test_the_agent_loads_no_other_command_and_no_module_of_a_person() -> None:
+    script = """
+import sys
+from gpuvirt.cli.main import COMMANDS, program_for
+program_for(["node"])
+assert [name for name in COMMANDS if f"gpuvirt.cli.{name}" in sys.modules] == ["node"]
+assert not {"rich", "gpuvirt.sim", "gpuvirt.cluster"} & sys.modules.keys()
+program_for(["no-such-command"])
+assert all(f"gpuvirt.cli.{name}" in sys.modules for name in COMMANDS)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_version_by_the_name_of_nvidias_plugin() -> None:
     script = "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"
     done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False)

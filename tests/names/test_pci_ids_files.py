@@ -1,5 +1,6 @@
 """pci.ids files, good and bad."""
 
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,24 @@ def test_a_bad_system_file_is_passed_over_with_a_word(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     ids = read_pci_ids(None, host(tmp_path, content))
+    assert ids.text(PciId(0x10DE, 0xFFFE)) is ids.text(PciId(0x10DE, 0xFFFD)) is None
     assert ids.text(PciId(0x10DE, 0x2236)) == "GA102GL [A10]"
-    assert "the system's database is passed over" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("the system's database is passed over") == 1
+
+
+def test_the_systems_file_is_not_read_for_known_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = read_pci_ids(None, host(tmp_path, b"no pci.ids"))
+    assert ids.text(PciId(0x10DE, 0x2236)) == "GA102GL [A10]"
+    assert not capsys.readouterr().err
+
+
+def test_the_shipped_file_is_searched_as_it_would_be_parsed() -> None:
+    text = (resources.files(pciids.__package__) / "data/pci.ids").read_text("utf-8")
+    parsed, shipped = pciids.parse(text, where="shipped"), pciids.shipped()
+    assert {pci_id: shipped[pci_id] for pci_id in parsed} == parsed
+    assert len(shipped) == len(parsed) > 3000
+    assert PciId(0x10DE, 0xFFFE) not in shipped
+    assert PciId(0xFFFE, 0x2236) not in shipped
 
 
 @pytest.mark.parametrize("content", [b"no pci.ids", b"\xff\xfe\x00"])

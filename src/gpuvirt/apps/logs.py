@@ -40,7 +40,7 @@ class TextLines(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[11:23]
         extra = "".join(f" {key}={value}" for key, value in _extra(record).items() if value is not None)
         line = f"{time} {record.levelname.lower():<7} {record.getMessage()}{extra}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

@@ -5,59 +5,36 @@ Exit codes: 0 done, 1 failed, 2 used wrongly or configured wrongly.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from gpuvirt import __version__
-from gpuvirt.cli import (
-    controller,
-    demo,
-    devices,
-    discover,
-    doctor,
-    install,
-    k8svgpudm,
-    node,
-    sim,
-    status,
-    support,
-    uninstall,
-    validate,
-    vfio,
-    vfiomanage,
-    vgpu,
-    vgpudm,
-    why,
-)
 from gpuvirt.errors import ConfigError, GpuvirtError
 
 FAILED = 1
 USED_WRONGLY = 2
 
-app = typer.Typer(
-    name="gpuvirt",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="GPU virtualization for Kubernetes: the GPUs of a node as devices of virtual machines.",
+COMMANDS = (
+    "devices",
+    "doctor",
+    "why",
+    "node",
+    "controller",
+    "status",
+    "uninstall",
+    "discover",
+    "demo",
+    "support",
+    "vfio",
+    "vgpu",
+    "install",
+    "sim",
+    "validate",
 )
-app.command("devices")(devices.devices)
-app.command("doctor")(doctor.doctor)
-app.command("why")(why.why)
-app.command("node")(node.node)
-app.command("controller")(controller.controller)
-app.command("status")(status.status)
-app.command("uninstall")(uninstall.uninstall)
-app.command("discover")(discover.discover)
-app.command("demo")(demo.demo)
-app.add_typer(vfio.app, name="vfio")
-app.add_typer(vgpu.app, name="vgpu")
-app.add_typer(install.app, name="install")
-app.command("support")(support.support)
-app.add_typer(sim.app, name="sim")
-app.add_typer(validate.app, name="validate")
+"""Each is a module beside this one, with a function of the same name or, for a group of commands, an `app`."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,13 +43,34 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """GPU virtualization for Kubernetes."""
+
+
+def program_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the program `gpuvirt` with the command that is run, or with all where the first argument names none.
+
+    Loading the modules of all commands takes half as long as those of the agent, which starts on each node.
+    """
+    program = typer.Typer(
+        name="gpuvirt",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help="GPU virtualization for Kubernetes: the GPUs of a node as devices of virtual machines.",
+    )
+    program.callback()(root)
+    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
+        module = import_module(f"gpuvirt.cli.{name}")
+        if hasattr(module, "app"):
+            program.add_typer(module.app, name=name)
+        else:
+            program.command(name)(getattr(module, name))
+    return program
 
 
 def main() -> None:
@@ -88,16 +86,22 @@ def nvidia_kubevirt_gpu_device_plugin() -> None:
 
 def vfio_manage() -> None:
     """Run in the place of NVIDIA's vfio-manage."""
+    from gpuvirt.cli import vfiomanage
+
     run(sys.argv[1:], vfiomanage.app, "vfio-manage")
 
 
 def nvidia_vgpu_dm() -> None:
     """Run in the place of NVIDIA's vgpu-device-manager on a host; it ends with 1 whatever fails."""
+    from gpuvirt.cli import vgpudm
+
     _run_as_nvidias(vgpudm.app, "nvidia-vgpu-dm")
 
 
 def nvidia_k8s_vgpu_dm() -> None:
     """Run in the place of NVIDIA's vgpu-device-manager in a cluster; it ends with 1 whatever fails."""
+    from gpuvirt.cli import k8svgpudm
+
     _run_as_nvidias(k8svgpudm.app, "nvidia-k8s-vgpu-dm")
 
 
@@ -108,12 +112,12 @@ def _run_as_nvidias(program: typer.Typer, name: str) -> None:
         sys.exit(FAILED if end.code else 0)
 
 
-def run(arguments: list[str], program: typer.Typer = app, name: str = "gpuvirt") -> None:
+def run(arguments: list[str], program: typer.Typer | None = None, name: str = "gpuvirt") -> None:
     """Run one command and end the process."""
     # gRPC's own log goes to standard error in a form of its own; what it means for us we say ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251
     try:
-        program(arguments, prog_name=name)
+        (program or program_for(arguments))(arguments, prog_name=name)
     except (GpuvirtError, ExceptionGroup, OSError) as failure:
         errors = list(_flat(failure))
         for error in errors:

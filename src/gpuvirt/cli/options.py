@@ -10,7 +10,7 @@ from gpuvirt import documents
 from gpuvirt.errors import ConfigError
 from gpuvirt.model import pciids, settings, vgpuconfig
 from gpuvirt.model.heard import ConfigText
-from gpuvirt.model.pciids import PciIds, Texts
+from gpuvirt.model.pciids import Deferred, PciIds, Texts
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 
@@ -130,12 +130,14 @@ def read_pci_ids(override: Path | None, roots: HostRoots) -> PciIds:
     """Return the databases that name devices; raise ConfigError for one that was named and is none."""
     if override is not None:
         return PciIds((_pci_ids_of(override),))
-    system = next((path for name in SYSTEM_PCI_IDS if (path := roots.local(name)).is_file()), None)
-    return PciIds((pciids.shipped(), *([_system_pci_ids(system)] if system is not None else [])))
+    return PciIds((pciids.shipped(), Deferred(lambda: _system_pci_ids(roots))))
 
 
-def _system_pci_ids(path: Path) -> Texts:
+def _system_pci_ids(roots: HostRoots) -> Texts:
     """Return the system's database; it is asked for unknown ids alone, so a bad one is passed over."""
+    path = next((path for name in SYSTEM_PCI_IDS if (path := roots.local(name)).is_file()), None)
+    if path is None:
+        return {}
     try:
         return _pci_ids_of(path)
     except ConfigError as error:

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from typing_extensions import override
+
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware import devicelease
@@ -100,12 +102,37 @@ class Kernel(Protocol):
         ...
 
 
+class _OpenGroup(AbstractContextManager[None]):
+    """A VFIO group that is open for as long as the context lasts; no generator, as each allocation opens some."""
+
+    __slots__ = ("_fd", "_local", "_node")
+
+    def __init__(self, node: HostPath, local: str) -> None:
+        self._node, self._local = node, local
+        self._fd = -1
+
+    @override
+    def __enter__(self) -> None:
+        try:
+            self._fd = os.open(self._local, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise DeviceBusyError(f"{self._node} is open in another process") from error
+            raise LeaseUnavailableError(f"{self._node} can't be opened: {error.strerror}") from error
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
 class RealKernel:
     """The kernel of the machine whose files `roots` names."""
 
     def __init__(self, roots: HostRoots) -> None:
         self._prefixes = roots.prefixes()
         self._root = "" if str(roots.root) == "/" else str(roots.root)
+        self._frequent = {f"/{name}/": f"{self._prefixes[name]}/" for name in ("sys", "dev")}
+        """What most paths begin with, each as long as the others."""
 
     @property
     def pid(self) -> int:
@@ -113,6 +140,8 @@ class RealKernel:
         return os.getpid()
 
     def _local(self, path: HostPath) -> str:
+        if (found := self._frequent.get(path[:5])) is not None:
+            return found + path[5:]
         first, slash, rest = path[1:].partition("/")
         return self._prefixes.get(first, f"{self._root}/{first}") + slash + rest
 
@@ -156,20 +185,10 @@ class RealKernel:
         """Return the device number of a node."""
         return os.stat(self._local(path)).st_rdev  # noqa: PTH116
 
-    @contextlib.contextmanager
-    def lease(self, group: IommuGroup, /) -> Iterator[None]:
+    def lease(self, group: IommuGroup, /) -> AbstractContextManager[None]:
         """Hold a VFIO group open."""
         node = HostPath(f"/dev/vfio/{group}")
-        try:
-            fd = os.open(self._local(node), os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno == errno.EBUSY:
-                raise DeviceBusyError(f"{node} is open in another process") from error
-            raise LeaseUnavailableError(f"{node} can't be opened: {error.strerror}") from error
-        try:
-            yield
-        finally:
-            os.close(fd)
+        return _OpenGroup(node, self._local(node))
 
     def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
         """Hold all VFIO devices of a group."""

@@ -1,5 +1,6 @@
 """The plugin of one resource: a gRPC server at its own socket, with the five calls of the device plugin API."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -215,8 +216,12 @@ class DevicePlugin:
             unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
             status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
             await self._refuse(call, status, error.reason.text, reason=error.reason.code)
-        log.info("allocated", extra={"resource": self.resource, "devices": containers})
+        # A line of the log takes as long as a device's look; the kubelet need not wait for it.
+        asyncio.get_running_loop().call_soon(self._say_allocated, containers)
         return wire.given(attachments)
+
+    def _say_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
+        log.info("allocated", extra={"resource": self.resource, "devices": containers})
 
     async def _pre_start(self, _request: pb.PreStartContainerRequest, _call: Call) -> pb.PreStartContainerResponse:
         return pb.PreStartContainerResponse()

@@ -8,7 +8,7 @@ spoken yet, and for saying what a config means. What no source tells is None, an
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 import msgspec
 
@@ -17,6 +17,8 @@ from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.model.profiles import Profile, Series, Suffix
 
 FAMILIES = ("maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
+
+_CARDS = Path(__file__).with_name("cards")
 
 _ATTRIBUTES = {Suffix.ME: "+me", Suffix.NOME: "-me", Suffix.MEALL: "+me.all", Suffix.GFX: "+gfx"}
 
@@ -215,4 +217,4 @@ def _card(card: _Card, tables: Mapping[str, tuple[_Row, ...]], mixed: Mapping[st
 
 
 def _content(name: str) -> bytes:
-    return (resources.files("gpuvirt.model") / "cards" / f"{name}.json").read_bytes()
+    return (_CARDS / f"{name}.json").read_bytes()

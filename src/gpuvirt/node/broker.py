@@ -16,16 +16,16 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import find_holds
-from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import lastlook
+from gpuvirt.node.lastlook import Sight
 from gpuvirt.node.state import NodeState
 
-Looked = Mapping[DeviceId, Reason | None]
-"""What a look just before an allocation has found against each device."""
+Looked = Mapping[DeviceId, Sight]
+"""What a look just before an allocation has shown of each device."""
 
 
 class AllocationRefusedError(GpuvirtError):
@@ -72,7 +72,7 @@ class Broker:
         return any(lastlook.may_sleep(inventory.facts, device.candidate) for device in named)
 
     def look(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> Looked:
-        """Look once more at the devices that a request names; return what speaks against each, None for nothing.
+        """Look once more at the devices that a request names; return what that shows of each.
 
         Nothing is changed, and it may run in another thread.
         """
@@ -80,7 +80,8 @@ class Broker:
         if inventory is None or offer is None:
             return {}
         ids = dict.fromkeys(itertools.chain.from_iterable(containers))
-        return {one: self._change(inventory, offer.devices[one].candidate) for one in ids if one in offer.devices}
+        devices = offer.devices
+        return {one: lastlook.look(self._kernel, inventory, devices[one].candidate) for one in ids if one in devices}
 
     def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
@@ -97,6 +98,7 @@ class Broker:
         if (withholding := self._state.withholdings.get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # also of a device whose pod has just ended
         looked = self.look(resource, containers) if looked is None else looked
+        opened = {sight.opened for sight in looked.values() if sight.opened is not None}
         entries = self._state.entries
         attachments: list[Attachment] = []
         for ids in containers:
@@ -104,7 +106,8 @@ class Broker:
             if (reason := find_holds(entries, self._state.resources).in_the_way(resource, devices)) is not None:
                 raise AllocationRefusedError(reason)
             attachment = attach(inventory, resource, devices, self._state.settings)
-            if devices and (reason := lastlook.missing_node(self._kernel, devices[0].id, attachment.device_nodes)):
+            nodes = attachment.device_nodes
+            if devices and (reason := lastlook.missing_node(self._kernel, devices[0].id, nodes, opened)):
                 raise AllocationRefusedError(reason)
             attachments.append(attachment)
             entries = record(entries, self._entries(resource, devices))
@@ -138,11 +141,8 @@ class Broker:
             )
         if not device.health.healthy:
             return device.health.against[0]
-        return looked.get(device_id)
-
-    def _change(self, inventory: Inventory, device: Candidate) -> Reason | None:
-        changed = next(lastlook.changes(self._kernel, inventory, device), None)
-        return changed or lastlook.users(self._kernel, inventory.facts, device)
+        sight = looked.get(device_id)
+        return sight.against if sight is not None else None
 
     def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:
         now = self._clock.now()

@@ -1,6 +1,7 @@
 """One more look at a device just before it is given away: is it still what it was, where it was, and nobody's?"""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId
@@ -15,6 +16,22 @@ from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import HostPath
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What one look at a device has shown."""
+
+    against: Reason | None
+    """Why the device can't be given, None for nothing."""
+    opened: HostPath | None = None
+    """The node that was opened, which is how it is known to be there and to be nobody's."""
+
+
+def look(kernel: Kernel, inventory: Inventory, device: Candidate) -> Sight:
+    """Look at a device; the first thing that speaks against it counts."""
+    changed = next(changes(kernel, inventory, device), None)
+    return Sight(changed) if changed is not None else users(kernel, inventory.facts, device)
 
 
 def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
@@ -40,35 +57,38 @@ def may_sleep(facts: Facts, device: Candidate) -> bool:
     return device.framework is Framework.VENDOR_VFIO or not _opens_by_group(facts, device)
 
 
-def users(kernel: Kernel, facts: Facts, device: Candidate) -> Reason | None:
-    """Return why a device is in use, None when nobody has it open or that can't be told.
+def users(kernel: Kernel, facts: Facts, device: Candidate) -> Sight:
+    """Look whether a device is in use; nothing speaks against it when nobody has it open or that can't be told.
 
     The group is opened, which tests it and takes it in one step, and closed again. The kubelet takes the device to be
     free, so no virtual machine of a pod can be hurt by finding its group busy for that moment. Where groups have no
     nodes, the processes that have the device's own node open are looked for.
     """
     if device.group is None:
-        return None
+        return Sight(None)
     if not _opens_by_group(facts, device):
         found = _users(kernel, facts, device.group)
-        return _in_use(device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}") if found else None
+        return Sight(_in_use(device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}") if found else None)
     try:
         with kernel.lease(device.group):
-            return None
+            return Sight(None, iommu.group_node(device.group))
     except LeaseUnavailableError:
-        return None
+        return Sight(None)
     except DeviceBusyError as error:
-        return _in_use(device, _users(kernel, facts, device.group), str(error))
+        return Sight(_in_use(device, _users(kernel, facts, device.group), str(error)))
 
 
-def missing_node(kernel: Kernel, device: DeviceId, nodes: Iterable[HostPath]) -> Reason | None:
+def missing_node(
+    kernel: Kernel, device: DeviceId, nodes: Iterable[HostPath], opened: Container[HostPath]
+) -> Reason | None:
     """Return which of the nodes that a container is to get is not there, None when all are.
 
-    Only what lies below `/dev/vfio` is asked for: an agent without privileges sees no other nodes of the host.
+    Only what lies below `/dev/vfio` is asked for: an agent without privileges sees no other nodes of the host. What was
+    `opened` for the same request is there.
     """
     for node in nodes:
         try:
-            if node.startswith(f"{iommu.VFIO}/"):
+            if node.startswith(f"{iommu.VFIO}/") and node not in opened:
                 kernel.device_number(node)
         except OSError as error:
             if error.errno not in attributes.ABSENT:
