@@ -1,6 +1,7 @@
 """One attribute of sysfs, read: its value, None where there is none, Unread where it could not be told."""
 
 import errno
+import os
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,6 +15,8 @@ T = TypeVar("T")
 
 _DECIMAL = re.compile(r"-?[0-9]{1,18}")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
+
+_DEVICE_NUMBER = re.compile(r"([0-9]{1,8}):([0-9]{1,8})")
 
 _MOST_NUMA_NODES = 1 << 10
 """MAX_NUMNODES where NODES_SHIFT is largest (arch/x86/Kconfig)."""
@@ -87,6 +90,17 @@ def _hexadecimal(content: str, *, digits: int) -> int:
     if not _HEXADECIMAL.fullmatch(content) or len(content) > len("0x") + digits:
         raise ValueError(content)
     return int(content, 16)
+
+
+def device_number(kernel: Kernel, path: HostPath) -> int | Unread | None:
+    """Return the number of a device's node, as `stat` gives it, by the device's attribute `dev` (`511:12`)."""
+    return parsed(kernel, path, _device_number)
+
+
+def _device_number(content: str) -> int:
+    if (match := _DEVICE_NUMBER.fullmatch(content)) is None:
+        raise ValueError(content)
+    return os.makedev(int(match[1]), int(match[2]))
 
 
 def link_name(kernel: Kernel, path: HostPath) -> str | Unread | None:

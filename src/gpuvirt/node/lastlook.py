@@ -89,8 +89,8 @@ def _opens_by_group(facts: Facts, device: Candidate) -> bool:
 
 def _users(kernel: Kernel, facts: Facts, group: IommuGroup) -> tuple[User, ...]:
     members = (function for function in facts.functions.values() if function.iommu_group == group)
-    found = read_users(kernel, [group], cdevs_of(members))
-    return found.by_group.get(group, ()) if found is not None else ()
+    found = read_users(kernel, cdevs_of(members))
+    return () if isinstance(found, Unread) else found.by_group.get(group, ())
 
 
 def _in_use(device: Candidate, found: Sequence[User], seen: str) -> Reason:
