@@ -200,7 +200,7 @@ class RealKernel:
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes under `/dev` and the VFIO devices that processes have open."""
         for pid in self.listdir(HostPath("/proc")):
-            if not pid.isdigit():
+            if not (pid.isascii() and pid.isdigit()):
                 continue
             folder = HostPath(f"/proc/{pid}/fd")
             with _gone_is_nothing():
