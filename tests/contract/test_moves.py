@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from guesthost import GUESTS
-from hosts import LONG_S, CdevHost, Host, bind, group_of
+from hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
 from seenfrom import ContainerKernel
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.modules import driver_of
+from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError, ToolMissingError
 from gpuvirt.model.plan import Step, Wish
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -20,6 +21,7 @@ from gpuvirt.node.guard import UnitBusyError
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")
+SRIOV = PciAddress("0000:05:00.0")
 IDLE = PciAddress("0000:04:00.0")
 T4, OTHER_T4 = PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0")
 NOBODY = Orders(pods={})
@@ -201,3 +203,43 @@ def test_a_gpu_is_not_taken_from_its_driver_where_processes_are_not_seen(host: H
     blind = Mover(ContainerKernel(host.kernel, sees_host=False), tmp_path / "state")
     assert {reason.code for reason in blind.move(Wish.PASSTHROUGH, GPU)} == {ReasonCode.USERS_UNSEEN}
     assert blind.steps == []
+
+
+def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> None:
+    """Unbinding it takes its VFs away, whoever has them: VFIO asks their users to give them back."""
+    assert mover.move(Wish.PASSTHROUGH, SRIOV) == []
+    assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "Y") == 0
+    assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
+    vf, other = scan(host.kernel).functions[SRIOV].virtfns
+    assert mover.drivers(vf, other) == ["vfio-pci", "vfio-pci"]
+    machine = host.start_machine(group_of(host, vf), devices=False)
+    mover.steps.clear()
+    assert {reason.code for reason in mover.move(Wish.NATIVE, SRIOV)} >= {ReasonCode.VFS_ENABLED}
+    forced = Orders(pods={}, forced=True)
+    assert {reason.code for reason in mover.move(Wish.NATIVE, SRIOV, orders=forced)} >= {ReasonCode.VFS_ENABLED}
+    assert mover.steps == []
+    assert scan(host.kernel).functions[SRIOV].virtfns == (vf, other)
+    machine.end()
+    assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "0") == 0
+    assert mover.move(Wish.NATIVE, SRIOV) == []
+    assert mover.drivers(SRIOV) == ["nvidia"]
+    assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "N") == 0
+
+
+@pytest.mark.parametrize("iommufd", [True, False])
+def test_a_variant_driver_is_known_by_its_vfio_device(tmp_path: Path, *, iommufd: bool) -> None:
+    """A driver that no list has: out of tree, or newer than gpuvirt."""
+    host = MemoryHost(iommufd=iommufd)
+    host.load_driver("acme_vfio_pci")
+    bind(host, GPU, "acme_vfio_pci")
+    bind(host, AUDIO, "acme_vfio_pci")
+    mover = Mover(host.kernel, tmp_path / "state")
+    assert scan(host.kernel).functions[GPU].on_vfio
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.steps == [], "it is where it is wanted"
+    machine = host.start_machine(group_of(host, GPU))
+    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert not machine.asked_back(host.patience_s)
+    machine.end()
+    assert mover.move(Wish.NATIVE, GPU) == []
+    assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS
 from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, VFIO_DEVICE, OpenFile
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import Blocking
@@ -19,7 +18,7 @@ from gpuvirt.sim.cdevs import CdevFile
 from gpuvirt.sim.faults import Faults
 from gpuvirt.sim.mdev import MdevBus
 from gpuvirt.sim.nvidia import NvidiaDriver
-from gpuvirt.sim.pci import PciBus
+from gpuvirt.sim.pci import PciBus, leaves_dma
 from gpuvirt.sim.processes import Process, Processes
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
@@ -274,7 +273,7 @@ class SimKernel:
 
     def _is_friendly(self, device: str) -> bool:
         function = self.pci.functions.get(PciAddress(device))
-        if function is None or function.driver is None or function.driver in GROUP_FRIENDLY_DRIVERS:
+        if function is None or function.driver is None or leaves_dma(function.driver):
             return True
         # A VF that carries a vendor-VFIO vGPU is a VFIO device, though its driver is the vendor's.
         return function.group is not None and device in self.vfio.groups[function.group].vfio_devices
