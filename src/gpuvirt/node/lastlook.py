@@ -4,7 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import (
+    GROUP_FRIENDLY_DRIVERS,
+    VENDOR_VFIO_DRIVER,
+    VFIO_DRIVERS,
+    FunctionKind,
+    PciFunction,
+    Unread,
+)
 from gpuvirt.facts.snapshot import Facts, User
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware import attributes, iommu, pci
@@ -158,7 +165,7 @@ def _of_group(device: Candidate, group: IommuGroup | Unread | None) -> Iterator[
 
 def _of_driver(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
     driver = pci.read_driver(kernel, device.carrier)
-    expected = frozenset({vendor_vfio.DRIVER}) if device.framework is Framework.VENDOR_VFIO else VFIO_DRIVERS
+    expected = {VENDOR_VFIO_DRIVER} if device.framework is Framework.VENDOR_VFIO else {*VFIO_DRIVERS, function.driver}
     if isinstance(driver, Unread):
         yield _unread(device, driver)
     elif driver not in expected:
@@ -197,7 +204,7 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
         driver = iommu.read_member_driver(kernel, group, member)
         if isinstance(driver, Unread):
             yield _unread(device, driver)
-        elif driver is not None and driver not in GROUP_FRIENDLY_DRIVERS:
+        elif driver is not None and driver not in GROUP_FRIENDLY_DRIVERS and not iommu.has_vfio_device(kernel, member):
             yield Reason(
                 ReasonCode.GROUP_NOT_VIABLE,
                 device.id,
