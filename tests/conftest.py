@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from chartlab import Install, chart_user
 from clusterlab import LabNode, lab_node
-from guesthost import Guests
+from guesthost import GUESTS, Guests
 from helmchart import Helm
 from hosts import CdevHost, Host, MemoryHost, mounted
 from lab.cache import locked
@@ -117,12 +117,6 @@ def guests() -> Iterator[Guests]:
     """The guest of this run, booted when it is first asked for."""
     with Guests() as guests:
         yield guests
-
-
-GUESTS = [
-    pytest.param(name, marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
-    for name in ("guest", "guest612")
-]
 
 
 @pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount")), *GUESTS])

@@ -183,6 +183,10 @@ async def test_what_is_not_granted_is_refused(api: ApiLab, resource: Resource, n
     assert rule in str(refused.value)
 
 
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "other", "uid": "00000000-0000-4000-8000-000000000001"}
+"""What the garbage collector deletes a node with."""
+
+
 async def test_an_agent_changes_keys_of_its_own_on_its_own_node_alone(api: ApiLab) -> None:
     client = Client(api.credentials)
     await until_guarded(client)
@@ -207,6 +211,8 @@ async def test_an_agent_changes_keys_of_its_own_on_its_own_node_alone(api: ApiLa
             (NODE, {"metadata": {"labels": {"kubernetes.io/hostname": None}}}),
             (NODE, {"metadata": {"annotations": {"a": "b"}}}),
             (NODE, {"spec": {"unschedulable": True}}),
+            (NODE, {"metadata": {"finalizers": ["example.com/stay"]}}),
+            (NODE, {"metadata": {"ownerReferences": [OWNER]}}),
         ):
             with pytest.raises(RefusedError, match="an agent of gpuvirt changes"):
                 await patch(name, refused)

@@ -102,6 +102,8 @@ async def test_an_agent_writes_its_own_gpunode_alone(node: LabNode, tmp_path: Pa
         while found is None or "an agent of gpuvirt" not in str(found):  # the policy is not loaded yet
             node.kubectl("delete", "gpunodes", "--all")
             found = await refusal(content)
+    owned = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": NODE, "finalizers": ["example.com/stay"]}}
+    assert "neither finalizers nor owners" in str(await refusal(owned))
     assert await refusal(new(NODE)) is None
     status = {"status": {"agent": "test"}}
     written = await client.patch(GPU_NODES, NODE, status, PatchType.MERGE, GpuNode, part="status")

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+import pytest
 from hosts import LONG_S, Answer, Job, Machine
 from lab.kernel.channel import Channel
 from lab.kernel.guest import Guest, booted
@@ -15,6 +16,12 @@ from lab.kernel.kit import Flavour, prepare
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.kernel import Kernel
+
+GUESTS = [
+    pytest.param(name, marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
+    for name in ("guest", "guest612")
+]
+"""The real kernels by which the fixture `host` goes."""
 
 
 class GuestJob:

@@ -211,6 +211,10 @@ class MemoryHost(ThreadCallers):
         self._sim = build_machine(machine, wait=True)
         super().__init__(self._sim)
 
+    def load_driver(self, driver: str) -> None:
+        """Have one more driver in the kernel."""
+        self._sim.pci.add_driver(driver)
+
     def open_devices(self, *devices: str, bind: bool = True) -> Machine:
         asked = len(self._sim.vfio.requests)
         names = [cdev_of(self, device) for device in devices]

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hosts import LONG_S, CdevHost, Host, bind, group_of
+from guesthost import GUESTS
+from hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
+from seenfrom import ContainerKernel
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.modules import driver_of
+from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError, ToolMissingError
 from gpuvirt.model.plan import Step, Wish
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -17,9 +21,14 @@ from gpuvirt.node.guard import UnitBusyError
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")
+SRIOV = PciAddress("0000:05:00.0")
 IDLE = PciAddress("0000:04:00.0")
 T4, OTHER_T4 = PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0")
 NOBODY = Orders(pods={})
+SHOWS_PROCESSES = pytest.mark.parametrize("host", ["memory", *GUESTS], indirect=True)
+"""What a process of the mounted host has open is a file of another `/dev` to whoever looks from outside."""
+GROUP_NODES_ALONE = pytest.mark.parametrize("host", ["memory", *GUESTS[:1]], indirect=True)
+"""Where devices have nodes of their own, these are leased in the place of the group's."""
 
 
 class NoTools:
@@ -38,8 +47,8 @@ class NoTools:
 class Mover:
     """Moves GPUs on a host."""
 
-    def __init__(self, host: Host, folder: Path) -> None:
-        self.site = Site(host.kernel, NoTools(), folder / "drivers.json", folder / "locks")
+    def __init__(self, kernel: Kernel, folder: Path) -> None:
+        self.site = Site(kernel, NoTools(), folder / "drivers.json", folder / "locks")
         self.steps: list[str] = []
 
     def move(self, wish: Wish, *gpus: PciAddress, orders: Orders = NOBODY) -> Sequence[Reason]:
@@ -57,7 +66,7 @@ class Mover:
 
 @pytest.fixture
 def mover(host: Host, tmp_path: Path) -> Mover:
-    return Mover(host, tmp_path / "state")
+    return Mover(host.kernel, tmp_path / "state")
 
 
 def test_a_gpu_goes_with_its_audio_function_and_comes_back_to_its_drivers(mover: Mover) -> None:
@@ -128,7 +137,7 @@ def test_a_listed_neighbour_moves_along_and_comes_back(mover: Mover) -> None:
 
 def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: CdevHost, tmp_path: Path) -> None:
     """A machine that is about to start looks like that."""
-    mover = Mover(cdevs, tmp_path / "state")
+    mover = Mover(cdevs.kernel, tmp_path / "state")
     assert mover.move(Wish.PASSTHROUGH, GPU) == []
     process = cdevs.open_devices(GPU, bind=False)
     assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
@@ -139,7 +148,7 @@ def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: 
 
 
 def test_where_devices_have_nodes_one_that_a_machine_has_is_not_touched(cdevs: CdevHost, tmp_path: Path) -> None:
-    mover = Mover(cdevs, tmp_path / "state")
+    mover = Mover(cdevs.kernel, tmp_path / "state")
     assert mover.move(Wish.PASSTHROUGH, GPU) == []
     machine = cdevs.open_devices(GPU, AUDIO)
     assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
@@ -160,3 +169,77 @@ def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
     answer = job.answer(LONG_S)
     assert answer is not None
     assert answer.data == b"vfio-pci\n"
+
+
+@GROUP_NODES_ALONE
+def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: Path) -> None:
+    """A container has a `/dev` of its own: no lease, but the kernel tells the node's number."""
+    assert Mover(host.kernel, tmp_path / "state").move(Wish.PASSTHROUGH, GPU) == []
+    machine = host.start_machine(group_of(host, GPU))
+    blind = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
+    assert {reason.code for reason in blind.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert blind.steps == []
+    assert not machine.asked_back(host.patience_s)
+    machine.end()
+    assert blind.move(Wish.NATIVE, GPU) == []
+    assert blind.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
+
+
+@GROUP_NODES_ALONE
+def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host, tmp_path: Path) -> None:
+    assert Mover(host.kernel, tmp_path / "state").move(Wish.PASSTHROUGH, GPU) == []
+    machine = host.start_machine(group_of(host, GPU))
+    blind = Mover(ContainerKernel(host.kernel, has_nodes=False, sees_host=False), tmp_path / "state")
+    assert {reason.code for reason in blind.move(Wish.NATIVE, GPU)} == {ReasonCode.USERS_UNSEEN}
+    assert not machine.asked_back(host.patience_s)
+    machine.end()
+    assert blind.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    seeing = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
+    assert seeing.move(Wish.NATIVE, GPU) == []
+
+
+@SHOWS_PROCESSES
+def test_a_gpu_is_not_taken_from_its_driver_where_processes_are_not_seen(host: Host, tmp_path: Path) -> None:
+    blind = Mover(ContainerKernel(host.kernel, sees_host=False), tmp_path / "state")
+    assert {reason.code for reason in blind.move(Wish.PASSTHROUGH, GPU)} == {ReasonCode.USERS_UNSEEN}
+    assert blind.steps == []
+
+
+def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> None:
+    """Unbinding it takes its VFs away, whoever has them: VFIO asks their users to give them back."""
+    assert mover.move(Wish.PASSTHROUGH, SRIOV) == []
+    assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "Y") == 0
+    assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
+    vf, other = scan(host.kernel).functions[SRIOV].virtfns
+    assert mover.drivers(vf, other) == ["vfio-pci", "vfio-pci"]
+    machine = host.start_machine(group_of(host, vf), devices=False)
+    mover.steps.clear()
+    assert {reason.code for reason in mover.move(Wish.NATIVE, SRIOV)} >= {ReasonCode.VFS_ENABLED}
+    forced = Orders(pods={}, forced=True)
+    assert {reason.code for reason in mover.move(Wish.NATIVE, SRIOV, orders=forced)} >= {ReasonCode.VFS_ENABLED}
+    assert mover.steps == []
+    assert scan(host.kernel).functions[SRIOV].virtfns == (vf, other)
+    machine.end()
+    assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "0") == 0
+    assert mover.move(Wish.NATIVE, SRIOV) == []
+    assert mover.drivers(SRIOV) == ["nvidia"]
+    assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "N") == 0
+
+
+@pytest.mark.parametrize("iommufd", [True, False])
+def test_a_variant_driver_is_known_by_its_vfio_device(tmp_path: Path, *, iommufd: bool) -> None:
+    """A driver that no list has: out of tree, or newer than gpuvirt."""
+    host = MemoryHost(iommufd=iommufd)
+    host.load_driver("acme_vfio_pci")
+    bind(host, GPU, "acme_vfio_pci")
+    bind(host, AUDIO, "acme_vfio_pci")
+    mover = Mover(host.kernel, tmp_path / "state")
+    assert scan(host.kernel).functions[GPU].on_vfio
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.steps == [], "it is where it is wanted"
+    machine = host.start_machine(group_of(host, GPU))
+    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert not machine.asked_back(host.patience_s)
+    machine.end()
+    assert mover.move(Wish.NATIVE, GPU) == []
+    assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]

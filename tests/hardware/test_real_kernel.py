@@ -1,22 +1,26 @@
 """The real kernel seam over plain files, and what the two kernels answer alike."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.kernel import Kernel, RealKernel
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.kernel import VFIO_DEVICE, Kernel, RealKernel
+from gpuvirt.hardware.processes import NAMESPACE, read_open_nodes
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.uevents import concerns_devices, parse
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.export import export
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.tree import DeviceNode, constant
+from gpuvirt.sim.vfio import group_number
 
 Machine = Callable[[str], SimKernel]
 
@@ -103,11 +107,89 @@ def test_a_path_of_the_host_is_found_below_its_root() -> None:
     assert roots.local(HostPath("/sys")) == Path("/host/sys")
 
 
-def test_open_nodes_of_real_processes_are_found() -> None:
-    kernel = RealKernel(HostRoots.under(Path("/")))
+def test_open_nodes_of_real_processes_are_found(tmp_path: Path) -> None:
+    ours = tmp_path / f"proc/{os.getpid()}"
+    ours.parent.mkdir()
+    ours.symlink_to("/proc/self")
+    kernel = RealKernel(HostRoots.under(tmp_path))
     with Path("/dev/null").open("rb"):
-        mine = [found for found in kernel.open_files() if found.pid == os.getpid()]
-    assert (HostPath("/dev/null"), Path("/dev/null").stat().st_rdev) in [(found.path, found.device) for found in mine]
+        mine = list(kernel.open_files())
+    assert (os.getpid(), "/dev/null", Path("/dev/null").stat().st_rdev) in [
+        (found.pid, found.path, found.device) for found in mine
+    ]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_a_process_that_may_not_be_looked_into_is_not_passed_over(machine: Machine, number: int) -> None:
+    """One of another user, or one that a security module hides, may have any node open."""
+    host = machine("2xA10")
+    process = host.start_machine(IommuGroup(12))
+    host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), number)
+    found = read_open_nodes(host)
+    assert isinstance(found, Unread)
+    assert found.path == f"/proc/{process.pid}/fd"
+    assert with_users(host, scan(host)).users is None
+
+
+def test_a_pid_namespace_below_the_hosts_shows_too_few_processes(machine: Machine) -> None:
+    host = machine("2xA10")
+    assert read_open_nodes(host) == ()
+    host.processes.hide()
+    assert read_open_nodes(host) == Unread(NAMESPACE, seen="pid:[4026532298]")
+
+
+def test_a_process_that_has_just_ended_has_nothing_open(machine: Machine) -> None:
+    host = machine("2xA10")
+    process = host.start_machine(IommuGroup(12))
+    host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), errno.ENOENT)
+    assert read_open_nodes(host) == ()
+
+
+@pytest.mark.parametrize("devices", [True, False])
+def test_a_user_is_found_whatever_became_of_the_groups_node(machine: Machine, *, devices: bool) -> None:
+    host = machine("2xA10")
+    process = host.start_machine(IommuGroup(12), devices=devices)
+    host.delete_node(IommuGroup(12))
+    users = with_users(host, scan(host)).users
+    assert users is not None
+    assert [user.pid for user in users[IommuGroup(12)]] == [process.pid]
+
+
+def test_a_stale_node_with_the_number_of_another_group_names_nobody(machine: Machine) -> None:
+    """The kernel says which number is a group's; a node in `/dev` may be of an earlier boot or made by hand."""
+    host = machine("2xA10")
+    process = host.start_machine(IommuGroup(12))
+    host.tree.place(HostPath("/dev/vfio/22"), DeviceNode(group_number(IommuGroup(12))))
+    users = with_users(host, scan(host)).users
+    assert users is not None
+    assert {group: [user.pid for user in found] for group, found in users.items()} == {12: [process.pid]}
+
+
+def test_a_number_that_cannot_be_read_leaves_users_unknown(machine: Machine) -> None:
+    host = machine("2xA10")
+    host.faults.answer(HostPath("/sys/class/vfio/12/dev"), b"garbled")
+    assert with_users(host, scan(host)).users is None
+    host.faults.heal()
+    host.faults.fail(HostPath("/sys/class/vfio"), errno.EACCES)
+    assert with_users(host, scan(host)).users is None
+
+
+def test_a_group_without_an_iommu_has_a_number_too(machine: Machine) -> None:
+    host = machine("2xA10")
+    number = os.makedev(511, 7)
+    host.tree.place(HostPath("/sys/class/vfio/noiommu-5/dev"), constant("511:7"))
+    host.tree.place(HostPath("/dev/vfio/noiommu-5"), DeviceNode(number))
+    process = host.start_process("dpdk-testpmd", "/dev/vfio/noiommu-5")
+    users = with_users(host, scan(host)).users
+    assert users is not None
+    assert [user.pid for user in users[IommuGroup(5)]] == [process.pid]
+
+
+def test_a_device_that_was_handed_over_without_its_group_is_in_use(machine: Machine) -> None:
+    """The file of a VFIO device names none, so it counts for each device that no node accounts for."""
+    host = machine("2xA10")
+    process = host.start_process("crosvm", VFIO_DEVICE)
+    assert [user.pid for user in with_users(host, scan(host)).users_of_lost_nodes] == [process.pid]
 
 
 @pytest.mark.parametrize(
@@ -133,10 +215,8 @@ def test_only_what_is_called_like_a_node_is_looked_at(tmp_path: Path, end: str, 
     assert found == ([(77, str(target))] if is_node else [])
 
 
-def test_nobody_uses_what_nobody_has(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
-    real = RealKernel(replace(HostRoots.under(Path("/")), dev=tmp_path))
-    assert with_users(real, scan(kernel)).users == {}
+def test_nobody_uses_what_nobody_has(machine: Machine) -> None:
+    assert with_users(machine("2xA10"), scan(machine("2xA10"))).users == {}
 
 
 BIND = (

@@ -240,3 +240,11 @@ def test_a_look_at_some_functions_reads_those_and_new_ones_alone(machine: Machin
     assert after.functions[others_vf] == before.functions[others_vf]
     assert f"/sys/bus/pci/devices/{vf}/vendor" in kernel.reads
     assert f"/sys/bus/pci/devices/{others_vf}/vendor" not in kernel.reads
+
+
+@pytest.mark.parametrize("name", ["virtfn\u00b2", "virtfn\u0663", "virtfn"])
+def test_a_link_that_is_no_vfs_is_none(machine: Machine, name: str) -> None:
+    """An archive is a stranger's: what Python takes for a digit is not always one of a number."""
+    kernel = machine("2xA10")
+    kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/{name}"), Link("../0000:65:00.4"))
+    assert scan(kernel).functions[GPU].virtfns == ()

@@ -115,6 +115,17 @@ async def test_a_pod_without_a_folder_is_gone_and_an_odd_uid_is_no_folder(short_
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in (1, 2, 3, 4)}
 
 
+@pytest.mark.parametrize("left", [(), ("of-an-earlier-kubelet",)])
+async def test_a_folder_that_a_kubelet_with_another_root_has_left_proves_nothing(
+    short_path: Path, left: tuple[str, ...]
+) -> None:
+    """Device plugins lie below /var/lib/kubelet whatever `--root-dir` says; the pods' folders don't."""
+    (short_path / "pods").mkdir()
+    for name in left:
+        (short_path / "pods" / name).mkdir()
+    assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}
+
+
 async def test_where_pods_folders_are_not_seen_none_is_taken_for_gone(short_path: Path) -> None:
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}
 

@@ -59,8 +59,25 @@ def test_a_node_without_pods() -> None:
     assert checkpoint.holders(checkpoint.parse(content(Data=nothing))) == {}
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"Data": 1}', b"\xff", b'{"Data": {"PodDeviceEntries": [{}]}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"Data": 1}',
+        b"\xff",
+        b'{"Data": {"PodDeviceEntries": [{}], "RegisteredDevices": {}}}',
+        b'{"Data": {}}',
+        b'{"Data": null}',
+        b'{"Data": {"PodDeviceEntries": []}}',
+        b'{"Data": {"RegisteredDevices": {}}}',
+        b'{"Data": {"podDeviceEntries": [], "registeredDevices": {}}}',
+        b'{"data": {"PodDeviceEntries": [], "RegisteredDevices": {}}}',
+    ],
+)
 def test_what_is_no_checkpoint(text: bytes) -> None:
+    """A file that does not name the pods' devices is not one in which no pod has any."""
     with pytest.raises(DamagedError):
         checkpoint.parse(text)
 

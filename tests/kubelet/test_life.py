@@ -1,6 +1,7 @@
 """The agent and a kubelet, over gRPC on real sockets."""
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
@@ -178,6 +179,16 @@ async def test_a_second_agent_ends_and_takes_nothing(short_path: Path) -> None:
             await run(options_for(node.kernel, short_path))
         assert node.kubelet.registrations == before
         assert (await node.kubelet.run_pod("vm", Container("compute", {A10: 1}))).env()
+
+
+async def test_no_other_user_can_lock_the_agents_folder(short_path: Path) -> None:
+    """A lock needs no more than the folder open, which would keep the agent from starting."""
+    own = short_path / "state"
+    own.mkdir(mode=0o755)
+    kernel = build_machine(load_machine("2xA10"))
+    options = replace(options_for(kernel, short_path), ledger=own / "ledger.json")
+    async with running(short_path, CLOCK), agent_on(options):
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
 async def test_an_agent_that_ends_takes_its_sockets_with_it(short_path: Path) -> None:

@@ -233,3 +233,16 @@ async def test_a_gpu_on_its_way_from_machines_is_waited_for_and_no_failure(machi
             await node.say_holders()
         assert told[-1] is StateName.SUCCESS
         assert StateName.FAILED not in told
+
+
+async def test_a_node_for_containers_keeps_vfs_that_its_driver_serves(machine: Machine, tmp_path: Path) -> None:
+    """AMD's and Intel's VFs are GPUs of their own to containers, and an admin's to make."""
+    kernel = machine("2xFlex170")
+    with_vfs = {gpu: one.virtfns for gpu, one in scan(kernel).functions.items() if one.virtfns}
+    assert with_vfs
+    for vf in (vf for vfs in with_vfs.values() for vf in vfs):
+        kernel.rebind(vf, None)
+    async with running_node(kernel, tmp_path, FOLLOWS) as node:
+        await label(node, "container")
+        functions = scan(kernel).functions
+    assert {gpu: functions[gpu].virtfns for gpu in with_vfs} == with_vfs

@@ -105,7 +105,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_what_is_in_it(host: Path, log: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("offer: [gpu, audio]\n")
+    (tmp_path / "mine.yaml").write_text("# the vault's password is hunter2\noffer: [gpu, audio] # hunter2\n")
     done = run("support", "--host-root", str(host), "--config", "mine.yaml", "--log", str(log), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, b"")
     (path,) = tmp_path.glob("gpuvirt-support-gpu-node-07.secret.example.com-*Z.tar.gz")

@@ -1,6 +1,7 @@
 """GPUs are carved on simulated hosts: what is wished is there afterwards, and what anybody has is still there."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpuvirt.node.carver import Given
 from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.function import SimFunction
+from gpuvirt.sim.tree import DeviceNode, constant
 
 T4 = PciAddress("0000:3b:00.0")
 A10, ON_VFIO = PciAddress("0000:b1:00.0"), PciAddress("0000:65:00.0")
@@ -299,3 +301,24 @@ def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
     assert codes(reasons)[0] is ReasonCode.STEP_FAILED
     assert typed[0] == f"{L40S}: switch its VFs off"
     assert host.kernel.pci.functions[L40S].virtfns == vfs
+
+
+@pytest.mark.parametrize("on_vf", [True, False])
+def test_vfs_that_a_process_of_the_host_uses_stay(tmp_path: Path, *, on_vf: bool) -> None:
+    """All VFs of a set go at once, and a native driver's users hold nothing that could be leased."""
+    host = Carver("2xFlex170", tmp_path)
+    assert host.carve_types(FLEX, {"16 VFs": 1}) == ()
+    vfs = scan(host.kernel).functions[FLEX].virtfns
+    function = host.kernel.pci.functions[vfs[3] if on_vf else FLEX]
+    host.kernel.tree.place(HostPath(f"{function.folder}/drm/renderD129/dev"), constant("226:129"))
+    host.kernel.tree.place(HostPath("/dev/dri/renderD129"), DeviceNode(os.makedev(226, 129)))
+    process = host.kernel.start_process("ffmpeg", "/dev/dri/renderD129")
+    assert codes(host.carve_types(FLEX, {})) == [ReasonCode.IN_USE]
+    assert scan(host.kernel).functions[FLEX].virtfns == vfs
+    host.kernel.processes.hide()
+    assert codes(host.carve_types(FLEX, {})) == [ReasonCode.USERS_UNSEEN]
+    assert scan(host.kernel).functions[FLEX].virtfns == vfs
+    host.kernel.processes.hide(hidden=False)
+    host.kernel.end_machine(process)
+    assert host.carve_types(FLEX, {}) == ()
+    assert scan(host.kernel).functions[FLEX].virtfns == ()

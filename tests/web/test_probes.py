@@ -16,7 +16,7 @@ from gpuvirt.model.view import Registration
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import metrics
-from gpuvirt.web.probes import Answer, Probes
+from gpuvirt.web.probes import MOST_CONNECTIONS, Answer, Probes
 from kubeletnode import until
 from simnode import SimNode, running_node
 
@@ -85,14 +85,31 @@ async def test_the_end_waits_for_no_client(request_line: bytes) -> None:
         writer.write(request_line)
         if request_line:
             assert await reader.read(1) == b"H"
-        await until(lambda: probes._open == 1)
-    assert probes._open == 0
+        await until(lambda: len(probes._silent) + len(probes._answered) == 1)
+    assert not probes._silent
+    assert not probes._answered
     with suppress(ConnectionError):
         while await reader.read(1 << 20):
             pass
     writer.close()
     with suppress(ConnectionError):
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize("request_line", [b"", b"GET /large HTTP/1.1\r\n\r\n"])
+async def test_clients_that_hang_on_keep_nobody_out(request_line: bytes) -> None:
+    """Any pod can open a connection; a kubelet whose probe is not answered restarts the agent."""
+    async with serving(Probes({**PAGES, "/large": lambda: Answer(200, "x" * 8_000_000)})) as port:
+        hanging = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MOST_CONNECTIONS)]
+        for _, writer in hanging:
+            writer.write(request_line)
+        for _ in range(3):
+            async with asyncio.timeout(30):  # a kubelet's patience is a second; a busy machine's is not measured here
+                assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        for _, writer in hanging:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 async def test_an_address_that_is_taken_is_an_error() -> None:

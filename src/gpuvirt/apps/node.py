@@ -108,12 +108,17 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
 
 
+PRIVATE = 0o700
+"""Whoever can open a folder can lock it, and would keep the agent from starting."""
+
+
 @contextmanager
 def _only_agent(options: NodeOptions) -> Iterator[None]:
     """Be the only one on this node who offers devices, and who keeps a ledger where ours is."""
     own = options.ledger.parent
     with suppress(OSError):  # then no ledger can be written, which the journal says
-        own.mkdir(parents=True, exist_ok=True)
+        own.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+        own.chmod(PRIVATE)
     with ExitStack() as stack:
         if not options.carves_only:
             stack.enter_context(only_agent(options.kubelet.device_plugins))

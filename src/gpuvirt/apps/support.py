@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gpuvirt import __version__, archive
+from gpuvirt import __version__, archive, plain
 from gpuvirt.apps.doctor import Surroundings, diagnose
 from gpuvirt.apps.packing import Asked, Collected, Packing, is_absent, meaning
 from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
 from gpuvirt.documents import from_json
-from gpuvirt.errors import DamagedError
+from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.hostcopy import LEFT_OUT, copy_host
@@ -151,8 +151,18 @@ def _agent(packing: Packing) -> Collected:
     if not is_absent(drivers) and (content := packing.content(drivers)) is not None:
         found[f"{archive.HOST}{originals.FILE}"] = content
     if asked.config is not None and (content := packing.content(asked.config)) is not None:
-        found["config/node.yaml"] = packing.text(content)
+        place = "config/node.yaml"
+        found |= packing.understood(asked.config, place, content, lambda it: packing.text(_without_comments(it)))
+        packing.left_out.append(LeftOut(str(asked.config), "comments"))
     return found
+
+
+def _without_comments(content: bytes) -> bytes:
+    """Return a YAML file's values alone: what people write beside them may name anything."""
+    try:
+        return plain.write(plain.read(content.decode(), where="node.yaml").content).encode()
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise DamagedError(f"can't be understood: {error}") from error
 
 
 def _fit_ledger(packing: Packing, content: bytes) -> bytes:

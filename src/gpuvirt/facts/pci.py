@@ -12,10 +12,13 @@ AMD = 0x1002
 INTEL = 0x8086
 
 VFIO_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "xe_vfio_pci"})
-"""Drivers that hand a GPU to a virtual machine; the variants know one vendor's device better than vfio-pci does."""
+"""Drivers that hand a GPU to a VM, for kernels before 6.1, which list no VFIO devices; newer ones say it themselves."""
 
 GROUP_FRIENDLY_DRIVERS = VFIO_DRIVERS | {"pci-stub", "pcieport", "mlx5_vfio_pci", "virtio_vfio_pci"}
 """Drivers that leave a function's DMA to whoever owns its IOMMU group (`driver_managed_dma` in the kernel)."""
+
+VENDOR_VFIO_DRIVER = "nvidia"
+"""The driver that makes VFIO devices of VFs without giving the VFs away (vendor-VFIO vGPUs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,18 @@ class PciFunction:
 
     @property
     def on_vfio(self) -> bool:
-        """Whether a driver that serves virtual machines has the function."""
-        return isinstance(self.driver, str) and self.driver in VFIO_DRIVERS
+        """Whether a VFIO driver has the function whole, for a VM: vfio-pci or any variant of it.
+
+        The kernel says so by `vfio-dev/`. A VF that carries a vendor-VFIO vGPU has that folder and keeps its driver.
+        """
+        if not isinstance(self.driver, str):
+            return False
+        return self.driver in VFIO_DRIVERS or (bool(self.cdevs) and self.driver != VENDOR_VFIO_DRIVER)
+
+    @property
+    def spoils_group(self) -> bool:
+        """Whether a driver that does its own DMA has the function, so that nobody can open its IOMMU group."""
+        return isinstance(self.driver, str) and self.driver not in GROUP_FRIENDLY_DRIVERS and not self.cdevs
 
 
 def kind_of(class_code: int, vendor: int) -> FunctionKind:

@@ -1,6 +1,7 @@
 """One attribute of sysfs, read: its value, None where there is none, Unread where it could not be told."""
 
 import errno
+import os
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,6 +14,8 @@ from gpuvirt.paths import HostPath
 T = TypeVar("T")
 
 _DECIMAL = re.compile(r"-?[0-9]{1,18}")
+
+_DEVICE_NUMBER = re.compile(r"([0-9]{1,8}):([0-9]{1,8})")
 
 _MOST_NUMA_NODES = 1 << 10
 """MAX_NUMNODES where NODES_SHIFT is largest (arch/x86/Kconfig)."""
@@ -88,6 +91,17 @@ def _hexadecimal(content: str, *, digits: int) -> int:
     if content[:2] != "0x" or len(content) > len("0x") + digits or not (content.isascii() and content.isalnum()):
         raise ValueError(content)
     return int(content, 16)
+
+
+def device_number(kernel: Kernel, path: HostPath) -> int | Unread | None:
+    """Return the number of a device's node, as `stat` gives it, by the device's attribute `dev` (`511:12`)."""
+    return parsed(kernel, path, _device_number)
+
+
+def _device_number(content: str) -> int:
+    if (match := _DEVICE_NUMBER.fullmatch(content)) is None:
+        raise ValueError(content)
+    return os.makedev(int(match[1]), int(match[2]))
 
 
 def link_name(kernel: Kernel, path: HostPath) -> str | Unread | None:

@@ -54,6 +54,12 @@ def read_cdevs(kernel: Kernel, device: HostPath) -> tuple[str, ...] | Unread:
     return found if isinstance(found, Unread) else tuple(name for name in found or () if name.startswith("vfio"))
 
 
+def has_vfio_device(kernel: Kernel, member: str) -> bool:
+    """Return whether a PCI function is known to be a VFIO device now (kernel 6.1 and later)."""
+    found = read_cdevs(kernel, HostPath(f"/sys/bus/pci/devices/{member}"))
+    return bool(found) and not isinstance(found, Unread)
+
+
 def exists(kernel: Kernel, path: HostPath) -> bool | Unread:
     """Return whether a node or folder is there."""
     try:

@@ -34,13 +34,22 @@ NETLINK_KOBJECT_UEVENT = 15
 KERNEL_MULTICAST_GROUP = 1
 """include/uapi/linux/netlink.h; group 1 is the kernel's own voice, group 2 is udev's."""
 
-_VFIO_NODE = re.compile(r"/vfio/(?:[0-9]+|devices/vfio[0-9]+)(?: \(deleted\))?\Z")
+VFIO_NODE = re.compile(r"/vfio/(?:[0-9]+|noiommu-[0-9]+|devices/vfio[0-9]+)(?: \(deleted\))?\Z")
 """How the path of a VFIO node ends in whatever `/dev` a process has: a container's shows as `/vfio/12` from outside."""
+
+VFIO_DEVICE = HostPath("anon_inode:[vfio-device]")
+"""What a process has open of a device that it has got by its group (vfio_device_open_file)."""
+
+_GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
+"""What the kernel answers of a process, or a file of one, that has ended meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file under `/dev` that a process has open; `device` is its device number, as the path may be a private copy."""
+    """A node under `/dev`, or a VFIO device, that a process has open.
+
+    `device` is the node's number, as the path may be a private copy; 0 for `VFIO_DEVICE`, which has no node.
+    """
 
     pid: int
     path: HostPath
@@ -94,7 +103,10 @@ class Kernel(Protocol):
         ...
 
     def open_files(self) -> Iterator[OpenFile]:
-        """Yield the nodes under `/dev` that processes have open; processes that may not be looked into are left out."""
+        """Yield the nodes under `/dev` and the VFIO devices that processes have open.
+
+        Raises OSError where a process may not be looked into: what it has open is not known then.
+        """
         ...
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
@@ -205,22 +217,24 @@ class RealKernel:
         return devicelease.leased(names, open_node, is_present)
 
     def open_files(self) -> Iterator[OpenFile]:
-        """Yield the nodes under `/dev` that processes have open."""
+        """Yield the nodes under `/dev` and the VFIO devices that processes have open."""
         for pid in self.listdir(HostPath("/proc")):
-            if not pid.isdigit():
+            if not (pid.isascii() and pid.isdigit()):
                 continue
             folder = HostPath(f"/proc/{pid}/fd")
-            with contextlib.suppress(OSError):  # gone, or another user's
+            with _gone_is_nothing():
                 for number in self.listdir(folder):
-                    if found := self._open_node(int(pid), HostPath(f"{folder}/{number}")):
-                        yield found
+                    with _gone_is_nothing():
+                        if found := self._open_node(int(pid), HostPath(f"{folder}/{number}")):
+                            yield found
 
     def _open_node(self, pid: int, link: HostPath) -> OpenFile | None:
-        with contextlib.suppress(OSError):
-            target = self.readlink(link)
-            # Only nodes are looked at further: a stat of a file on a dead NFS server would hang.
-            if target.startswith("/dev/") or _VFIO_NODE.search(target):
-                return OpenFile(pid, HostPath(target), self.device_number(link))
+        target = self.readlink(link)
+        if target == VFIO_DEVICE:
+            return OpenFile(pid, VFIO_DEVICE, 0)
+        # Only nodes are looked at further: a stat of a file on a dead NFS server would hang.
+        if target.startswith("/dev/") or VFIO_NODE.search(target):
+            return OpenFile(pid, HostPath(target), self.device_number(link))
         return None
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
@@ -242,3 +256,13 @@ class RealKernel:
 
         threading.Thread(target=listen, name="uevents", daemon=True).start()
         return stopping.close
+
+
+@contextlib.contextmanager
+def _gone_is_nothing() -> Iterator[None]:
+    """Pass over what has ended while it was looked at."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise

@@ -4,62 +4,70 @@ The nodes are those of DRM and sound below the function's own folder, and `/dev/
 tells in /proc. Nodes that serve all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`) say nothing of one.
 """
 
-import errno
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import command_of
+from gpuvirt.hardware.processes import command_of, read_open_nodes
 from gpuvirt.paths import HostPath
 
 NVIDIA_MAJOR = 195
 """Documentation/admin-guide/devices.txt; the minor is the GPU's own."""
 
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,3})\s*$", re.MULTILINE)
-_NUMBER = re.compile(r"([0-9]{1,8}):([0-9]{1,8})")
+CLASSES = ("accel", "drm", "sound")
+"""Where a function's driver lists the devices that it has made: Intel's NPU, graphics and compute, HDMI audio."""
 
 
 def read_native_users(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, tuple[User, ...]] | None:
-    """Return the users of each function, None when processes can't be looked into."""
-    owner = {number: address for address in addresses for number in _device_numbers(kernel, address)}
+    """Return the users of each function, None where a process could have a node open unseen."""
+    owner: dict[int, PciAddress] = {}
+    for address in addresses:
+        for number in _device_numbers(kernel, address):
+            if isinstance(number, Unread):
+                return None
+            owner[number] = address
+    opened = read_open_nodes(kernel)
+    if isinstance(opened, Unread):
+        return None
     found: defaultdict[PciAddress, dict[int, User]] = defaultdict(dict)
-    try:
-        for opened in kernel.open_files():
-            address = owner.get(opened.device)
-            if address is not None and opened.pid not in found[address]:
-                found[address][opened.pid] = User(opened.pid, command_of(kernel, opened.pid), opened.path)
-    except OSError as error:
-        if error.errno in {errno.EACCES, errno.EPERM, *attributes.ABSENT}:
-            return None
-        raise
+    for file in opened:
+        owned = owner.get(file.device)
+        if owned is not None and file.pid not in found[owned]:
+            found[owned][file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
     return {address: tuple(found[address][pid] for pid in sorted(found[address])) for address in sorted(found)}
 
 
-def _device_numbers(kernel: Kernel, address: PciAddress) -> Iterable[int]:
-    folder = f"/sys/bus/pci/devices/{address}"
-    for kind in ("drm", "sound"):
-        for name in _names(kernel, f"{folder}/{kind}"):
-            yield from _number(kernel, f"{folder}/{kind}/{name}/dev")
-            if kind == "sound":
-                for inner in _names(kernel, f"{folder}/{kind}/{name}"):
-                    yield from _number(kernel, f"{folder}/{kind}/{name}/{inner}/dev")
-    told = attributes.text(kernel, HostPath(f"/proc/driver/nvidia/gpus/{address}/information"))
-    if isinstance(told, str) and (match := _MINOR.search(told)):
-        yield NVIDIA_MAJOR << 8 | int(match[1])
+def _device_numbers(kernel: Kernel, address: PciAddress) -> Iterator[int | Unread]:
+    """Yield the numbers of the nodes that a function's driver has made for it, Unread for what hides one."""
+    for kind in CLASSES:
+        folder = f"/sys/bus/pci/devices/{address}/{kind}"
+        for device in _names(kernel, folder):
+            if isinstance(device, Unread):
+                yield device
+                continue
+            yield from _number(kernel, f"{folder}/{device}")
+            for part in _names(kernel, f"{folder}/{device}") if kind == "sound" else ():
+                yield from (part,) if isinstance(part, Unread) else _number(kernel, f"{folder}/{device}/{part}")
+    said = attributes.text(kernel, HostPath(f"/proc/driver/nvidia/gpus/{address}/information"))
+    if isinstance(said, Unread):
+        yield said
+    elif said is not None and (match := _MINOR.search(said)):
+        yield os.makedev(NVIDIA_MAJOR, int(match[1]))
 
 
-def _names(kernel: Kernel, folder: str) -> list[str]:
+def _names(kernel: Kernel, folder: str) -> Sequence[str | Unread]:
     names = attributes.names(kernel, HostPath(folder))
-    return names if isinstance(names, list) else []
+    return (names,) if isinstance(names, Unread) else names or ()
 
 
-def _number(kernel: Kernel, path: str) -> Iterable[int]:
-    """Yield a device number as stat gives it: minors above 255 have their upper bits above the major."""
-    told = attributes.text(kernel, HostPath(path))
-    if isinstance(told, str) and (match := _NUMBER.fullmatch(told)):
-        major, minor = int(match[1]), int(match[2])
-        yield (major & 0xFFF) << 8 | minor & 0xFF | (minor & ~0xFF) << 12 | (major & ~0xFFF) << 32
+def _number(kernel: Kernel, device: str) -> Iterator[int | Unread]:
+    number = attributes.device_number(kernel, HostPath(f"{device}/dev"))
+    if number is not None:
+        yield number

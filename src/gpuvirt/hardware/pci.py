@@ -4,6 +4,7 @@ Only links, ids, numbers and the first bytes of `config` are read. `driver_overr
 waits for the device to be unbound (seen on kernel 6.1), so no scan opens them.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -20,6 +21,8 @@ DEVICES = HostPath("/sys/bus/pci/devices")
 
 LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
 """What a function's folder is taken to hold where it can't be listed; each is still read."""
+
+VF_LINK = re.compile(r"virtfn[0-9]{1,5}")
 
 NO_ANSWER = b"\xff\xff"
 """What configuration space holds for a device that no longer answers: all ones, vendor first."""
@@ -151,7 +154,7 @@ class _Reading:
         before = self.before.virtfns if self.before else ()
         if entries is LINKS:  # the folder can't be listed, and that is said
             return before
-        links = [name for name in entries if name.startswith("virtfn") and name[6:].isdigit()]
+        links = [name for name in entries if VF_LINK.fullmatch(name)]
         found = [self._address(name) for name in sorted(links, key=lambda name: int(name[6:]))]
         self.unread += (one for one in found if isinstance(one, Unread))
         known = tuple(one for one in found if isinstance(one, str))

@@ -5,6 +5,7 @@ Nothing here is read that sleeps while somebody waits for a device to be unbound
 the same); and `reset_method` of bound functions alone, in a thread that can be left behind.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from errno import ETIMEDOUT
@@ -23,6 +24,7 @@ MODULES = "/lib/modules"
 IRQS = "/sys/kernel/irq"
 MOST_IRQS = 4096
 PATIENCE_S = 2.0
+FRAMEBUFFER = re.compile(r"fb[0-9]+")
 
 MODPROBE_FOLDERS = tuple(
     map(HostPath, ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"))
@@ -152,7 +154,7 @@ def _files(kernel: Kernel, folders: Iterable[Listing], suffix: str) -> Iterator[
 def _framebuffers(kernel: Kernel) -> Iterator[Framebuffer]:
     folder = read_listing(kernel, "/sys/class/graphics")
     for name in folder.known:
-        if name.startswith("fb") and name[2:].isdigit():
+        if FRAMEBUFFER.fullmatch(name):
             path = HostPath(f"{folder.path}/{name}/device")
             device = Link(path, attributes.link_name(kernel, path))
             yield Framebuffer(read_attribute(kernel, f"{folder.path}/{name}/name"), device)

@@ -67,8 +67,8 @@ def _scanned(look: "_Look", taken: Mapping[PciAddress, PciFunction], *, brief: b
 
 def with_users(kernel: Kernel, facts: Facts) -> Facts:
     """Return `facts` with the processes that have VFIO devices open now; this walks all of `/proc`."""
-    found = read_users(kernel, facts.group_nodes, cdevs_of(facts.functions.values()))
-    if found is None:
+    found = read_users(kernel, cdevs_of(facts.functions.values()))
+    if isinstance(found, Unread):
         return replace(facts, users=None, users_of_lost_nodes=())
     return replace(facts, users=found.by_group, users_of_lost_nodes=found.of_lost_nodes)
 

@@ -1,18 +1,27 @@
-"""Who uses a VFIO device: the processes that have its group's or its own node open."""
+"""Who uses a VFIO device: the processes that have its group's or its own node open.
 
-import errno
+The kernel tells the device numbers of those nodes (`/sys/class/vfio/12/dev`, `/sys/class/vfio-dev/vfio3/dev`). A node
+in this process's `/dev` can be missing, stale or another container's, so none is asked.
+"""
+
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
-from gpuvirt.hardware import attributes, iommu
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware import attributes
+from gpuvirt.hardware.kernel import VFIO_DEVICE, VFIO_NODE, Kernel, OpenFile
+from gpuvirt.hardware.processes import command_of, read_open_nodes
 from gpuvirt.paths import HostPath
 
+GROUP_CLASS = HostPath("/sys/class/vfio")
+"""One entry for each group that has a VFIO device: `12`, or `noiommu-0` where there is no IOMMU (vfio_create_group)."""
+CDEV_CLASS = HostPath("/sys/class/vfio-dev")
+
+_GROUP = re.compile(r"(?:noiommu-)?([0-9]{1,9})")
 _LOST_NODE = re.compile(r"/vfio/devices/vfio[0-9]+ \(deleted\)\Z")
 """A device's own node goes as soon as its driver is to let go, which then waits for whoever has it open (6.12)."""
 
@@ -23,7 +32,9 @@ class Users:
 
     by_group: Mapping[IommuGroup, tuple[User, ...]]
     of_lost_nodes: tuple[User, ...]
-    """Those that have a device's own node open which is no longer there; nothing tells which device that was."""
+    """Those that have a device open by a node that is no longer there; nothing tells which device that is."""
+    watched: frozenset[IommuGroup]
+    """The groups of which a node's number is known, so that their users are all in `by_group`."""
 
 
 def cdevs_of(functions: Iterable[PciFunction]) -> Mapping[str, IommuGroup]:
@@ -36,52 +47,69 @@ def cdevs_of(functions: Iterable[PciFunction]) -> Mapping[str, IommuGroup]:
     }
 
 
-def read_users(kernel: Kernel, group_nodes: Iterable[IommuGroup], cdevs: Mapping[str, IommuGroup]) -> Users | None:
-    """Return who has which group open, None when processes can't be looked into (no `/proc`, no nodes).
+def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> Users | Unread:
+    """Return who has which group open; Unread where a process or a node's number can't be seen.
 
-    Files are compared by device number: a container has its own nodes for the same devices.
+    `cdevs` are the devices' own nodes with their groups. Files are compared by device number: a container has its own
+    nodes for the same devices.
     """
-    nodes = _device_numbers(kernel, group_nodes, cdevs)
-    found: defaultdict[IommuGroup | None, dict[int, User]] = defaultdict(dict)
-    try:
-        for opened in kernel.open_files():
-            group = nodes.get(opened.device)
-            if (group is not None or _LOST_NODE.search(opened.path)) and opened.pid not in found[group]:
-                found[group][opened.pid] = User(opened.pid, command_of(kernel, opened.pid), opened.path)
-    except OSError as error:
-        if error.errno in {errno.EACCES, errno.EPERM, *attributes.ABSENT}:
-            return None
-        raise
-    lost = found.pop(None, {})
+    groups = _numbers_of_groups(kernel)
+    if isinstance(groups, Unread):
+        return groups
+    devices = _numbers_of_devices(kernel, cdevs)
+    if isinstance(devices, Unread):
+        return devices
+    opened = read_open_nodes(kernel)
+    return opened if isinstance(opened, Unread) else _users(kernel, opened, groups | devices)
+
+
+def _users(kernel: Kernel, opened: Iterable[OpenFile], groups: Mapping[int, IommuGroup]) -> Users:
+    found: defaultdict[IommuGroup, dict[int, User]] = defaultdict(dict)
+    lost: dict[int, User] = {}
+    devices: dict[int, OpenFile] = {}
+    by_node: set[int] = set()
+    for file in opened:
+        group = groups.get(file.device)
+        if group is not None and file.pid not in found[group]:
+            found[group][file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
+        elif group is None and _LOST_NODE.search(file.path):
+            lost[file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
+        elif file.path == VFIO_DEVICE:
+            devices[file.pid] = file
+        if group is not None or VFIO_NODE.search(file.path):
+            by_node.add(file.pid)
+    # A process can have been given a device without its group's node.
+    lost |= {pid: User(pid, command_of(kernel, pid), file.path) for pid, file in devices.items() if pid not in by_node}
     return Users(
-        {
-            group: tuple(found[group][pid] for pid in sorted(found[group]))
-            for group in sorted(group for group in found if group is not None)
-        },
+        {group: tuple(found[group][pid] for pid in sorted(found[group])) for group in sorted(found)},
         tuple(lost[pid] for pid in sorted(lost)),
+        frozenset(groups.values()),
     )
 
 
-def _device_numbers(
-    kernel: Kernel, group_nodes: Iterable[IommuGroup], cdevs: Mapping[str, IommuGroup]
-) -> Mapping[int, IommuGroup]:
-    by_node = {iommu.group_node(group): group for group in group_nodes}
-    by_node |= {iommu.cdev_node(name): group for name, group in cdevs.items()}
+def _numbers_of_groups(kernel: Kernel) -> dict[int, IommuGroup] | Unread:
+    names = attributes.names(kernel, GROUP_CLASS)
+    if isinstance(names, Unread):
+        return names
     numbers: dict[int, IommuGroup] = {}
-    for node, group in by_node.items():
-        try:
-            number = kernel.device_number(node)
-        except OSError:
-            continue
-        if number:
-            numbers[number] = group
+    for name in names or ():
+        if (match := _GROUP.fullmatch(name)) is None:
+            return Unread(HostPath(f"{GROUP_CLASS}/{name}"), seen=name)
+        number = attributes.device_number(kernel, HostPath(f"{GROUP_CLASS}/{name}/dev"))
+        if isinstance(number, Unread):
+            return number
+        if number is not None:
+            numbers[number] = IommuGroup(int(match[1]))
     return numbers
 
 
-def command_of(kernel: Kernel, pid: int) -> str:
-    """Return what a process calls itself, which may be any bytes."""
-    try:
-        content = kernel.read(HostPath(f"/proc/{pid}/comm"))
-    except OSError:
-        return "unknown"
-    return attributes.legible(content.decode(errors="surrogateescape").removesuffix("\n"))
+def _numbers_of_devices(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> dict[int, IommuGroup] | Unread:
+    """Return the numbers of the devices' own nodes; kernels without VFIO_DEVICE_CDEV have none."""
+    numbers: dict[int, IommuGroup] = {}
+    for name, group in cdevs.items():
+        number = attributes.device_number(kernel, HostPath(f"{CDEV_CLASS}/{name}/dev"))
+        if isinstance(number, Unread):
+            return number
+        if number is not None:
+            numbers[number] = group
+    return numbers

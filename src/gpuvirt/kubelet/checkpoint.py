@@ -34,10 +34,10 @@ class PodDevices(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Data(msgspec.Struct, frozen=True, rename="pascal"):
-    """The content."""
+    """The content. Kubelets write both fields, null for none: a file that lacks one says nothing of pods."""
 
-    pod_device_entries: list[PodDevices] | None = None
-    registered_devices: Mapping[str, list[str] | None] | None = None
+    pod_device_entries: list[PodDevices] | None
+    registered_devices: Mapping[str, list[str] | None] | None
     """The healthy devices of each registered resource."""
 
 

@@ -52,7 +52,7 @@ class HolderWatch:
     Both accounts count. The API leaves out what the kubelet does not know yet (it was restarted while the API server is
     away) and containers that only initialise a pod. The checkpoint has pods that ended, until the kubelet writes it
     anew; it does when a plugin sends its list. A pod that the API does not name and that has no folder of the kubelet's
-    any more is gone, where these folders are seen: those of pods that it does not know yet stay.
+    any more is gone, where these folders are seen to be this kubelet's: those of pods that it does not know yet stay.
     """
 
     def __init__(self, paths: KubeletPaths, clock: Clock, pace: Pace, resend: Callable[[], None]) -> None:
@@ -113,13 +113,20 @@ class HolderWatch:
         return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
 
     def _without_gone(self, in_file: Held, in_api: Held) -> Held:
-        if not self._paths.pods.is_dir():
-            return in_file
-        return {key: consumer for key, consumer in in_file.items() if key in in_api or not self._is_gone(consumer)}
+        """Return what pods have that are not gone.
 
-    def _is_gone(self, consumer: Consumer) -> bool:
+        The checkpoint's folder is the same whatever `--root-dir` a kubelet has, so the pods' folder can be another
+        kubelet's: it counts where a pod of the checkpoint has its folder in it.
+        """
+        has_folder = {consumer.pod_uid: self._has_folder(consumer) for consumer in in_file.values()}
+        if True not in has_folder.values():
+            return in_file
+        return {key: one for key, one in in_file.items() if key in in_api or has_folder[one.pod_uid] is not False}
+
+    def _has_folder(self, consumer: Consumer) -> bool | None:
+        """Return whether a pod has its folder, None where its UID names none."""
         uid = consumer.pod_uid
-        return uid is not None and UID.fullmatch(uid) is not None and not (self._paths.pods / uid).exists()
+        return (self._paths.pods / uid).exists() if uid is not None and UID.fullmatch(uid) is not None else None
 
     def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
         """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import NewType
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, FunctionKind, PciFunction
+from gpuvirt.facts.pci import FunctionKind, PciFunction
 
 UnitId = NewType("UnitId", str)
 """The lowest address among a unit's functions."""
@@ -55,10 +55,4 @@ def spoilers(functions: Mapping[PciAddress, PciFunction], members: Iterable[PciA
     flags 0). Bridges, members without a driver and those of VFIO, pci-stub and pcieport don't.
     """
     found = (functions[address] for address in members if address in functions)
-    return tuple(
-        function
-        for function in found
-        if isinstance(function.driver, str)
-        and function.driver not in GROUP_FRIENDLY_DRIVERS
-        and function.kind is not FunctionKind.BRIDGE
-    )
+    return tuple(function for function in found if function.spoils_group and function.kind is not FunctionKind.BRIDGE)

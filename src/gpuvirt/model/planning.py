@@ -112,7 +112,8 @@ def _refusals(seen: Seen, wanted: Wishes, to_vfio: list[PciAddress], to_native: 
 
 def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
     function = _function(seen, address)
-    for attribute in (function.driver, function.iommu_group):
+    hidden = [one for one in function.unread if one.path.endswith("/vfio-dev")]
+    for attribute in (function.driver, function.iommu_group, *hidden):
         if isinstance(attribute, Unread):
             yield refusals.unread(address, attribute)
     if function.iommu_group is None:
@@ -148,6 +149,8 @@ def _native_users(seen: Seen, function: PciFunction) -> Iterator[Reason]:
 
 def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Iterator[Reason]:
     function = _function(seen, address)
+    if function.on_vfio and function.virtfns:  # they go with it, whoever has them
+        yield refusals.vfs_enabled(function)
     if users := _vfio_users(seen, function):
         yield refusals.in_use(address, users, forcible=False)
     if pods := seen.pods.get(address, ()):

@@ -120,14 +120,14 @@ def pending(address: PciAddress, users: Sequence[User]) -> Reason:
     )
 
 
-def users_unseen(address: PciAddress) -> Reason:
+def users_unseen(subject: str, seen: str = "/proc") -> Reason:
     """It can't be told whether somebody would be hurt."""
     return Reason(
         ReasonCode.USERS_UNSEEN,
-        address,
-        "may be in use: the processes of this host can't be looked into",
-        seen="/proc",
-        fix="run as root, in a pod with hostPID: true",
+        subject,
+        "may be in use: not every process of this host can be seen from here",
+        seen=seen,
+        fix="run as root, in a pod with hostPID: true and the host's /dev",
     )
 
 

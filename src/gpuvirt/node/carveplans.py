@@ -3,12 +3,12 @@
 Nothing here waits, or does anything to the host.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.facts.vgpu import Scheduler, SmiReport
+from gpuvirt.facts.vgpu import Framework, Scheduler, SmiReport
 from gpuvirt.model import invalidvgpus
 from gpuvirt.model.board import NAMESPACE, Board, Holding, board_of, with_report
 from gpuvirt.model.carveplanning import plan_gpu
@@ -79,7 +79,7 @@ class CarvePlans:
         if carved:
             gpus = self._plan(inventory, holdings, carved)
             self.invalid = tuple(self._invalid([gpu for gpu in gpus if gpu.address in carved], named))
-        self.by_gpu |= _emptied(inventory, holdings, [gpu for gpu, mode in modes.items() if mode in WHOLE])
+        self.by_gpu |= _emptied(inventory, holdings, {gpu: mode for gpu, mode in modes.items() if mode in WHOLE})
         stands = self.time_shared
         self.schedulers = {gpu: told for gpu, told in self.schedulers.items() if told.footing == stands.get(gpu)}
 
@@ -127,10 +127,19 @@ class CarvePlans:
 
 
 def _emptied(
-    inventory: Inventory, holdings: tuple[Holding, ...], gpus: Iterable[PciAddress]
+    inventory: Inventory, holdings: tuple[Holding, ...], gpus: Mapping[PciAddress, WantedMode]
 ) -> dict[PciAddress, tuple[CarveWish, CarvePlan]]:
     """Return what is to be done to GPUs that are to be had whole, and carry something or have VFs."""
     wish, functions = CarveWish(whole=True), inventory.facts.functions
     boards = {gpu: board_of(inventory, gpu, holdings, NAMESPACE) for gpu in gpus if not functions[gpu].on_vfio}
-    plans = {gpu: plan_gpu(functions[gpu], board, wish) for gpu, board in boards.items()}
+    plans = {
+        gpu: plan_gpu(functions[gpu], board, wish)
+        for gpu, board in boards.items()
+        if not (gpus[gpu] is WantedMode.CONTAINER and board is not None and _has_vfs_for_containers(board))
+    }
     return {gpu: (wish, plan) for gpu, plan in plans.items() if not plan.met}
+
+
+def _has_vfs_for_containers(board: Board) -> bool:
+    """Return whether a GPU's VFs are functions that its native driver serves to containers, as AMD's and Intel's."""
+    return board.host.framework is Framework.SRIOV_VF

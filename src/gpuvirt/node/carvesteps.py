@@ -174,6 +174,8 @@ def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
 
 def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:
     live = next(one for one in host.live if one.id == vgpu)
+    if host.framework is Framework.SRIOV_VF:  # no lease keeps a process from what a native driver serves
+        _see_that_it_is_idle(kernel, host.gpu, *inventory.facts.functions[host.gpu].virtfns)
     with contextlib.ExitStack() as held:
         for claim in _claims(kernel, inventory, host, live):
             held.enter_context(leased(kernel, claim))

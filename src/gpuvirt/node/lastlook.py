@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import (
+    GROUP_FRIENDLY_DRIVERS,
+    VENDOR_VFIO_DRIVER,
+    VFIO_DRIVERS,
+    FunctionKind,
+    PciFunction,
+    Unread,
+)
 from gpuvirt.facts.snapshot import Facts, User
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware import attributes, iommu, pci
@@ -109,8 +116,8 @@ def _opens_by_group(facts: Facts, device: Candidate) -> bool:
 
 def _users(kernel: Kernel, facts: Facts, group: IommuGroup) -> tuple[User, ...]:
     members = (function for function in facts.functions.values() if function.iommu_group == group)
-    found = read_users(kernel, [group], cdevs_of(members))
-    return found.by_group.get(group, ()) if found is not None else ()
+    found = read_users(kernel, cdevs_of(members))
+    return () if isinstance(found, Unread) else found.by_group.get(group, ())
 
 
 def _in_use(device: Candidate, found: Sequence[User], seen: str) -> Reason:
@@ -178,7 +185,7 @@ def _of_group(device: Candidate, group: IommuGroup | Unread | None) -> Iterator[
 
 def _of_driver(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
     driver = pci.read_driver(kernel, device.carrier)
-    expected = frozenset({vendor_vfio.DRIVER}) if device.framework is Framework.VENDOR_VFIO else VFIO_DRIVERS
+    expected = {VENDOR_VFIO_DRIVER} if device.framework is Framework.VENDOR_VFIO else {*VFIO_DRIVERS, function.driver}
     if isinstance(driver, Unread):
         yield _unread(device, driver)
     elif driver not in expected:
@@ -217,7 +224,7 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
         driver = iommu.read_member_driver(kernel, group, member)
         if isinstance(driver, Unread):
             yield _unread(device, driver)
-        elif driver is not None and driver not in GROUP_FRIENDLY_DRIVERS:
+        elif driver is not None and driver not in GROUP_FRIENDLY_DRIVERS and not iommu.has_vfio_device(kernel, member):
             yield Reason(
                 ReasonCode.GROUP_NOT_VIABLE,
                 device.id,

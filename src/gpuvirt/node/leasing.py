@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, GpuvirtError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import read_users
+from gpuvirt.hardware.users import GROUP_CLASS, read_users
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
 
@@ -62,12 +63,16 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
 
 
 def _see_that_nobody_uses(kernel: Kernel, claim: Claim, said: str | None) -> None:
-    """Look through all processes; where no lease could be had (`said`), that must be possible."""
-    found = read_users(kernel, [claim.group], dict.fromkeys(claim.cdevs, claim.group))
-    if found is None:
+    """Look through all processes; where no lease could be had (`said`), the walk must be able to show a user."""
+    found = read_users(kernel, dict.fromkeys(claim.cdevs, claim.group))
+    if isinstance(found, Unread):
         if said is not None:
-            raise RefusedError(refusals.not_leased(claim.subject, said))
+            raise RefusedError(refusals.users_unseen(claim.subject, f"{said}; {found.path}: {found.said}"))
         return
+    if said is not None and claim.group not in found.watched:
+        raise RefusedError(
+            refusals.users_unseen(claim.subject, f"{said}; {GROUP_CLASS}/{claim.group}/dev: there is none")
+        )
     others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid != kernel.pid]
     if others:
         raise HeldError(refusals.in_use(claim.subject, others, forcible=False), refusals.named(others))

@@ -11,19 +11,18 @@ from contextlib import contextmanager, suppress
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, VFIO_DEVICE, OpenFile
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.cdevs import CdevFile
 from gpuvirt.sim.faults import Faults
 from gpuvirt.sim.mdev import MdevBus
 from gpuvirt.sim.nvidia import NvidiaDriver
-from gpuvirt.sim.pci import PciBus
+from gpuvirt.sim.pci import PciBus, leaves_dma
 from gpuvirt.sim.processes import Process, Processes
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
-from gpuvirt.sim.vfio import CDEVS, Vfio
+from gpuvirt.sim.vfio import CDEVS, Vfio, group_number, group_of_node
 from gpuvirt.sim.vfs import Vfs
 
 __all__ = ["OUR_PID", "Process", "SimKernel"]
@@ -150,17 +149,20 @@ class SimKernel:
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes that processes have open."""
         for pid in [name for name in self.listdir(HostPath("/proc")) if name.isdigit()]:
-            with suppress(OSError):  # it has gone, or shows no files
+            with suppress(FileNotFoundError):  # it has gone, or shows no files
                 yield from self._files_of(pid)
 
     def _files_of(self, pid: str) -> Iterator[OpenFile]:
         folder = HostPath(f"/proc/{pid}/fd")
         for number in self.listdir(folder):
             path = HostPath(self.readlink(HostPath(f"{folder}/{number}")))
-            if path.startswith(CDEVS) and not self.tree.exists(path):
-                yield OpenFile(int(pid), HostPath(f"{path} (deleted)"), 0)
-            with suppress(OSError):  # the node is gone, though the file is open
+            if path == VFIO_DEVICE:
+                yield OpenFile(int(pid), path, 0)
+            elif self.tree.exists(path):
                 yield OpenFile(int(pid), path, self.device_number(path))
+            elif path.startswith((CDEVS, "/dev/vfio/")):  # the node is gone, though the file is open
+                group = group_of_node(path)
+                yield OpenFile(int(pid), HostPath(f"{path} (deleted)"), 0 if group is None else group_number(group))
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         """Call `wake` when devices come, go or change driver."""
@@ -188,7 +190,7 @@ class SimKernel:
             except OSError:
                 self.vfio.close(group)
                 raise
-            self.processes.show(process, [f"/dev/vfio/{group}"])
+            self.processes.show(process, [f"/dev/vfio/{group}", *([VFIO_DEVICE] if devices else [])])
             return process
 
     def open_devices(self, names: Sequence[str], command: str = "qemu-system-x86", *, bind: bool = True) -> Process:
@@ -271,7 +273,7 @@ class SimKernel:
 
     def _is_friendly(self, device: str) -> bool:
         function = self.pci.functions.get(PciAddress(device))
-        if function is None or function.driver is None or function.driver in GROUP_FRIENDLY_DRIVERS:
+        if function is None or function.driver is None or leaves_dma(function.driver):
             return True
         # A VF that carries a vendor-VFIO vGPU is a VFIO device, though its driver is the vendor's.
         return function.group is not None and device in self.vfio.groups[function.group].vfio_devices

@@ -8,11 +8,12 @@ is in use, its `driver_override`, `uevent` and `sriov_numvfs` hang, and so does 
 
 import contextlib
 import errno
+import re
 from collections.abc import Callable
 from typing import Protocol
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, VFIO_DRIVERS
+from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
 from gpuvirt.sim.bars import resource
@@ -23,8 +24,20 @@ from gpuvirt.sim.vfio import Vfio
 
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
+VFIO_DRIVER = re.compile(r"[a-z0-9_-]+[_-]vfio[_-]pci|vfio-pci")
+"""A driver that is vfio-pci or stands on vfio-pci-core; the kernel's own are all named so."""
 PF_DRIVERS = frozenset({"pci-pf-stub"})
-"""Drivers that do nothing but let VFs be made; vfio-pci does only with its parameter enable_sriov."""
+"""Drivers that do nothing but let VFs be made; vfio-pci does with its parameter enable_sriov."""
+
+
+def is_vfio(driver: str | None) -> bool:
+    """Return whether a driver makes VFIO devices of functions."""
+    return driver is not None and VFIO_DRIVER.fullmatch(driver) is not None
+
+
+def leaves_dma(driver: str) -> bool:
+    """Return whether a driver leaves a function's DMA to whoever owns its IOMMU group."""
+    return driver in GROUP_FRIENDLY_DRIVERS or is_vfio(driver)
 
 
 class Carried(Protocol):
@@ -50,6 +63,9 @@ class PciBus:
         self.functions: dict[PciAddress, SimFunction] = {}
         self.removed: dict[PciAddress, SimFunction] = {}
         """Functions that were taken away, and that come back when they are plugged in or the bus is rescanned."""
+        self.enable_sriov = File(lambda: "Y\n" if self._vfio_makes_vfs else "N\n", self._write_enable_sriov)
+        """vfio-pci's parameter of that name."""
+        self._vfio_makes_vfs = False
         self.carried: Carried | None = None
         self.switch_vfs: Callable[[SimFunction, int], None] | None = None
         """What happens when so many VFs are asked for, all checks made."""
@@ -118,15 +134,15 @@ class PciBus:
 
     def bind(self, function: SimFunction, driver: str) -> None:
         """Give a function to a driver."""
-        if driver in VFIO_DRIVERS and function.group is None:
+        if is_vfio(driver) and function.group is None:
             raise fails(errno.EINVAL, driver)  # vfio-pci needs an IOMMU: probe of 0000:65:00.0 failed with error -22
-        if function.group is not None and driver not in GROUP_FRIENDLY_DRIVERS and self._vfio.is_owned(function.group):
+        if function.group is not None and not leaves_dma(driver) and self._vfio.is_owned(function.group):
             raise fails(errno.EBUSY, driver)
         function.driver = driver
         self.add_driver(driver)
         self._tree.link(HostPath(f"{function.folder}/driver"), HostPath(f"{DRIVERS}/{driver}"))
         self._tree.link(HostPath(f"{DRIVERS}/{driver}/{function.address}"), function.folder)
-        if driver in VFIO_DRIVERS and function.group is not None:
+        if is_vfio(driver) and function.group is not None:
             self._vfio.enlist(function.group, function.address, function.folder)
         if driver == function.native_driver and self.carried is not None:
             self.carried.appear(function.address)
@@ -137,6 +153,8 @@ class PciBus:
         self._tree.remove(HostPath(f"{function.folder}/driver"))
         self._tree.remove(HostPath(f"{DRIVERS}/{function.driver}/{function.address}"))
         function.leaving = True
+        if is_vfio(function.driver) and function.virtfns and self.switch_vfs is not None:
+            self.switch_vfs(function, 0)  # vfio_pci_core_unregister_device, whoever has them
         if function.group is not None and self._vfio.in_use(function.group, function.address):
             self._vfio.ask_back(function.group, function.address, lambda: self._finish_unbind(function))
         elif self.carried is not None and function.driver == function.native_driver:
@@ -154,7 +172,7 @@ class PciBus:
     def _release(self, function: SimFunction) -> None:
         self._tree.remove(HostPath(f"{function.folder}/driver"))
         self._tree.remove(HostPath(f"{DRIVERS}/{function.driver}/{function.address}"))
-        if function.driver in VFIO_DRIVERS and function.group is not None:
+        if is_vfio(function.driver) and function.group is not None:
             self._vfio.discharge(function.group, function.address, function.folder)
         function.driver = None
 
@@ -222,6 +240,9 @@ class PciBus:
             self._hang(function, "sriov_numvfs")
         return f"{len(function.virtfns)}\n"
 
+    def _write_enable_sriov(self, text: str) -> None:
+        self._vfio_makes_vfs = text.strip() in {"Y", "y", "1"}
+
     def _write_vfs(self, function: SimFunction, text: str) -> None:
         """Switch VFs on or off, after drivers/pci/iov.c of 6.1."""
         count = written.short(text)
@@ -232,7 +253,8 @@ class PciBus:
         if count == len(function.virtfns):
             return
         native = function.driver == function.native_driver and function.takes_numvfs
-        if function.driver is None or not (native or function.driver in PF_DRIVERS):
+        by_vfio = self._vfio_makes_vfs and is_vfio(function.driver)
+        if function.driver is None or not (native or by_vfio or function.driver in PF_DRIVERS):
             raise fails(errno.ENOENT, text)
         if count and function.virtfns:
             raise fails(errno.EBUSY, text)

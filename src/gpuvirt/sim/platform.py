@@ -230,10 +230,8 @@ def _furnish_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
     for name in sorted(spec.modules if spec.modules is not None else usual):
         tree.make(HostPath(f"{MODULES}/{name}"))
         if name == "vfio_pci":
-            _texts(
-                tree,
-                {f"{MODULES}/{name}/parameters/disable_vga": "N", f"{MODULES}/{name}/parameters/enable_sriov": "N"},
-            )
+            _texts(tree, {f"{MODULES}/{name}/parameters/disable_vga": "N"})
+            tree.place(HostPath(f"{MODULES}/{name}/parameters/enable_sriov"), bus.enable_sriov)
         elif name == "vfio_iommu_type1":
             value = "Y" if spec.unsafe_interrupts else "N"
             _texts(tree, {f"{MODULES}/{name}/parameters/allow_unsafe_interrupts": value})

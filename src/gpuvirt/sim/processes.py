@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuvirt.hardware.processes import INITIAL_NAMESPACE
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.tree import Folder, Link, Tree, constant
 
@@ -24,6 +25,7 @@ class Processes:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
+        self.hide(hidden=False)
         self._pids = itertools.count(FIRST_PID)
 
     def next(self, command: str) -> Process:
@@ -36,6 +38,11 @@ class Processes:
         self._tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
         for number, node in enumerate(nodes, FIRST_FILE):
             self._tree.place(HostPath(f"/proc/{process.pid}/fd/{number}"), Link(node))
+
+    def hide(self, *, hidden: bool = True) -> None:
+        """Let `/proc` be that of a PID namespace below the host's, as a pod without hostPID has it."""
+        tree = self._tree
+        tree.place(HostPath("/proc/1/ns/pid"), Link("pid:[4026532298]" if hidden else INITIAL_NAMESPACE))
 
     def end(self, process: Process) -> None:
         """Let a process be seen no more."""

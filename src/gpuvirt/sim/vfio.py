@@ -6,18 +6,33 @@ the user closes it.
 """
 
 import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.cdevs import CdevFile, Cdevs
-from gpuvirt.sim.tree import DeviceNode, Folder, Tree, fails
+from gpuvirt.sim.tree import DeviceNode, Folder, Tree, constant, fails
 
 GROUPS = "/sys/kernel/iommu_groups"
 CDEVS = "/dev/vfio/devices"
 VFIO_MAJOR = 511
 """A dynamic major, as alloc_chrdev_region would give."""
+CDEV_MAJOR = VFIO_MAJOR - 1
+GROUP_CLASS = "/sys/class/vfio"
+CDEV_CLASS = "/sys/class/vfio-dev"
+
+
+def group_number(group: IommuGroup) -> int:
+    """Return the device number of a group's node."""
+    return os.makedev(VFIO_MAJOR, group)
+
+
+def group_of_node(path: str) -> IommuGroup | None:
+    """Return the group whose node is at a path, None where it is no group's."""
+    folder, _, name = path.rpartition("/")
+    return IommuGroup(int(name)) if folder == "/dev/vfio" and name.isdecimal() else None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,13 +108,15 @@ class Vfio:
     def enlist(self, number: IommuGroup, device: str, folder: HostPath) -> None:
         """A VFIO driver has taken a device: its group can be opened."""
         self.groups[number].vfio_devices[device] = folder
+        self._show_class(number)
         if number not in self.hidden_nodes:
             self.show_node(number)
         index = self._indices.setdefault(device, max(self._indices.values(), default=-1) + 1)
         if self.vfio_dev:
             self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
         if self.cdev_nodes:
-            self._tree.place(HostPath(f"{CDEVS}/vfio{index}"), DeviceNode((VFIO_MAJOR - 1) << 8 | index))
+            self._tree.place(HostPath(f"{CDEVS}/vfio{index}"), DeviceNode(os.makedev(CDEV_MAJOR, index)))
+            self._tree.place(HostPath(f"{CDEV_CLASS}/vfio{index}/dev"), constant(f"{CDEV_MAJOR}:{index}"))
 
     def call(self, device: str, number: int) -> None:
         """Let a device be `vfio<number>` when a VFIO driver has it; raise ValueError where another is."""
@@ -114,12 +131,14 @@ class Vfio:
         group.asked_back.pop(device, None)
         if not group.vfio_devices:
             self._tree.remove(HostPath(f"/dev/vfio/{number}"))
+            self._tree.remove(HostPath(f"{GROUP_CLASS}/{number}"))
         self._hide(device, folder)
 
     def _hide(self, device: str, of: HostPath) -> None:
         self._tree.remove(HostPath(f"{of}/vfio-dev"))
         if self.cdev_nodes:
             self._tree.remove(HostPath(f"{CDEVS}/vfio{self._indices[device]}"))
+            self._tree.remove(HostPath(f"{CDEV_CLASS}/vfio{self._indices[device]}"))
             for folder in (HostPath(CDEVS), HostPath("/dev/vfio")):  # devtmpfs made them with the first node
                 if self._tree.exists(folder) and not self._tree.folder(folder).entries:
                     self._tree.remove(folder)
@@ -127,7 +146,12 @@ class Vfio:
     def show_node(self, number: IommuGroup) -> None:
         """Put a group's node under `/dev/vfio`."""
         if self.group_nodes:
-            self._tree.place(HostPath(f"/dev/vfio/{number}"), DeviceNode(VFIO_MAJOR << 8 | number))
+            self._tree.place(HostPath(f"/dev/vfio/{number}"), DeviceNode(group_number(number)))
+
+    def _show_class(self, number: IommuGroup) -> None:
+        """Let the kernel tell a group's device number, whatever somebody does to its node."""
+        if self.group_nodes:
+            self._tree.place(HostPath(f"{GROUP_CLASS}/{number}/dev"), constant(f"{VFIO_MAJOR}:{number}"))
 
     def open(self, number: IommuGroup, pid: int) -> None:
         """Open a group for a process."""

@@ -15,7 +15,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.function import SimFunction, VfIdentity
 from gpuvirt.sim.mdev import MdevBus
-from gpuvirt.sim.pci import PciBus
+from gpuvirt.sim.pci import PciBus, is_vfio
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
 from gpuvirt.sim.vfio import Vfio
 from gpuvirt.sim.vgpu import Carving
@@ -128,6 +128,8 @@ class Vfs:
             native_driver=kind.native_driver,
             physfn=parent.address,
         )
+        if is_vfio(parent.driver):
+            function.override = parent.driver  # vfio_pci_bus_notifier: its VFs are not the host's
         self._pci.add(function)
         self._carry(parent, function)
         with contextlib.suppress(OSError):  # a driver that can't have it is no failure of the switch

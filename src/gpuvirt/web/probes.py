@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-READ_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 1.0
+"""How long a client may take to send its request; the kubelet sends it with the connection."""
 ANSWER_TIMEOUT_S = 30.0
 MOST_REQUEST_BYTES = 8192
 MOST_CONNECTIONS = 64
+"""One more client takes the place of the oldest silent one, else of the oldest: the kubelet's probe gets through."""
 
 _STATUS_TEXTS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
@@ -37,7 +39,10 @@ class Probes:
         self.port: int | None = None
         """Where it serves, once it does."""
         self._pages = pages
-        self._open = 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}
+        """Connections whose request has not come yet, the oldest first."""
+        self._answered: dict[asyncio.StreamWriter, None] = {}
+        """Connections whose answer is under way, the oldest first."""
 
     async def run(self, host: str, port: int) -> None:
         """Serve at an address for ever; raises OSError when the address can't be had.
@@ -66,24 +71,35 @@ class Probes:
                 server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        self._make_room()
+        self._silent[writer] = None
         try:
-            if self._open <= MOST_CONNECTIONS:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    await self._answer(reader, writer)
-                    writer.close()
-                    await writer.wait_closed()
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await self._answer(reader, writer)
+                writer.close()
+                await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a client that went away, that does not read, or that is none
         except Exception:
             log.exception("a page failed")  # it is one answer's end; the other pages are asked whether the agent lives
         finally:
-            self._open -= 1
+            self._silent.pop(writer, None)
+            self._answered.pop(writer, None)
             writer.transport.abort()
+
+    def _make_room(self) -> None:
+        """Hang up on the client that is worth least, where there are too many."""
+        if len(self._silent) + len(self._answered) >= MOST_CONNECTIONS:
+            crowd = self._silent or self._answered
+            oldest = next(iter(crowd))
+            del crowd[oldest]
+            oldest.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(READ_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
+        if self._silent.pop(writer, writer) is None:
+            self._answered[writer] = None
         method, answer = self.respond(head.split(b"\r\n", 1)[0].decode("latin-1"))
         body = answer.body.encode()
         writer.write(

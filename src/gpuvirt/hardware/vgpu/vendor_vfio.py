@@ -13,14 +13,13 @@ from collections.abc import Mapping
 
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware import attributes, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
 from gpuvirt.paths import HostPath
 
-DRIVER = "nvidia"
 NO_TYPE = "0"
 _CREATABLE = re.compile(r"^\s*(?P<id>[0-9]+)\s*:?\s+(?P<name>\S.*?)\s*$", re.MULTILINE)
 
@@ -55,7 +54,8 @@ class VendorVfio:
         brief: bool,
     ) -> Probe | Unread:
         """Return the GPUs whose VFs carry types, or could."""
-        carriers = [function for function in functions.values() if function.physfn and function.driver == DRIVER]
+        vfs = [function for function in functions.values() if function.physfn]
+        carriers = [function for function in vfs if function.driver == VENDOR_VFIO_DRIVER]
         names = {type_id: name for host in before.values() for type_id, name in host.type_names.items()}
         slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
         unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpuvirt.facts.ids import slot_of
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.model.bootloader import drop_arguments, set_arguments
 from gpuvirt.model.checks.firmware import is_amd, is_vm, is_x86
@@ -239,8 +239,8 @@ def _shared(evidence: Evidence, gpu: Gpu, group: int, strangers: tuple[PciFuncti
 
 def _is_hosts(function: PciFunction) -> bool:
     """Return whether the host may need a function for itself: no part of a GPU's card, on a driver of the host's."""
-    foreign = function.kind is FunctionKind.OTHER
-    return foreign and function.driver is not None and function.driver not in GROUP_FRIENDLY_DRIVERS
+    unknown = isinstance(function.driver, Unread)
+    return function.kind is FunctionKind.OTHER and (unknown or function.spoils_group)
 
 
 def _driver(function: PciFunction) -> str:

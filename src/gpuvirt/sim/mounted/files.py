@@ -13,6 +13,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Node, fails
+from gpuvirt.sim.vfio import group_of_node
 
 NULL = os.makedev(1, 3)
 """`/dev/null`: a node that whoever may can open, on any host."""
@@ -51,7 +52,7 @@ class KernelFiles:
             unreadable = access != os.O_WRONLY and node.read is None
             if unreadable or (access != os.O_RDONLY and node.write is None):
                 raise fails(errno.EACCES, path)
-        if isinstance(node, DeviceNode) and (group := _group(path)) is not None:
+        if isinstance(node, DeviceNode) and (group := group_of_node(path)) is not None:
             with self._kernel.blocking.condition:
                 self._kernel.vfio.open(group, pid)
             self._groups[handle] = group
@@ -77,7 +78,7 @@ class KernelFiles:
 
     def unlink(self, path: str) -> int:
         """Delete the node of a group, as an admin might; nothing else can be deleted."""
-        group = _group(path)
+        group = group_of_node(path)
         if group is None or not isinstance(self._find(path), DeviceNode):
             raise fails(errno.EPERM, path)
         self._kernel.delete_node(group)
@@ -98,9 +99,3 @@ class KernelFiles:
                 return kind | 0o600, 0
             case File(read=read, write=write):
                 return stat.S_IFREG | (0o444 if read else 0) | (0o200 if write else 0), ATTRIBUTE_BYTES
-
-
-def _group(path: str) -> IommuGroup | None:
-    """Return the group whose node is at a path, None when it is no group's."""
-    folder, _, name = path.rpartition("/")
-    return IommuGroup(int(name)) if folder == "/dev/vfio" and name.isdecimal() else None
