@@ -183,6 +183,12 @@ def unread(subject: str, message: str, *things: Shown) -> Finding:
     )
 
 
+def listed(names: Iterable[str], *, most: int = 10) -> str:
+    """Return names in a row, each whole: the first ones, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
 def of_reason(reason: Reason, level: Level) -> Finding:
     """Return a reason as a finding, with the same code and words."""
     return Finding(

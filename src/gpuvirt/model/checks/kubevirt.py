@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine
+from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, listed
 from gpuvirt.model.kubevirt import KubeVirt, Permitted
 from gpuvirt.model.nearness import nearest
 from gpuvirt.model.selectors import normal
@@ -105,7 +105,7 @@ def _not_permitted(
         resource.name,
         f"is offered, and KubeVirt does not permit it{also}",
         FindingCode.NOT_PERMITTED,
-        (Seen(_place(kubevirt, "permittedHostDevices"), ", ".join(entries)[:200] or "empty"),),
+        (Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
         why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
         fix=_entry(resource, wanted[0] if wanted else "VENDOR:DEVICE"),
     )
@@ -177,7 +177,7 @@ def feature_gates(evidence: Evidence) -> Iterator[Finding]:
                 ", ".join(gpu.address for gpu in grace),
                 f"needs KubeVirt's feature gates {', '.join(missing)}",
                 FindingCode.FEATURE_GATE_MISSING,
-                (Seen(place, ", ".join(sorted(kubevirt.gates))[:200] or "none"),),
+                (Seen(place, listed(sorted(kubevirt.gates)) or "none"),),
                 why=f"KubeVirt {kubevirt.version} refuses machines with a Grace GPU without them",
                 fix=("# add to spec.configuration.developerConfiguration.featureGates, and leave the others:", *needed),
             )
