@@ -59,14 +59,14 @@ def no_gpu(function: PciFunction) -> Finding:
 
 def no_resource(evidence: Evidence, target: str) -> Finding:
     """Return that this node offers nothing of that name."""
-    meant = nearest(target, [str(one.name) for one in evidence.view.resources])
-    names = ", ".join(str(one.name) for one in evidence.view.resources) or "none"
+    offered = [str(one.name) for one in evidence.view.resources if one.devices]
+    meant = nearest(target, offered)
     message = f"is not offered on this node{f'; did you mean {meant}?' if meant else ''}"
     return Finding(
         Level.ERROR,
         target,
         message,
         FindingCode.NO_SUCH_RESOURCE,
-        (Seen("gpuvirt devices", f"offered are: {names}"),),
+        (Seen("gpuvirt devices", f"offered are: {', '.join(offered) or 'none'}"),),
         fix=(f"gpuvirt why {meant}",) if meant else ("gpuvirt devices says why GPUs are not offered",),
     )

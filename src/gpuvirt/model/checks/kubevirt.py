@@ -48,10 +48,11 @@ def permitted_names(evidence: Evidence) -> Iterator[Finding]:
 def near_misses(evidence: Evidence) -> Iterator[Finding]:
     """KubeVirt permits no name that is nearly one of this node's."""
     ours = [str(one.name) for one in evidence.view.resources]
+    offered = [str(one.name) for one in evidence.view.resources if one.devices]
     for kubevirt in evidence.kubevirts or ():
         permitted = _entries(kubevirt)
         for name, entries in permitted.items():
-            meant = None if name in ours else nearest(name, ours)
+            meant = None if name in ours else nearest(name, offered)
             if meant is not None and meant in permitted:  # else it is told with the name that is not permitted
                 yield Finding(
                     Level.WARNING,
