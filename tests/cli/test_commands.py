@@ -141,6 +141,22 @@ def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> Non
     assert [one["scheduler"] for one in told[:3]] == [{"policy": "best-effort", "timeslice_ms": None}, equal_4, None]
 
 
+@pytest.mark.parametrize(("mode", "command"), [("vgpu", "bind"), ("container", "bind"), ("passthrough", "unbind")])
+def test_a_gpu_is_said_to_be_kept_in_its_mode(tmp_path: Path, mode: str, command: str) -> None:
+    kernel = build_machine(load_machine("4xT4"))
+    export(kernel, tmp_path)
+    seen = onelook.take(kernel, Settings(), IDS, RealClock())
+    agent = AgentView(version="test", pid=1, started=seen.at, plugin_only=False)
+    gpus = tuple(replace(gpu, wanted=mode) for gpu in seen.gpus)
+    (tmp_path / "run/gpuvirt").mkdir(parents=True)
+    (tmp_path / "run/gpuvirt/node.json").write_bytes(msgspec.json.encode(replace(seen, agent=agent, gpus=gpus)))
+    done = ran("vfio", command, "--dry-run", gpus[0].address, "--host-root", str(tmp_path), environment=WIDE)
+    assert done.returncode == 1
+    assert f"ManagedByAgent: {gpus[0].address} is kept in mode {mode} by this node's agent" in done.stdout
+    other = "unbind" if command == "bind" else "bind"
+    assert "ManagedByAgent" not in ran("vfio", other, "--dry-run", "--all", "--host-root", str(tmp_path)).stdout
+
+
 def test_devices_of_a_host_without_any(tmp_path: Path) -> None:
     done = ran("devices", "--host-root", str(tmp_path))
     assert done.returncode == 0

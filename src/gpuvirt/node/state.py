@@ -193,7 +193,7 @@ class NodeState:
             self.registrations,
             notes,
             self._agent,
-            wishes={gpu: str(wish) for gpu, wish in wishes.items()},
+            wishes={gpu: str(self.modes.of(gpu)) for gpu in wishes},
             vgpu_configs=self.carving.configs,
             schedulers={gpu: told.scheduler for gpu, told in self.carving.schedulers.items()},
             workload=workload,
