@@ -1,13 +1,38 @@
 """What somebody asks of: an address, a vGPU's id, a resource's name; and what is said where there is none such."""
 
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, parse_resource_name
+from gpuvirt.facts.ids import (
+    ObjectName,
+    PciAddress,
+    is_mdev_uuid,
+    parse_object_name,
+    parse_pci_address,
+    parse_resource_name,
+)
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen
 from gpuvirt.model.nearness import nearest
+from gpuvirt.model.vmevidence import ObjectKind
 
 DEVICES = "/sys/bus/pci/devices"
+
+
+KINDS = {
+    **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), ObjectKind.VM),
+    **dict.fromkeys(("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"), ObjectKind.VMI),
+    **dict.fromkeys(("po", "pod", "pods"), ObjectKind.POD),
+}
+"""How kubectl, too, calls the kinds of objects that can be asked about."""
+
+
+def object_target(text: str) -> tuple[ObjectKind, ObjectName] | None:
+    """Return the kind and name in `vm/NAME`, `vmi/NAME` or `pod/NAME`, None for another target.
+
+    Raises InvalidIdError for a name that no object can have.
+    """
+    kind, slash, name = text.partition("/")
+    return (KINDS[kind], parse_object_name(name)) if slash and kind in KINDS else None
 
 
 def is_target(text: str) -> bool:

@@ -14,6 +14,10 @@ GRACE = {"10de:2342", "10de:2348", "10de:2941"}
 """GPUs that KubeVirt gives away with these gates alone (its webhook for machines)."""
 GRACE_GATES = ("GraceIOVirtualization", "PCINUMAAwareTopology", "IOMMUFD")
 
+GATES_FIELD = "developerConfiguration.featureGates"
+HOST_DEVICES = "HostDevices"
+"""The gate without which KubeVirt's webhook refuses VMIs with `hostDevices`."""
+
 MDEV_GATE = "DisableMDEVConfiguration"
 """The older way of telling KubeVirt to leave mediated devices alone."""
 
@@ -28,6 +32,29 @@ def _entries(kubevirt: KubeVirt) -> Mapping[str, list[tuple[str, Permitted]]]:
     for place, entry in permitted.entries() if permitted is not None else ():
         found.setdefault(entry.resource_name, []).append((f"permittedHostDevices.{place}", entry))
     return found
+
+
+def not_permitted_by(kubevirt: KubeVirt, name: str) -> Seen | None:
+    """Return where a KubeVirt would have to permit a resource that it does not permit, None where it does."""
+    entries = _entries(kubevirt)
+    if kubevirt.configuration.permitted_host_devices is None or name in entries:
+        return None
+    return Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty")
+
+
+def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
+    """Return what is said of a VM that requests `hostDevices` where the gate is missing that it needs for them."""
+    if HOST_DEVICES in kubevirt.gates:
+        return None
+    return Finding(
+        Level.ERROR,
+        subject,
+        f"requests hostDevices, for which KubeVirt needs the feature gate {HOST_DEVICES}",
+        FindingCode.FEATURE_GATE_MISSING,
+        (Seen(_place(kubevirt, GATES_FIELD), listed(sorted(kubevirt.gates)) or "none"),),
+        why=f"KubeVirt {kubevirt.version} refuses to start such VMs; `gpus` in place of `hostDevices` needs no gate",
+        fix=(f"# add to spec.configuration.{GATES_FIELD}, and leave the others:", f"- {HOST_DEVICES}"),
+    )
 
 
 def permitted_names(evidence: Evidence) -> Iterator[Finding]:
@@ -113,12 +140,16 @@ def _not_permitted(
 
 
 def _entry(resource: ResourceView, selector: str) -> tuple[str, ...]:
-    mdev = bool(resource.mdev_name_selectors)
-    kind, key = ("mediatedDevices", "mdevNameSelector") if mdev else ("pciHostDevices", "pciVendorSelector")
+    return permitted_entry(resource.name, selector, is_mdev=bool(resource.mdev_name_selectors))
+
+
+def permitted_entry(name: str, selector: str, *, is_mdev: bool) -> tuple[str, ...]:
+    """Return the lines that have KubeVirt permit a resource."""
+    kind, key = ("mediatedDevices", "mdevNameSelector") if is_mdev else ("pciHostDevices", "pciVendorSelector")
     return (
         f"# in spec.configuration.permittedHostDevices.{kind} (kubectl edit kubevirt -A):",
         f'- {key}: "{selector}"',
-        f"  resourceName: {resource.name}",
+        f"  resourceName: {name}",
         "  externalResourceProvider: true",
     )
 
@@ -171,7 +202,7 @@ def feature_gates(evidence: Evidence) -> Iterator[Finding]:
     for kubevirt in evidence.kubevirts or ():
         needed = list(GRACE_GATES) if grace else []
         missing = [gate for gate in needed if gate not in kubevirt.gates]
-        place = _place(kubevirt, "developerConfiguration.featureGates")
+        place = _place(kubevirt, GATES_FIELD)
         if missing:
             yield Finding(
                 Level.ERROR,
