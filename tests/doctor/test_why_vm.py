@@ -85,8 +85,11 @@ def holder(name: str, count: int) -> PodSeen:
     return PodSeen(name, "other", "Running", "node01", requests={A10: count})
 
 
-def reporting(*offers: OfferSeen, devices: tuple[DeviceSeen, ...] = (), counted: int = 0, **more: str) -> NodeSeen:
-    return NodeSeen("node01", allocatable={A10: counted}, gpu_node=GpuNodeSeen(offers, devices, more))
+def reporting(
+    *offers: OfferSeen, devices: tuple[DeviceSeen, ...] = (), counted: int = 0, withheld: str = ""
+) -> NodeSeen:
+    agent = GpuNodeSeen(offers, devices, {A10: withheld} if withheld else {})
+    return NodeSeen("node01", allocatable={A10: counted}, gpu_node=agent)
 
 
 def selecting(**labels: str) -> PodSeen:
@@ -178,7 +181,7 @@ CASES = {
         (VmStep.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, "gpuvirt status"),
     ),
     "withheld": (
-        on_node(reporting(devices=GPUS, **{A10: FOREIGN})),
+        on_node(reporting(devices=GPUS, withheld=FOREIGN)),
         (VmStep.SCHEDULED, ReasonCode.FOREIGN_PROVIDER, "gpunode node01"),
     ),
     "not registered": (

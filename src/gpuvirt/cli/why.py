@@ -1,5 +1,6 @@
 """`gpuvirt why`: the one thing that keeps a device from virtual machines, or a VM or pod from its devices."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from gpuvirt.model.vmevidence import ObjectKind
 
 
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        dir_okay=False,
+        metavar="FILE",
+        help="Kubeconfig of the cluster that has the VM or pod; of a device, the cluster whose KubeVirt is checked.",
+    ),
+]
 TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME"
 
 
@@ -28,7 +38,10 @@ def why(  # noqa: PLR0913  one parameter an option
     namespace: Annotated[
         str,
         typer.Option(
-            "--namespace", "-n", metavar="NAME", help="Of the VM or pod; else that of the kubeconfig's context."
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Namespace of the VM or pod; without it that of the kubeconfig's context.",
         ),
     ] = "",
     host_root: options.HostRoot = options.ROOT,
@@ -37,7 +50,7 @@ def why(  # noqa: PLR0913  one parameter an option
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
     kubevirt: options.KubeVirtFile = None,
-    kubeconfig: options.ClusterFile = None,
+    kubeconfig: ClusterFile = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Name the one thing that keeps a GPU from a virtual machine, or a VM or pod from its GPUs, and what mends it.

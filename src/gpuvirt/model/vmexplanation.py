@@ -120,7 +120,8 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterato
     if evidence.target.kind is ObjectKind.POD:
         yield from (_Result(step, NOT_ASKED, skipped=True) for step in (VmStep.STARTED, VmStep.PERMITTED))
     else:
-        vmi = f"its VMI is {evidence.vmi.phase or 'Pending'}" if evidence.vmi is not None else "it was started"
+        phase = evidence.vmi.phase if evidence.vmi is not None else ""
+        vmi = f"its VMI is {phase}" if phase else "it was started"
         yield _result(VmStep.STARTED, vmfindings.not_started(evidence), vmi)
         yield _permitted(evidence)
     pod = evidence.pod

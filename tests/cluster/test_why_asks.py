@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from clusterlab import BOX, GPUVIRT, LabNode
 from kubevirtkinds import SOURCES, install
 from lab.cluster.settings import NODE
@@ -45,8 +46,8 @@ class Admin:
         ]
         self._make("KubeVirt", "kubevirt", {"configuration": {"permittedHostDevices": {"pciHostDevices": entries}}})
 
-    def make_launcher(self, vm: str, device: str, count: int = 1) -> str:
-        """Have the pod that KubeVirt makes of a VMI, and return its name."""
+    def make_launcher(self, vm: str, device: str, count: int = 1, on_node: str = "") -> str:
+        """Have the pod that KubeVirt makes of a VMI, and return its name; `on_node` passes the scheduler by."""
         name = f"virt-launcher-{vm}-x7k2p"
         container = {
             "name": "compute",
@@ -60,6 +61,7 @@ class Admin:
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
             "containers": [container],
+            **({"nodeName": on_node} if on_node else {}),
         }
         labels = {"kubevirt.io": "virt-launcher", "vm.kubevirt.io/name": vm}
         metadata = {"name": name, "namespace": self.node.namespace, "labels": labels}
@@ -73,9 +75,22 @@ class Admin:
         found: Mapping[str, object] = json.loads(done.stdout)
         return done.returncode, found
 
-    def ask(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        asks = ("--kubeconfig", str(self.node.cluster.kubeconfig))
+    def ask(self, *arguments: str, kubeconfig: Path | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run `gpuvirt why` as the cluster's admin, or by another kubeconfig."""
+        asks = ("--kubeconfig", str(kubeconfig or self.node.cluster.kubeconfig))
         return subprocess.run([*GPUVIRT, "why", *arguments, *asks], capture_output=True, text=True, check=False)
+
+    def tenant(self, folder: Path) -> Path:
+        """Return the kubeconfig of an account that may read pods of the test's namespace, and nothing else."""
+        self.node.kubectl("create", "serviceaccount", "tenant")
+        self.node.kubectl("create", "role", "tenant", "--verb=get,list", "--resource=pods")
+        account = f"--serviceaccount={self.node.namespace}:tenant"
+        self.node.kubectl("create", "rolebinding", "tenant", "--role=tenant", account)
+        config = yaml.safe_load(self.node.cluster.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": self.node.kubectl("create", "token", "tenant").strip()}
+        config["contexts"][0]["context"]["namespace"] = self.node.namespace
+        (folder / "tenant").write_text(yaml.safe_dump(config))
+        return folder / "tenant"
 
     def code(self, target: str, namespace: str = "") -> str:
         """Return the code of the blocker, empty where there is none."""
@@ -103,7 +118,7 @@ def reporting(node: LabNode) -> Iterator[Admin]:
         yield Admin(node)
 
 
-def test_a_pod_without_kubevirt(node: LabNode) -> None:
+def test_a_pod_without_kubevirt(node: LabNode, tmp_path: Path) -> None:
     with reporting(node) as admin:
         assert admin.code("vm/vm-a") == "KubeVirtNotInstalled"
         pod = admin.make_launcher("vm-a", A10)
@@ -114,6 +129,24 @@ def test_a_pod_without_kubevirt(node: LabNode) -> None:
         admin.until(f"pod/{other}", "AllAllocated")
         assert admin.ask(f"pod/{other}x", "-n", node.namespace).stdout.count(f"did you mean {other}?") == 2
         assert found["version"] == 1
+
+        tenant = admin.tenant(tmp_path)
+        shown = admin.ask(f"pod/{other}", kubeconfig=tenant)
+        assert (shown.returncode, shown.stderr) == (1, "")
+        assert "Unschedulable: pod" in shown.stdout
+        assert "could not be read: list nodes: the API server answers 403" in " ".join(shown.stdout.split())
+        assert admin.ask("vm/vm-a", kubeconfig=tenant).returncode == 1
+
+
+def test_a_refusal_of_ours_in_the_kubelets_words(node: LabNode) -> None:
+    with reporting(node) as admin:
+        for address in ("0000:65:00.0", "0000:ca:00.0"):
+            (node.host / "sys/bus/pci/drivers/vfio-pci/unbind").write_text(address)
+        pod = admin.make_launcher("vm-a", A10, on_node=NODE)
+        node.until(lambda: node.status(pod).phase == "Failed", lambda: str(node.status(pod)))
+        said = node.status(pod).message
+        # Where the agent was faster, the kubelet refuses by itself.
+        assert admin.code(f"pod/{pod}") == ("DriverChanged" if "DriverChanged: " in said else "AdmissionRefused"), said
 
 
 def test_a_vm_from_its_definition_to_its_devices(node: LabNode) -> None:
@@ -148,10 +181,10 @@ def test_a_vm_from_its_definition_to_its_devices(node: LabNode) -> None:
         finally:
             node.cluster.kubectl("uncordon", NODE)
         node.until(lambda: node.status(pod).phase == "Running", lambda: str(node.status(pod)))
-        admin.until("vm/vm-a", "PodNotRunning")
-        status = '{"status": {"phase": "Running"}}'
-        node.kubectl("patch", "vmi", "vm-a", "--subresource=status", "--type=merge", "-p", status)
-        admin.until("vm/vm-a", "")
+        for phase, expected in (("Scheduled", "PodNotRunning"), ("Running", "")):
+            status = f'{{"status": {{"phase": "{phase}"}}}}'
+            node.kubectl("patch", "vmi", "vm-a", "--subresource=status", "--type=merge", "-p", status)
+            admin.until("vm/vm-a", expected)
         node.until(lambda: bool(admin.why("vm/vm-a")[1]["devices"]), lambda: str(admin.why("vm/vm-a")))
 
         admin.make_vm("vm-b", MISSPELT, STARTED)
