@@ -164,6 +164,10 @@ CASES = {
         without_pod("{permittedHostDevices: {}}", NO_ENTRY),
         (VmStep.PERMITTED, FindingCode.NOT_PERMITTED, 'pciVendorSelector: "10DE:2236"'),
     ),
+    "not permitted by what its VMI says": (
+        replace(without_pod("{}", NO_ENTRY), kubevirts=None),
+        (VmStep.PERMITTED, FindingCode.NOT_PERMITTED, "externalResourceProvider: true"),
+    ),
     "no pod": (
         without_pod("{}", replace(NO_ENTRY, message="exceeded quota")),
         (VmStep.POD, FindingCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuvirt.model import vmfindings
+from gpuvirt.model import podfindings, vmfindings
 from gpuvirt.model.findings import Finding
 from gpuvirt.model.vmevidence import DeviceSeen, ObjectKind, VmEvidence, condition
 from gpuvirt.model.vmnodes import NodeVerdict, judge_nodes
@@ -126,11 +126,11 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterato
         yield _permitted(evidence)
     pod = evidence.pod
     if pod is None:
-        yield _result(VmStep.POD, vmfindings.no_pod(evidence))
+        yield _result(VmStep.POD, podfindings.no_pod(evidence))
         return
     yield _result(VmStep.POD, None, pod.user)
-    yield _result(VmStep.SCHEDULED, vmfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
-    yield _result(VmStep.ADMITTED, vmfindings.not_admitted(evidence), "the node's kubelet has admitted it")
+    yield _result(VmStep.SCHEDULED, podfindings.not_scheduled(evidence, verdicts), f"on {pod.node}")
+    yield _result(VmStep.ADMITTED, podfindings.not_admitted(evidence), "the node's kubelet has admitted it")
     yield _running(evidence)
 
 
@@ -141,16 +141,17 @@ def _result(step: VmStep, blocker: Finding | None, message: str = "") -> _Result
 def _permitted(evidence: VmEvidence) -> _Result:
     if evidence.pod is not None:
         return _Result(VmStep.PERMITTED, "KubeVirt has made its pod")
-    if evidence.kubevirts is None:
+    blocker = vmfindings.not_permitted(evidence)
+    if blocker is None and evidence.kubevirts is None:
         return _Result(VmStep.PERMITTED, "KubeVirt's configuration could not be read", skipped=True)
-    return _result(VmStep.PERMITTED, vmfindings.not_permitted(evidence), "KubeVirt permits it")
+    return _result(VmStep.PERMITTED, blocker, "KubeVirt permits it")
 
 
 def _running(evidence: VmEvidence) -> _Result:
     seen = devices_seen(evidence)
     has = ", ".join(f"{one.id} ({one.name})" for one in seen)
     message = f"it has {has}" if has else "it runs; its node has not reported its devices yet"
-    return _result(VmStep.RUNNING, vmfindings.not_running(evidence) or vmfindings.unhealthy(seen), message)
+    return _result(VmStep.RUNNING, podfindings.not_running(evidence) or podfindings.unhealthy(seen), message)
 
 
 def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:

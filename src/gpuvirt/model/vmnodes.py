@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, listed
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import ReasonCode, code_in
 from gpuvirt.model.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, VmEvidence
 
 SCHEDULABLE = "kubevirt.io/schedulable"
@@ -100,11 +100,9 @@ class _Judge:
         for name, counted in self._missing():
             why = self._agent.withheld.get(name)
             if why is not None and not counted:
-                code = why.partition(":")[0]
-                known = ReasonCode(code) if code in set(ReasonCode) else None
                 return self._finding(
                     f"does not offer {name} by the controller's order",
-                    known or FindingCode.NO_SUCH_RESOURCE,
+                    code_in(why) or FindingCode.NO_SUCH_RESOURCE,
                     Seen(f"GpuNode {self._node.name} $.spec.withheld", why),
                     f"kubectl get gpunode {self._node.name} -o yaml",
                 )
@@ -116,7 +114,7 @@ class _Judge:
             if ill and counted + len(ill) >= self._evidence.requests[name]:
                 return self._finding(
                     f"has {counted} healthy {name}, and {len(ill)} that can't be used: {ill[0].reasons[0]}",
-                    _code_of(ill[0].reasons[0]) or FindingCode.NOT_COUNTED,
+                    code_in(ill[0].reasons[0]) or FindingCode.NOT_COUNTED,
                     Seen(self._place, listed([one.id for one in ill])),
                     f"gpuvirt why {ill[0].id}, on {self._node.name}",
                 )
@@ -239,8 +237,3 @@ ORDER = (
 
 def _holder(namespace: str, vm: str, pod: str) -> str:
     return f"vm {namespace}/{vm}" if vm else f"pod {namespace}/{pod}"
-
-
-def _code_of(reason: str) -> ReasonCode | None:
-    code = reason.partition(":")[0]
-    return ReasonCode(code) if code in set(ReasonCode) else None
