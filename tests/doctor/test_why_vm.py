@@ -172,6 +172,10 @@ CASES = {
         without_pod("{}", replace(NO_ENTRY, message="exceeded quota")),
         (VmStep.POD, FindingCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
     ),
+    "pods that may not be read": (
+        replace(without_pod("{}"), pod_unread=True, unread=("list pods: the API server answers 403",)),
+        (VmStep.POD, FindingCode.NOT_READ, "may list pods"),
+    ),
     "gated": (
         on_node(NODE, replace(WAITS, gates=("example.org/wait",))),
         (VmStep.SCHEDULED, FindingCode.UNSCHEDULABLE, "gate"),

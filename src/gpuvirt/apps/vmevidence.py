@@ -40,6 +40,7 @@ class _Owners:
     vm: vmstate.Vm | None = None
     vmi: vmstate.Vmi | None = None
     pod: vmstate.Pod | None = None
+    pod_unread: bool = False
     instancetype: Devices | None = None
 
 
@@ -58,6 +59,7 @@ class _Asker:
             vm=vmstates.vm_seen(owners.vm, owners.instancetype) if owners.vm is not None else None,
             vmi=vmstates.vmi_seen(owners.vmi) if owners.vmi is not None else None,
             pod=vmstates.pod_seen(owners.pod) if owners.pod is not None else None,
+            pod_unread=owners.pod_unread,
         )
         evidence = await (self._with_cluster(evidence) if evidence.found else self._with_neighbours(evidence))
         return replace(evidence, unread=tuple(dict.fromkeys(self._unread)))
@@ -74,8 +76,8 @@ class _Asker:
             owners.instancetype = await self._instancetype(owners.vm)
         owners.vmi = await self._get(ObjectKind.VMI, name, vmstate.Vmi)
         pods = await self._list(self._within(ObjectKind.POD), vmstate.Pod, LAUNCHERS)
-        uid = owners.vmi.metadata.uid if owners.vmi is not None else ""
-        owners.pod = vmstates.launcher_of(pods or (), name, uid)
+        owners.pod_unread = pods is None
+        owners.pod = vmstates.launcher_of(pods or (), name, owners.vmi)
         return owners
 
     async def _instancetype(self, vm: vmstate.Vm) -> Devices | None:

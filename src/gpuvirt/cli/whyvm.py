@@ -39,7 +39,8 @@ def show(found: Explanation) -> None:
     """Write an explanation: the blocker first, then each step, then the nodes."""
     out = console()
     kind, _, name = found.target.partition("/")
-    say(out, f"{kind} {found.namespace}/{name} requests {in_words(found.requests)}", style="bold")
+    requests = f" requests {in_words(found.requests)}" if found.requests else ""
+    say(out, f"{kind} {found.namespace}/{name}{requests}", style="bold")
     out.print()
     if found.blocker is None:
         say(out, "It has its devices.", style="green")

@@ -75,14 +75,17 @@ def pod_seen(pod: vmstate.Pod) -> PodSeen:
     )
 
 
-def launcher_of(pods: Iterable[vmstate.Pod], vm: str, vmi_uid: str) -> vmstate.Pod | None:
-    """Return the virt-launcher pod of a VM: one that has not ended before others, the newest first."""
-    found = [
-        pod
-        for pod in pods
-        if (vmi_uid and pod.metadata.labels.get(CREATOR_LABEL) == vmi_uid) or pod.metadata.labels.get(VM_LABEL) == vm
-    ]
-    return max(found, key=lambda one: (one.status.phase not in ENDED, one.metadata.creation_timestamp), default=None)
+def launcher_of(pods: Iterable[vmstate.Pod], vm: str, vmi: vmstate.Vmi | None) -> vmstate.Pod | None:
+    """Return the virt-launcher pod of a VM: one that has not ended, and of a migration the one that has the guest."""
+    uid, node = (vmi.metadata.uid, vmi.status.node_name) if vmi is not None else ("", "")
+
+    def rank(pod: vmstate.Pod) -> tuple[bool, bool, str]:
+        has_guest = node != "" and pod.spec.node_name == node
+        return pod.status.phase not in ENDED, has_guest, pod.metadata.creation_timestamp
+
+    labels = {VM_LABEL: vm, **({CREATOR_LABEL: uid} if uid else {})}
+    found = (pod for pod in pods if labels.items() & pod.metadata.labels.items())
+    return max(found, key=rank, default=None)
 
 
 def node_seen(node: vmstate.Node, gpu_node: GpuNode | None) -> NodeSeen:

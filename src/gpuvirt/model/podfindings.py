@@ -11,8 +11,17 @@ from gpuvirt.model.vmnodes import NodeVerdict
 
 
 def no_pod(evidence: VmEvidence) -> Finding:
-    """There is no virt-launcher pod."""
+    """There is no virt-launcher pod, or it could not be read whether there is."""
     target = evidence.target
+    if evidence.pod_unread:
+        return Finding(
+            Level.UNKNOWN,
+            target.text,
+            "may have a pod: the pods of its namespace could not be read",
+            FindingCode.NOT_READ,
+            tuple(Seen("API server", one) for one in evidence.unread),
+            fix=("ask as somebody who may list pods in this namespace",),
+        )
     conditions = evidence.vmi.conditions if evidence.vmi is not None else ()
     said = [one for one in conditions if one.status == "False" and one.message]
     return Finding(

@@ -222,6 +222,8 @@ class VmEvidence:
     vm: VmSeen | None = None
     vmi: VmiSeen | None = None
     pod: PodSeen | None = None
+    pod_unread: bool = False
+    """Whether it is unknown which pod it has."""
     kubevirts: tuple[KubeVirt, ...] | None = ()
     kubevirt_installed: bool = True
     nodes: tuple[NodeSeen, ...] | None = ()
