@@ -61,8 +61,11 @@ def test_the_version_by_the_name_of_nvidias_plugin() -> None:
     assert (done.returncode, done.stdout) == (0, f"gpuvirt {__version__}\n")
 
 
+WIDE = {"COLUMNS": "200"}
+
+
 def test_devices_as_a_table(host: Path) -> None:
-    done = ran("devices", "--host-root", str(host))
+    done = ran("devices", "--host-root", str(host), environment=WIDE)
     assert done.returncode == 0, done.stderr
     first = next(line for line in done.stdout.splitlines() if line.startswith("0000:65:00.0"))
     assert first.split() == [
@@ -98,7 +101,7 @@ def test_devices_without_an_agent_are_called_and_held_as_its_ledger_says(
     )
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_bytes(journal.encode(Ledger((entry,), {"10de:2236": "OLD"})))
-    done = ran("devices", "--host-root", str(host), "--kubelet-dir", str(tmp_path / "kubelet"))
+    done = ran("devices", "--host-root", str(host), "--kubelet-dir", str(tmp_path / "kubelet"), environment=WIDE)
     assert done.returncode == 0, done.stderr
     assert re.search(r"0000:65:00.0 .* pod default/vm-a +nvidia.com/OLD", done.stdout)
     assert re.search(r"nvidia.com/OLD +2 +2 +1 ", done.stdout)
@@ -125,7 +128,7 @@ def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
 def test_who_is_not_root_is_told_that_users_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     view = NodeView(at=BEGINNING)
     render.devices(view, every=False, sees_users=False)
-    assert "which processes use a device is known to root alone" in capsys.readouterr().out
+    assert "which processes use a device is known to root alone" in " ".join(capsys.readouterr().out.split())
     render.devices(view, every=False, sees_users=True)
     assert "known to root" not in capsys.readouterr().out
 
@@ -143,13 +146,29 @@ def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> Non
     file = tmp_path / "run/gpuvirt/node.json"
     file.parent.mkdir(parents=True)
     file.write_bytes(msgspec.json.encode(replace(seen, agent=agent, gpus=(best, equal, *others))))
-    shown = ran("devices", "--host-root", str(tmp_path)).stdout
+    shown = ran("devices", "--host-root", str(tmp_path), environment=WIDE).stdout
     assert re.search(rf"{first.address} .* 2 x GRID T4-8Q +best-effort +", shown), shown
     assert re.search(rf"{second.address} .* 4 x GRID T4-1Q +equal-share, 4 ms +", shown)
     assert shown.rstrip().endswith("from agent test, pid 1")
     told = json.loads(ran("devices", "-o", "json", "--host-root", str(tmp_path)).stdout)["gpus"]
     equal_4 = {"policy": "equal-share", "timeslice_ms": 4}
     assert [one["scheduler"] for one in told[:3]] == [{"policy": "best-effort", "timeslice_ms": None}, equal_4, None]
+
+
+@pytest.mark.parametrize(("mode", "command"), [("vgpu", "bind"), ("container", "bind"), ("passthrough", "unbind")])
+def test_a_gpu_is_said_to_be_kept_in_its_mode(tmp_path: Path, mode: str, command: str) -> None:
+    kernel = build_machine(load_machine("4xT4"))
+    export(kernel, tmp_path)
+    seen = onelook.take(kernel, Settings(), IDS, RealClock())
+    agent = AgentView(version="test", pid=1, started=seen.at, plugin_only=False)
+    gpus = tuple(replace(gpu, wanted=mode) for gpu in seen.gpus)
+    (tmp_path / "run/gpuvirt").mkdir(parents=True)
+    (tmp_path / "run/gpuvirt/node.json").write_bytes(msgspec.json.encode(replace(seen, agent=agent, gpus=gpus)))
+    done = ran("vfio", command, "--dry-run", gpus[0].address, "--host-root", str(tmp_path), environment=WIDE)
+    assert done.returncode == 1
+    assert f"ManagedByAgent: {gpus[0].address} is kept in mode {mode} by this node's agent" in done.stdout
+    other = "unbind" if command == "bind" else "bind"
+    assert "ManagedByAgent" not in ran("vfio", other, "--dry-run", "--all", "--host-root", str(tmp_path)).stdout
 
 
 def test_devices_of_a_host_without_any(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
     def on(machine: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         if not (folder / machine).exists():
             export(build_machine(load_machine(machine)), folder / machine)
-        return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / machine)})
+        return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / machine), "COLUMNS": "300"})
 
     return on
 

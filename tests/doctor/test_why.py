@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.apps.doctor import gather
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.kubevirt import parse
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.target import is_target
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.view import NodeView, ResourceView
 from gpuvirt.model.walk import walk
 from gpuvirt.model.way import Standing, Step, Way
 from gpuvirt.node.lane import ThreadLane
@@ -116,6 +116,15 @@ def test_a_name_that_is_nearly_one(target: str) -> None:
     assert way.blocker is not None
     assert way.blocker.code is FindingCode.NO_SUCH_RESOURCE
     assert way.blocker.message.endswith(f"did you mean {A10}?")
+
+
+def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
+    seen = evidence(host())
+    empty = ResourceView(ResourceName("nvidia.com/GA102GL_A40"), ())
+    way = walk(replace(seen, view=replace(seen.view, resources=(*seen.view.resources, empty))), "GA102GL_A41")
+    assert way.blocker is not None
+    assert way.blocker.seen[0].value == f"offered are: {A10}"
+    assert "A40" not in way.blocker.message
 
 
 @pytest.mark.parametrize("target", ["GA102GL_A10", A10])

@@ -24,6 +24,12 @@ NOT_UTF_8 = "\udcff\udcfe"
 """What Python makes of the bytes ff fe in a file's name."""
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a terminal that breaks no line."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 def shown(node: SimNode, capsys: pytest.CaptureFixture[str]) -> str:
     """Put the node's picture into every form that somebody gets, and return what a person reads."""
     msgspec.json.encode(node.view)

@@ -45,6 +45,7 @@ async def test_a_label_is_followed_and_what_is_offered_follows(machine: Machine,
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-4Q": 16}
+        assert {gpu.wanted for gpu in node.view.gpus} == {"vgpu"}, "not the driver that this needs"
         assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_4Q: 16}
         assert state(node) is StateName.SUCCESS
         await want(node, "T4-8Q")

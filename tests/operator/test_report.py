@@ -50,6 +50,14 @@ def test_a_node_for_vgpus_has_the_components_of_nvidias_operator() -> None:
     assert found[2].detail == "12 vGPUs, config A10-4Q"
 
 
+def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
+    offered = [
+        Offered(name=name, healthy=healthy, held=0, registered=True) for name, healthy in ((RESOURCE, 0), ("x", 2))
+    ]
+    gpu_node = GpuNode(metadata=Metadata(name="node01"), status=Status(resources=tuple(offered)))
+    assert rows([node(Workload.PASSTHROUGH)], {"node01": gpu_node}, [])[0].detail == "2 x"
+
+
 def test_what_is_not_well_has_its_reason() -> None:
     ill = reported(
         condition("Ready", "VgpuInUse", "pod vm-a"), condition("VfioPciReady", "NoDriver", "has none"), registered=False

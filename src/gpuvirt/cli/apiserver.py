@@ -91,6 +91,12 @@ def demanded_credentials(kubeconfig: Path | None) -> "Credentials":
     return found
 
 
+def asked_credentials(kubeconfig: Path | None) -> "Credentials":
+    """Return how to reach the API server for an option that KUBECONFIG does not set; raise ConfigError."""
+    named = os.environ.get("KUBECONFIG", "")  # noqa: TID251  a host's command asks no cluster because of it
+    return demanded_credentials(kubeconfig or (Path(named) if named else None))
+
+
 def home_of(namespace: str, credentials: "Credentials") -> Namespace:
     """Return where the controller and what it deploys run; raise ConfigError."""
     try:

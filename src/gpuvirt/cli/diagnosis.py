@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from gpuvirt.cli import render
+from gpuvirt.cli.tables import console, paragraph, printable, say
 from gpuvirt.model.findings import Area, Finding, Level, Report, Result, worst
 from gpuvirt.model.way import NOT_REACHED, Standing, Way
 
@@ -17,7 +17,7 @@ INDENT = " " * 9
 
 def report(found: Report, *, every: bool) -> None:
     """Write a report: an area that is in order on one line, each finding that is not with all that is known of it."""
-    out = render.console()
+    out = console()
     for area in Area:
         results = [result for result in found.results if result.area is area and result.findings]
         if results:
@@ -30,65 +30,54 @@ def _area(out: Console, area: Area, results: list[Result], *, every: bool) -> No
     level = worst(findings)
     told = "; ".join(f"{result.findings[0].subject} {result.findings[0].message}" for result in results)
     counts = ", ".join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN)))
-    out.print(_line(level, area, counts or told), soft_wrap=True)
+    say(out, counts or told, head=Text.assemble((f"{level:<8} ", STYLES[level]), (f"{area:<9} ", "bold")))
     for one in findings:
         if every or one.level is not Level.OK:
             out.print()
-            for line in finding(one):
+            for line in finding(one, out.width):
                 out.print(line, soft_wrap=True)
     if every or level is not Level.OK:
         out.print()
 
 
-def _line(level: Level, head: str, text: str) -> Text:
-    return Text.assemble((f"{level:<8} ", STYLES[level]), (f"{head:<9} ", "bold"), printable(text))
-
-
-def finding(one: Finding) -> Iterator[Text]:
-    """Yield the lines that say all of a finding."""
-    code = f"{one.code}: " if one.code is not None else ""
-    said = printable(f"{one.subject} {one.message}")
-    yield Text.assemble((f"  {one.level:<8}", STYLES[one.level]), (code, "bold"), said)
+def finding(one: Finding, width: int) -> Iterator[Text]:
+    """Yield the lines that say all of a finding; those of the fix are never broken, as they may be commands."""
+    level, code = Text.assemble((f"  {one.level:<8}", STYLES[one.level])), f"{one.code}: " if one.code else ""
+    for number, text in enumerate(paragraph(f"{code}{one.subject} {one.message}", width, head=level)):
+        if number == 0:
+            text.stylize("bold", len(level), len(level) + len(code))
+        yield text
     for thing in one.seen:
-        yield Text.assemble(INDENT, ("seen: ", "dim"), printable(f"{thing.path}: {thing.value}"))
+        yield from paragraph(f"{thing.path}: {thing.value}", width, head=Text.assemble(INDENT, ("seen: ", "dim")))
     if one.why is not None:
-        yield Text.assemble(INDENT, ("why:  ", "dim"), one.why)
+        yield from paragraph(one.why, width, head=Text.assemble(INDENT, ("why:  ", "dim")))
     for index, line in enumerate(one.fix):
         yield Text.assemble(INDENT, ("fix:  " if index == 0 else "      ", "dim"), printable(line))
 
 
 def way(found: Way) -> None:
     """Write a way: a line for each stage, then what blocks it."""
-    out = render.console()
+    out = console()
     head = " ".join(one for one in (found.device, f"as {found.resource}" if found.resource else None) if one)
     out.print(Text(printable(head or found.target), style="bold"))
     reached = [stage for stage in found.stages if stage.message != NOT_REACHED]
     for stage in reached:
-        out.print(
-            Text.assemble(
-                (f"  {stage.standing:<8} ", WAY_STYLES[stage.standing]), printable(f"{stage.step:<12} {stage.message}")
-            ),
-            soft_wrap=True,
-        )
+        standing = (f"  {stage.standing:<8} ", WAY_STYLES[stage.standing])
+        say(out, stage.message, head=Text.assemble(standing, f"{stage.step:<12} "))
     if later := [stage.step for stage in found.stages if stage not in reached]:
-        out.print(Text(f"  then     {', '.join(later)}", style="dim"))
+        say(out, ", ".join(later), head=Text("  then     ", style="dim"), style="dim")
     out.print()
     if found.blocker is None:
         out.print(Text("A virtual machine can have it now.", style="green"))
     else:
         out.print(Text("This is what is in its way:", style="bold red"))
-        for line in finding(found.blocker):
+        for line in finding(found.blocker, out.width):
             out.print(line, soft_wrap=True)
     if found.invalid:
         out.print(Text("\nThe node's desired state is invalid, and changes nothing:", style="bold red"))
     for one in found.invalid:
-        for line in finding(one):
+        for line in finding(one, out.width):
             out.print(line, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """Return a text without what would steer a terminal: what stands in files may be anything."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _summary(found: Report) -> str:

@@ -1,31 +1,30 @@
 """What people see: tables on a terminal, JSON for programs."""
 
 from collections.abc import Iterable
-from itertools import compress
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from gpuvirt.cli.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.view import GpuView, NodeView, ResourceView, SchedulerView, VgpuView
 
-NOTHING = "-"
 DEVICE_COLUMNS = (
-    *("ADDRESS", "NAME", "MODE", "DRIVER", "GROUP", "NUMA"),
-    *("USERS", "VGPUS", "SCHEDULER", "OFFERED AS", "REASON"),
+    *(Column("ADDRESS"), Column("NAME", folds=True, optional=True), Column("MODE")),
+    *(Column(name, optional=True) for name in ("DRIVER", "GROUP", "NUMA")),
+    *(Column(name, folds=True, optional=True) for name in ("USERS", "VGPUS", "SCHEDULER", "OFFERED AS", "REASON")),
+)
+RESOURCE_COLUMNS = (
+    Column("RESOURCE"),
+    Column("DEVICES"),
+    Column("HEALTHY"),
+    Column("HELD"),
+    Column("REGISTERED", folds=True),
 )
 MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue"}
-WIDTH = 240
-"""Columns of a table. A narrower terminal wraps lines; words are never cut, as somebody may copy or grep them."""
-
-
-def console() -> Console:
-    """Return where to write; `[...]` and `:...:` in a text are the host's own words, and no markup."""
-    return Console(width=WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def json_lines(value: object) -> None:
@@ -44,31 +43,30 @@ def devices(view: NodeView, *, every: bool, sees_users: bool = True) -> None:
     if not view.gpus and not functions:
         out.print("No GPU of NVIDIA, AMD or Intel on this host.")
     else:
-        out.print(devices_table((*view.gpus, *functions)))
+        devices_table((*view.gpus, *functions)).print(out)
     if hidden := len(view.functions) - len(functions):
         out.print(Text(f"and {hidden} other functions of these cards and NVSwitches (--all)", style="dim"))
-    for line in why_lines(view):
-        out.print(line, soft_wrap=True)
+    for reason in reasons_shown(view):
+        say_reason(out, reason)
     if view.resources:
         out.print()
-        out.print(resources_table(view.resources))
+        resources_table(view.resources).print(out)
     source = f"agent {view.agent.version}, pid {view.agent.pid}" if view.agent else "a look at the host"
     if view.agent is None and not sees_users:
         source += "; which processes use a device is known to root alone"
-    out.print(Text(f"\nas of {view.at:%Y-%m-%d %H:%M:%S} UTC, from {source}", style="dim"))
+    out.print()
+    say(out, f"as of {view.at:%Y-%m-%d %H:%M:%S} UTC, from {source}", style="dim")
 
 
 def devices_table(rows: Iterable[GpuView]) -> Table:
     """Return a table with a row for each GPU or function; a column that says nothing of any row is left out."""
-    lines = [_device_cells(row) for row in rows]
-    told = [any(str(line[at]) != NOTHING for line in lines) for at in range(len(DEVICE_COLUMNS))]
-    made = table(compress(DEVICE_COLUMNS, told))
-    for line in lines:
-        made.add_row(*compress(line, told))
+    made = Table(DEVICE_COLUMNS)
+    for row in rows:
+        made.add(*_device_cells(row))
     return made
 
 
-def _device_cells(row: GpuView) -> tuple[Text | str, ...]:
+def _device_cells(row: GpuView) -> tuple[Cell, ...]:
     return (
         row.address,
         row.name or row.pci_id,
@@ -86,10 +84,10 @@ def _device_cells(row: GpuView) -> tuple[Text | str, ...]:
 
 def resources_table(resources: Iterable[ResourceView]) -> Table:
     """Return a table of what is offered to the kubelet."""
-    made = table(("RESOURCE", "DEVICES", "HEALTHY", "HELD", "REGISTERED"))
+    made = Table(RESOURCE_COLUMNS)
     for resource in resources:
         because = resource.not_registered_because
-        made.add_row(
+        made.add(
             resource.name,
             str(len(resource.devices)),
             str(sum(device.healthy for device in resource.devices)),
@@ -99,24 +97,25 @@ def resources_table(resources: Iterable[ResourceView]) -> Table:
     return made
 
 
-def why_lines(view: NodeView) -> Iterable[str]:
-    """Yield a line for each reason of which the table has only the code, and that somebody may want to mend."""
+def reasons_shown(view: NodeView) -> Iterable[Reason]:
+    """Yield each reason of which the table has only the code, and that an admin may want to mend."""
     for gpu in view.gpus:
-        yield from (reason.text for reason in gpu.reasons if reason.code is not ReasonCode.CARRIES_VGPUS)
-        yield from (reason.text for vgpu in gpu.vgpus for reason in vgpu.reasons)
-    yield from (reason.text for function in view.functions if function.offered_as for reason in function.reasons)
-    yield from (note.text for note in view.notes)
+        yield from (reason for reason in gpu.reasons if reason.code is not ReasonCode.CARRIES_VGPUS)
+        yield from (reason for vgpu in gpu.vgpus for reason in vgpu.reasons)
+    yield from (reason for function in view.functions if function.offered_as for reason in function.reasons)
+    yield from view.notes
     for resource in view.resources:
         if resource.not_registered_because is not None:
-            yield resource.not_registered_because.text
+            yield resource.not_registered_because
 
 
-def table(names: Iterable[str]) -> Table:
-    """Return a table with these columns, and no row yet."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names:
-        made.add_column(name, no_wrap=True)
-    return made
+def say_reason(out: Console, reason: Reason, *, style: str = "") -> None:
+    """Print a reason: what is wrong, then on lines of their own where it was seen and how to mend it."""
+    say(out, f"{reason.code}: {reason.subject} {reason.message}", style=style)
+    if reason.seen:
+        say(out, reason.seen, head=Text("  seen: ", style="dim"))
+    if reason.fix:
+        say(out, reason.fix, head=Text("  fix:  ", style="dim"))
 
 
 def yes_or_no(is_so: bool) -> Text:

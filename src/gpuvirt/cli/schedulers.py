@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.text import Text
 
 from gpuvirt.cli import render, vgpuhost
 from gpuvirt.cli.inlane import in_lane
+from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.vgpuhost import Host
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PciAddress
@@ -22,6 +22,12 @@ from gpuvirt.node import carver, moduleoptions
 from gpuvirt.node.carver import Look
 from gpuvirt.paths import HostRoots
 
+COLUMNS = (
+    Column("GPU"),
+    Column("POLICY"),
+    Column("TIME SLICE"),
+    Column("WHEN THE DRIVER IS LOADED", folds=True),
+)
 PERSISTABLE = frozenset({ReasonCode.VGPU_IN_USE})
 """Why a scheduler is not set now, and can be kept for later all the same."""
 
@@ -91,20 +97,20 @@ def _row(seen: Look, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
 
 
 def _show(rows: Sequence[SchedulerRow]) -> None:
-    out = render.console()
+    out = console()
     if not rows:
         out.print("No GPU of this host makes vGPUs now; see: gpuvirt doctor")
         return
-    table = render.table(("GPU", "POLICY", "TIME SLICE", "WHEN THE DRIVER IS LOADED"))
+    table = Table(COLUMNS)
     for row in rows:
         policy = row.scheduler.policy.value if row.scheduler is not None else "unknown"
         ms = row.scheduler.timeslice_ms if row.scheduler is not None else None
-        kept = row.kept.text if row.kept is not None else render.NOTHING
-        table.add_row(row.gpu, policy, render.NOTHING if ms is None else f"{ms} ms", kept)
-    out.print(table)
+        kept = row.kept.text if row.kept is not None else NOTHING
+        table.add(row.gpu, policy, NOTHING if ms is None else f"{ms} ms", kept)
+    table.print(out)
     for row in rows:
         if row.reason is not None:
-            out.print(row.reason.text, style="yellow", soft_wrap=True)
+            render.say_reason(out, row.reason, style="yellow")
 
 
 def set_(here: Host, roots: HostRoots, address: str, order: Order, *, as_json: bool) -> None:
@@ -145,16 +151,16 @@ def _persist(here: Host, roots: HostRoots, gpu: PciAddress, scheduler: Scheduler
 
 
 def _tell(result: SchedulerResult, order: Order) -> None:
-    out = render.console()
+    out = console()
     for step in result.steps if order.dry_run else ():
         out.print(step, soft_wrap=True)
     for reason in result.reasons:
-        out.print(reason.text, style="yellow", soft_wrap=True)
+        render.say_reason(out, reason, style="yellow")
     if not result.reasons:
         has = "would have" if order.dry_run and result.steps else "has"
         already = "" if result.steps else " already"
         line = f"{result.gpu}: {has} the vGPU scheduler {result.scheduler.text}{already}"
-        out.print(Text(line, style="green"), soft_wrap=True)
+        say(out, line, style="green")
     if result.persisted:
         kept = "would be kept" if order.dry_run else "is kept"
-        out.print(f"{result.gpu}: {result.scheduler.text} {kept} in {FILE}, which the driver reads when it is loaded")
+        say(out, f"{result.gpu}: {result.scheduler.text} {kept} in {FILE}, which the driver reads when it is loaded")

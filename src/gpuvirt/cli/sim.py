@@ -38,11 +38,12 @@ Manager = Annotated[
 @app.command()
 def machines() -> None:
     """List the machines that can be simulated."""
+    from gpuvirt.cli.tables import console, say
     from gpuvirt.sim.machine import load_machine, machine_names
 
-    width = max(len(name) for name in machine_names())
+    out, width = console(), max(len(name) for name in machine_names())
     for name in machine_names():
-        print(f"{name:<{width}}  {load_machine(name).about}")
+        say(out, load_machine(name).about, head=f"{name:<{width}}  ")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -19,27 +19,12 @@ def status(
     They have the names of NVIDIA's operator's, also where they are parts of one agent.
     """
     from gpuvirt.apps.clusterstatus import ask
-    from gpuvirt.cli import render
+    from gpuvirt.cli import render, statusrender
 
     credentials = apiserver.demanded_credentials(kubeconfig)
     found = asyncio.run(ask(credentials, apiserver.home_of(namespace, credentials)))
     if output is Output.JSON:
         render.json_lines(found)
     else:
-        out = render.console()
-        policy = f"ClusterPolicy {found.policy}: {found.state or 'no controller has said anything of it yet'}"
-        out.print(policy if found.policy is not None else "No ClusterPolicy: nothing is wanted.")
-        if found.reason:
-            out.print(f"  {found.reason}", soft_wrap=True)
-        if found.invalid:
-            out.print("\nInvalid desired state, which changes nothing:")
-        for one in found.invalid:
-            out.print(f"  {one.text}", soft_wrap=True)
-        if found.components:
-            table = render.table(("NODE", "WORKLOAD", "COMPONENT", "READY", "STATE", ""))
-            for row in found.components:
-                ready = render.yes_or_no(row.ready)
-                table.add_row(row.node, row.workload, row.component, ready, row.state, row.detail)
-            out.print()
-            out.print(table)
+        statusrender.status(found)
     raise typer.Exit(0 if found.well else 1)

@@ -12,6 +12,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from gpuvirt.cli import render
+from gpuvirt.cli.tables import console, say
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress, VgpuId
@@ -59,7 +60,7 @@ class Story:
         self._stage = stage
         self._kernel = stage.kernel
         self._clock = stage.clock
-        self._out: Console = render.console()
+        self._out: Console = console()
 
     @property
     def _view(self) -> NodeView:
@@ -73,7 +74,8 @@ class Story:
         self._found()
         if not self._view.resources:
             none = "Nothing is offered yet" if more else "Nothing can be offered on this host"
-            self.say(f"\n{none}. The lines above say why, and what to do about it.")
+            self.say("")
+            self.say(f"{none}. The lines above say why, and what to do about it.")
             return
         self._offered()
         resource = max(self._view.resources, key=lambda one: len(one.devices))
@@ -101,9 +103,9 @@ class Story:
 
     def _found(self) -> None:
         self.head("What is found on the host", "gpuvirt devices")
-        self._out.print(render.devices_table(self._view.gpus))
-        for line in render.why_lines(self._view):
-            self._out.print(line, style="dim", soft_wrap=True)
+        render.devices_table(self._view.gpus).print(self._out)
+        for reason in render.reasons_shown(self._view):
+            render.say_reason(self._out, reason, style="dim")
 
     def _offered(self) -> None:
         self.head("What the node offers to the cluster", "kubectl describe node node01")
@@ -141,7 +143,7 @@ class Story:
         self.counts("Allocatable", self.kubelet.allocatable())
         shown = next(one for one in self._view.resources if one.name == resource.name)
         reason = next(reason for device in shown.devices for reason in device.reasons)
-        self.say(f"{reason.text}", style="yellow")
+        render.say_reason(self._out, reason, style="yellow")
         self.say("It answers again:")
         self._kernel.fall_off_bus(PciAddress(victim.gpu), fallen=False)
         await self.until(lambda: self.kubelet.allocatable()[resource.name] == before, "the recovery to be seen")
@@ -221,7 +223,7 @@ class Story:
 
     def say(self, text: str, style: str = "") -> None:
         """Say something."""
-        self._out.print(Text(text, style=style), soft_wrap=True)
+        say(self._out, text, style=style)
 
     async def until(self, met: Callable[[], bool], what: str) -> None:
         """Wait until something has come true."""

@@ -49,7 +49,7 @@ class Host:
     site: "Site"
     orders: "Orders"
     managed: "Mapping[PciAddress, str]"
-    """What the agent keeps GPUs as."""
+    """The modes that the agent keeps GPUs in."""
     carved: "Mapping[PciAddress, str]"
     """The vGPU configs by which the agent keeps GPUs carved."""
 
@@ -224,11 +224,11 @@ def _would(host: Host, seen: "Seen", plan: "Plan", wishes: "Mapping[PciAddress, 
     """Return what a plan says of itself, and what the agent would say of it."""
     from gpuvirt.cli.vfiorender import Result
     from gpuvirt.model import refusals
+    from gpuvirt.model.wanted import wish_of
 
     gpus = tuple(one for one in seen.inventory.units[plan.unit] if one in wishes)
-    managed = [
-        refusals.managed(one, host.managed[one]) for one in gpus if host.managed.get(one, wishes[one]) != wishes[one]
-    ]
+    kept = {one: host.managed[one] for one in gpus if one in host.managed}
+    managed = [refusals.managed(one, mode) for one, mode in kept.items() if wish_of(mode) is not wishes[one]]
     reasons = (*managed, *plan.refusals)
     return Result(plan.unit, gpus, () if reasons else tuple(step.text for step in plan.steps), reasons, plan.notes)
 

@@ -7,10 +7,19 @@ from itertools import chain
 from rich.text import Text
 
 from gpuvirt.cli import render
+from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.model.plan import Plan, Seen, Wish
 from gpuvirt.model.reasons import Reason
+
+COLUMNS = (
+    Column("ADDRESS"),
+    Column("DRIVER"),
+    Column("GROUP"),
+    Column("GOES WITH", folds=True),
+    Column("FOR MACHINES", folds=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +53,17 @@ def status(seen: Seen, rows: Iterable[tuple[PciAddress, Plan]], *, as_json: bool
     if as_json:
         render.json_lines(shown)
         return
-    out = render.console()
+    out = console()
     if not shown:
         out.print("No GPU of NVIDIA, AMD or Intel on this host.")
         return
-    table = render.table(("ADDRESS", "DRIVER", "GROUP", "GOES WITH", "FOR MACHINES"))
+    table = Table(COLUMNS)
     for row in shown:
-        group = render.NOTHING if row.group is None else str(row.group)
-        table.add_row(row.address, row.driver or render.NOTHING, group, _companions(row), _answer(row))
-    out.print(table)
+        group = NOTHING if row.group is None else str(row.group)
+        table.add(row.address, row.driver or NOTHING, group, _companions(row), _answer(row))
+    table.print(out)
     for reason in dict.fromkeys(chain.from_iterable(row.reasons for row in shown)):
-        out.print(reason.text, soft_wrap=True)
+        render.say_reason(out, reason)
 
 
 def results(done: Sequence[Result], wish: Wish, *, as_json: bool, dry_run: bool) -> None:
@@ -62,21 +71,21 @@ def results(done: Sequence[Result], wish: Wish, *, as_json: bool, dry_run: bool)
     if as_json:
         render.json_lines(done)
         return
-    out = render.console()
+    out = console()
     for result in done:
         gpus = ", ".join(result.gpus)
         if dry_run:
             for step in result.steps:
                 out.print(step, soft_wrap=True)
         for reason in result.reasons:
-            out.print(reason.text, style="yellow", soft_wrap=True)
+            render.say_reason(out, reason, style="yellow")
         for note in result.notes:
-            out.print(note, soft_wrap=True)
+            say(out, note)
         if not result.reasons:
             there = "for virtual machines" if wish is Wish.PASSTHROUGH else "with the host"
             would = "would be " if dry_run and result.steps else ""
             already = "" if result.steps else " already"
-            out.print(Text(f"{gpus}: {would}{there}{already}", style="green"), soft_wrap=True)
+            say(out, f"{gpus}: {would}{there}{already}", style="green")
 
 
 def _row(seen: Seen, address: PciAddress, plan: Plan) -> Row:
@@ -100,7 +109,7 @@ def _driver(function: PciFunction) -> str | None:
 def _companions(row: Row) -> str:
     return (
         ", ".join(f"{one.rpartition(':')[2]} ({driver or 'no driver'})" for one, driver in row.companions.items())
-        or "-"
+        or NOTHING
     )
 
 

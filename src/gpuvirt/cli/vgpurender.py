@@ -3,14 +3,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.text import Text
-
 from gpuvirt.cli import render
+from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.board import Board
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import Reason
+
+VGPU_COLUMNS = (
+    Column("VGPU"),
+    Column("TYPE"),
+    Column("GPU"),
+    Column("ON", folds=True, optional=True),
+    Column("GROUP", folds=True),
+    Column("USED BY", folds=True),
+)
+TYPE_COLUMNS = (
+    Column("GPU"),
+    Column("TYPE"),
+    Column("IN CONFIGS"),
+    Column("THERE"),
+    Column("COULD BE MADE", folds=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +97,28 @@ def types_of(boards: Mapping[PciAddress, Board]) -> list[TypeRow]:
 
 def vgpus(rows: Sequence[VgpuRow]) -> None:
     """Write the table of vGPUs."""
-    out = render.console()
+    out = console()
     if not rows:
         out.print("No vGPU on this host.")
         return
-    table = render.table(("VGPU", "TYPE", "GPU", "ON", "GROUP", "USED BY"))
+    table = Table(VGPU_COLUMNS)
     for row in rows:
-        group = render.NOTHING if row.group is None else str(row.group)
-        on = render.NOTHING if row.slot in {row.gpu, row.id} else row.slot
-        table.add_row(row.id, row.type, row.gpu, on, group, ", ".join(row.users) or render.NOTHING)
-    out.print(table)
+        group = NOTHING if row.group is None else str(row.group)
+        on = NOTHING if row.slot in {row.gpu, row.id} else row.slot
+        table.add(row.id, row.type, row.gpu, on, group, ", ".join(row.users) or NOTHING)
+    table.print(out)
 
 
 def types(rows: Sequence[TypeRow]) -> None:
     """Write the table of types."""
-    out = render.console()
+    out = console()
     if not rows:
         out.print("No GPU of this host makes vGPUs now; see: gpuvirt doctor")
         return
-    table = render.table(("GPU", "TYPE", "IN CONFIGS", "THERE", "COULD BE MADE"))
+    table = Table(TYPE_COLUMNS)
     for row in rows:
-        table.add_row(row.gpu, row.type, row.name, str(row.there), str(row.left))
-    out.print(table)
+        table.add(row.gpu, row.type, row.name, str(row.there), str(row.left))
+    table.print(out)
 
 
 def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
@@ -111,16 +126,16 @@ def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
     if as_json:
         render.json_lines(done)
         return
-    out = render.console()
+    out = console()
     for result in done:
         for step in result.steps if dry_run else ():
             out.print(step, soft_wrap=True)
         for reason in result.reasons:
-            out.print(reason.text, style="yellow", soft_wrap=True)
+            render.say_reason(out, reason, style="yellow")
         if not result.reasons and result.wished is not None:
             carries = ", ".join(f"{count} {name}" for name, count in sorted(result.wished.items())) or "no vGPU"
             would = "would then carry" if dry_run and result.steps else "carries"
             already = "" if result.steps else " already"
-            out.print(Text(f"{result.gpu}: {would} {carries}{already}", style="green"), soft_wrap=True)
+            say(out, f"{result.gpu}: {would} {carries}{already}", style="green")
     if not done:
         out.print("The config is for no GPU of this host.")

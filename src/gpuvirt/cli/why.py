@@ -1,44 +1,74 @@
-"""`gpuvirt why`: the way of one device to a virtual machine, and the one thing that is in it."""
+"""`gpuvirt why`: the one thing that keeps a device from virtual machines, or a VM or pod from its devices."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuvirt.cli import options
 from gpuvirt.cli.options import Output
+from gpuvirt.errors import InvalidIdError
+
+if TYPE_CHECKING:
+    from gpuvirt.facts.ids import ObjectName
+    from gpuvirt.model.vmevidence import ObjectKind
+
+
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        dir_okay=False,
+        metavar="FILE",
+        help="Kubeconfig of the cluster that has the VM or pod; of a device, the cluster whose KubeVirt is checked.",
+    ),
+]
+TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME"
 
 
 def why(  # noqa: PLR0913  one parameter an option
     target: Annotated[
-        str, typer.Argument(metavar="ADDRESS|RESOURCE", help="A PCI address, a vGPU's UUID, or a resource's name.")
+        str,
+        typer.Argument(
+            metavar=TARGETS,
+            help="A PCI address, a vGPU's UUID, a resource's name; or a VM, VMI or pod of the cluster.",
+        ),
     ],
     *,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Namespace of the VM or pod; without it that of the kubeconfig's context.",
+        ),
+    ] = "",
     host_root: options.HostRoot = options.ROOT,
     system_root: options.SystemRoot = None,
     kubelet_dir: options.KubeletDirOfHost = None,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
     kubevirt: options.KubeVirtFile = None,
-    kubeconfig: options.ClusterFile = None,
+    kubeconfig: ClusterFile = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Walk one GPU's way to a virtual machine, stage by stage, and name the one thing that blocks it.
+    """Name the one thing that keeps a GPU from a virtual machine, or a VM or pod from its GPUs, and what mends it.
 
-    Ends with 0 when a machine can have it now, with 1 when something blocks it. Of a resource, the way is that of the
-    device that gets furthest.
+    Of an address or a resource, this host is looked at: the stages of the way to a virtual machine; of a resource, that
+    of the device that gets furthest. Of vm/NAME, vmi/NAME or pod/NAME, the cluster is asked, by --kubeconfig,
+    KUBECONFIG or ~/.kube/config: what it requests, what the scheduler says, and what is in the way on each node.
+    Ends with 0 when nothing is in the way, with 1 when something is.
     """
     from gpuvirt.apps.doctor import gather
-    from gpuvirt.cli import diagnosis
+    from gpuvirt.cli import diagnosis, whyvm
     from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
     from gpuvirt.cli.render import json_lines
-    from gpuvirt.model.target import is_target
     from gpuvirt.model.walk import walk
 
-    if not is_target(target):
-        raise typer.BadParameter(
-            f"{target!r} is none; expected 0000:65:00.0, an mdev's UUID, or nvidia.com/GA102GL_A10",
-            param_hint="ADDRESS|RESOURCE",
-        )
+    if (found := _object_in(target)) is not None:
+        whyvm.explain(found, namespace, kubeconfig, output)
+        return
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig))
     way = walk(gather(kernel, around), target)
@@ -47,3 +77,19 @@ def why(  # noqa: PLR0913  one parameter an option
     else:
         diagnosis.way(way)
     raise typer.Exit(1 if way.blocker is not None else 0)
+
+
+def _object_in(target: str) -> "tuple[ObjectKind, ObjectName] | None":
+    """Return the object that is meant, None for a device or a resource; raise BadParameter for what is nothing."""
+    from gpuvirt.model.target import is_target, object_target
+
+    try:
+        found = object_target(target)
+    except InvalidIdError as error:
+        raise typer.BadParameter(str(error), param_hint=TARGETS) from error
+    if found is None and not is_target(target):
+        raise typer.BadParameter(
+            f"{target!r} is none; expected 0000:65:00.0, an mdev's UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
+            param_hint=TARGETS,
+        )
+    return found

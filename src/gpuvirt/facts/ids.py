@@ -37,6 +37,7 @@ NodeName = NewType("NodeName", str)
 ConfigMapName = NewType("ConfigMapName", str)
 """A ConfigMap, in a namespace that is known."""
 
+ObjectName = NewType("ObjectName", str)
 Namespace = NewType("Namespace", str)
 """A namespace of the cluster."""
 
@@ -130,6 +131,13 @@ def parse_namespace(text: str) -> Namespace:
     if not _LABEL.fullmatch(text):
         raise InvalidIdError("a namespace", text, "lower case letters, digits and '-', at most 63")
     return Namespace(text)
+
+
+def parse_object_name(text: str) -> ObjectName:
+    """Return `text` as the name of a VM or a pod, or raise InvalidIdError."""
+    if not _SUBDOMAIN.fullmatch(text):
+        raise InvalidIdError("an object's name", text, "lower case letters, digits, '-' and '.', at most 253")
+    return ObjectName(text)
 
 
 def slot_of(address: PciAddress) -> str:

@@ -86,6 +86,26 @@ class FindingCode(StrEnum):
     MDEVS_NOT_OURS = "MdevsNotOurs"
     FEATURE_GATE_MISSING = "FeatureGateMissing"
 
+    # VMs and pods
+    NO_SUCH_OBJECT = "NoSuchObject"
+    KUBEVIRT_NOT_INSTALLED = "KubeVirtNotInstalled"
+    NO_DEVICE_REQUESTED = "NoDeviceRequested"
+    RESTART_REQUIRED = "RestartRequired"
+    VM_STOPPED = "VmStopped"
+    VM_NOT_STARTED = "VmNotStarted"
+    POD_MISSING = "PodMissing"
+    POD_NOT_RUNNING = "PodNotRunning"
+    UNSCHEDULABLE = "Unschedulable"
+    ADMISSION_REFUSED = "AdmissionRefused"
+
+    # nodes for VMs and pods
+    TOO_FEW_DEVICES = "TooFewDevices"
+    ALL_ALLOCATED = "AllAllocated"
+    NODE_NOT_READY = "NodeNotReady"
+    NODE_CORDONED = "NodeCordoned"
+    NODE_SELECTOR_MISMATCH = "NodeSelectorMismatch"
+    TAINT_NOT_TOLERATED = "TaintNotTolerated"
+
     # any
     NO_SUCH_DEVICE = "NoSuchDevice"
     NO_SUCH_RESOURCE = "NoSuchResource"
@@ -181,6 +201,12 @@ def unread(subject: str, message: str, *things: Shown) -> Finding:
         why="what could not be read is not taken for absent, nor for well",
         fix=("run it as root, with the host's own /sys, /proc, /dev, /etc and /lib/modules below --host-root",),
     )
+
+
+def listed(names: Iterable[str], *, most: int = 10) -> str:
+    """Return names in a row, each whole: the first ones, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def of_reason(reason: Reason, level: Level) -> Finding:

@@ -129,6 +129,12 @@ class Reason:
         return "; ".join(parts)
 
 
+def code_in(text: str) -> ReasonCode | None:
+    """Return the code that a reason's text begins with, None where it begins with none."""
+    code = text.partition(":")[0]
+    return ReasonCode(code) if code in set(ReasonCode) else None
+
+
 def in_words(reasons: Sequence[Reason]) -> str:
     """Return several reasons as one line."""
     return " | ".join(reason.text for reason in reasons)

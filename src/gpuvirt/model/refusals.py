@@ -265,6 +265,6 @@ def managed(address: PciAddress, mode: str) -> Reason:
     return Reason(
         ReasonCode.MANAGED,
         address,
-        f"is kept {mode} by this node's agent, which would undo what is done by hand",
+        f"is kept in mode {mode} by this node's agent, which would undo what is done by hand",
         fix=f'set it in the agent\'s settings: modes: {{"{address}": ...}}, or unmanaged to do it by hand',
     )

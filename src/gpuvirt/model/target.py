@@ -1,13 +1,38 @@
 """What somebody asks of: an address, a vGPU's id, a resource's name; and what is said where there is none such."""
 
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, parse_resource_name
+from gpuvirt.facts.ids import (
+    ObjectName,
+    PciAddress,
+    is_mdev_uuid,
+    parse_object_name,
+    parse_pci_address,
+    parse_resource_name,
+)
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen
 from gpuvirt.model.nearness import nearest
+from gpuvirt.model.vmevidence import ObjectKind
 
 DEVICES = "/sys/bus/pci/devices"
+
+
+KINDS = {
+    **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), ObjectKind.VM),
+    **dict.fromkeys(("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"), ObjectKind.VMI),
+    **dict.fromkeys(("po", "pod", "pods"), ObjectKind.POD),
+}
+"""How kubectl, too, calls the kinds of objects that can be asked about."""
+
+
+def object_target(text: str) -> tuple[ObjectKind, ObjectName] | None:
+    """Return the kind and name in `vm/NAME`, `vmi/NAME` or `pod/NAME`, None for another target.
+
+    Raises InvalidIdError for a name that no object can have.
+    """
+    kind, slash, name = text.partition("/")
+    return (KINDS[kind], parse_object_name(name)) if slash and kind in KINDS else None
 
 
 def is_target(text: str) -> bool:
@@ -59,14 +84,14 @@ def no_gpu(function: PciFunction) -> Finding:
 
 def no_resource(evidence: Evidence, target: str) -> Finding:
     """Return that this node offers nothing of that name."""
-    meant = nearest(target, [str(one.name) for one in evidence.view.resources])
-    names = ", ".join(str(one.name) for one in evidence.view.resources) or "none"
+    offered = [str(one.name) for one in evidence.view.resources if one.devices]
+    meant = nearest(target, offered)
     message = f"is not offered on this node{f'; did you mean {meant}?' if meant else ''}"
     return Finding(
         Level.ERROR,
         target,
         message,
         FindingCode.NO_SUCH_RESOURCE,
-        (Seen("gpuvirt devices", f"offered are: {names}"),),
+        (Seen("gpuvirt devices", f"offered are: {', '.join(offered) or 'none'}"),),
         fix=(f"gpuvirt why {meant}",) if meant else ("gpuvirt devices says why GPUs are not offered",),
     )

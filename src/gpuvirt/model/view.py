@@ -111,7 +111,7 @@ class GpuView:
     healthy: bool | None
     """Whether a virtual machine could use it as it is offered; None where it is not offered."""
     wanted: str | None = None
-    """What the agent keeps it as; None where it is left alone."""
+    """The mode that the agent keeps it in: `vgpu`; None where it is left alone."""
     vgpu_config: str | None = None
     """The vGPU config by which the agent keeps it carved; None where it does not."""
     scheduler: SchedulerView | None = None
@@ -168,7 +168,7 @@ class Sitter:
     notes: tuple[Reason, ...] = ()
     agent: AgentView | None = None
     wishes: Mapping[PciAddress, str] = field(default_factory=dict)
-    """What is wanted of GPUs, where something is."""
+    """The modes that GPUs are kept in, where they are not left alone."""
     vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
     """The vGPU configs by which GPUs are kept carved."""
     schedulers: Mapping[PciAddress, Scheduler | Unread] = field(default_factory=dict)

@@ -42,11 +42,16 @@ class Modes:
         return {WantedMode.CONTAINER, WantedMode.VGPU} <= {self.default, *self.by_gpu.values()}
 
 
-_WISHES = {
+_WISHES: Mapping[str, Wish] = {
     WantedMode.PASSTHROUGH: Wish.PASSTHROUGH,
     WantedMode.CONTAINER: Wish.NATIVE,
     WantedMode.VGPU: Wish.NATIVE,
 }
+
+
+def wish_of(mode: str) -> Wish | None:
+    """Return which driver a mode needs, None for a mode that leaves a GPU alone."""
+    return _WISHES.get(mode)
 
 
 def wishes_of(modes: Modes, gpus: Iterable[PciAddress]) -> Wishes:

@@ -197,7 +197,7 @@ class NodeState:
             self._told,
             self._agent,
             invalid=self.invalid.all,
-            wishes={gpu: str(wish) for gpu, wish in wishes.items()},
+            wishes={gpu: str(self.modes.of(gpu)) for gpu in wishes},
             vgpu_configs=self.carving.configs,
             schedulers={gpu: told.scheduler for gpu, told in self.carving.schedulers.items()},
             workload=workload,

@@ -104,7 +104,9 @@ class Gpu(Part, frozen=True, kw_only=True):
     address: Address
     name: Annotated[str | None, Meta(description="What the PCI ID database calls it.")] = None
     mode: Annotated[str, Meta(description="What it is now: passthrough, vgpu, native.")]
-    wanted: Annotated[str | None, Meta(description="What the agent keeps it as.")] = None
+    wanted: Annotated[
+        str | None, Meta(description="The mode that the agent keeps it in: passthrough, vgpu, container.")
+    ] = None
     vgpu_config: Annotated[str | None, Meta(description="The vGPU config that it is kept carved by.")] = None
     driver: str | None = None
     numa_node: int | None = None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine
+from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, listed
 from gpuvirt.model.kubevirt import KubeVirt, Permitted
 from gpuvirt.model.nearness import nearest
 from gpuvirt.model.selectors import normal
@@ -13,6 +13,10 @@ from gpuvirt.model.view import ResourceView
 GRACE = {"10de:2342", "10de:2348", "10de:2941"}
 """GPUs that KubeVirt gives away with these gates alone (its webhook for machines)."""
 GRACE_GATES = ("GraceIOVirtualization", "PCINUMAAwareTopology", "IOMMUFD")
+
+GATES_FIELD = "developerConfiguration.featureGates"
+HOST_DEVICES = "HostDevices"
+"""The gate without which KubeVirt's webhook refuses VMIs with `hostDevices`."""
 
 MDEV_GATE = "DisableMDEVConfiguration"
 """The older way of telling KubeVirt to leave mediated devices alone."""
@@ -28,6 +32,29 @@ def _entries(kubevirt: KubeVirt) -> Mapping[str, list[tuple[str, Permitted]]]:
     for place, entry in permitted.entries() if permitted is not None else ():
         found.setdefault(entry.resource_name, []).append((f"permittedHostDevices.{place}", entry))
     return found
+
+
+def not_permitted_by(kubevirt: KubeVirt, name: str) -> Seen | None:
+    """Return where a KubeVirt would have to permit a resource that it does not permit, None where it does."""
+    entries = _entries(kubevirt)
+    if kubevirt.configuration.permitted_host_devices is None or name in entries:
+        return None
+    return Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty")
+
+
+def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
+    """Return what is said of a VM that requests `hostDevices` where the gate is missing that it needs for them."""
+    if HOST_DEVICES in kubevirt.gates:
+        return None
+    return Finding(
+        Level.ERROR,
+        subject,
+        f"requests hostDevices, for which KubeVirt needs the feature gate {HOST_DEVICES}",
+        FindingCode.FEATURE_GATE_MISSING,
+        (Seen(_place(kubevirt, GATES_FIELD), listed(sorted(kubevirt.gates)) or "none"),),
+        why=f"KubeVirt {kubevirt.version} refuses to start such VMs; `gpus` in place of `hostDevices` needs no gate",
+        fix=(f"# add to spec.configuration.{GATES_FIELD}, and leave the others:", f"- {HOST_DEVICES}"),
+    )
 
 
 def permitted_names(evidence: Evidence) -> Iterator[Finding]:
@@ -48,10 +75,11 @@ def permitted_names(evidence: Evidence) -> Iterator[Finding]:
 def near_misses(evidence: Evidence) -> Iterator[Finding]:
     """KubeVirt permits no name that is nearly one of this node's."""
     ours = [str(one.name) for one in evidence.view.resources]
+    offered = [str(one.name) for one in evidence.view.resources if one.devices]
     for kubevirt in evidence.kubevirts or ():
         permitted = _entries(kubevirt)
         for name, entries in permitted.items():
-            meant = None if name in ours else nearest(name, ours)
+            meant = None if name in ours else nearest(name, offered)
             if meant is not None and meant in permitted:  # else it is told with the name that is not permitted
                 yield Finding(
                     Level.WARNING,
@@ -105,19 +133,23 @@ def _not_permitted(
         resource.name,
         f"is offered, and KubeVirt does not permit it{also}",
         FindingCode.NOT_PERMITTED,
-        (Seen(_place(kubevirt, "permittedHostDevices"), ", ".join(entries)[:200] or "empty"),),
+        (Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
         why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
         fix=_entry(resource, wanted[0] if wanted else "VENDOR:DEVICE"),
     )
 
 
 def _entry(resource: ResourceView, selector: str) -> tuple[str, ...]:
-    mdev = bool(resource.mdev_name_selectors)
-    kind, key = ("mediatedDevices", "mdevNameSelector") if mdev else ("pciHostDevices", "pciVendorSelector")
+    return permitted_entry(resource.name, selector, is_mdev=bool(resource.mdev_name_selectors))
+
+
+def permitted_entry(name: str, selector: str, *, is_mdev: bool) -> tuple[str, ...]:
+    """Return the lines that have KubeVirt permit a resource."""
+    kind, key = ("mediatedDevices", "mdevNameSelector") if is_mdev else ("pciHostDevices", "pciVendorSelector")
     return (
         f"# in spec.configuration.permittedHostDevices.{kind} (kubectl edit kubevirt -A):",
         f'- {key}: "{selector}"',
-        f"  resourceName: {resource.name}",
+        f"  resourceName: {name}",
         "  externalResourceProvider: true",
     )
 
@@ -170,14 +202,14 @@ def feature_gates(evidence: Evidence) -> Iterator[Finding]:
     for kubevirt in evidence.kubevirts or ():
         needed = list(GRACE_GATES) if grace else []
         missing = [gate for gate in needed if gate not in kubevirt.gates]
-        place = _place(kubevirt, "developerConfiguration.featureGates")
+        place = _place(kubevirt, GATES_FIELD)
         if missing:
             yield Finding(
                 Level.ERROR,
                 ", ".join(gpu.address for gpu in grace),
                 f"needs KubeVirt's feature gates {', '.join(missing)}",
                 FindingCode.FEATURE_GATE_MISSING,
-                (Seen(place, ", ".join(sorted(kubevirt.gates))[:200] or "none"),),
+                (Seen(place, listed(sorted(kubevirt.gates)) or "none"),),
                 why=f"KubeVirt {kubevirt.version} refuses machines with a Grace GPU without them",
                 fix=("# add to spec.configuration.developerConfiguration.featureGates, and leave the others:", *needed),
             )

@@ -42,7 +42,7 @@ def _without(gpu: Gpu, host: VgpuHost) -> Finding:
         gpu.function.address,
         "could carry vGPUs, but has none",
         ReasonCode.NO_VGPUS,
-        (Seen(f"/sys/bus/pci/devices/{gpu.function.address}/{folder}", ", ".join(types)[:100] or "no type is free"),),
+        (Seen(f"/sys/bus/pci/devices/{gpu.function.address}/{folder}", ", ".join(types) or "no type is free"),),
         why="as it stands nothing of it can be given to a machine",
         fix=(*lines, f"or give it away whole: gpuvirt vfio bind {gpu.function.address}"),
     )

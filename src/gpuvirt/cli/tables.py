@@ -1,0 +1,142 @@
+"""Tables and paragraphs as wide as the terminal: a cell or a word is never cut.
+
+A table that is too wide keeps its identifying columns whole. Its other columns go below the rows, rightmost first, a
+line for each cell that says something.
+"""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+Cell = Text | str
+
+NOTHING = "-"
+FALLBACK_WIDTH = 80
+"""Columns where neither COLUMNS nor a terminal says how many there are."""
+NARROWEST = 40
+"""Columns; in fewer a paragraph would be a word a line."""
+GAP = "  "
+BELOW = "  "
+"""What stands before a line below a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    folds: bool = False
+    """Whether its cells go below their rows where the table is too wide."""
+    optional: bool = False
+    """Whether it is left out where no row says anything in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    cells: tuple[Text, ...]
+    below: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Table:
+    """A table that is laid out for a width when it is printed."""
+
+    columns: Sequence[Column]
+    _rows: list[_Row] = field(default_factory=list)
+
+    def add(self, *cells: Cell, below: Iterable[str] = ()) -> None:
+        """Add a row with a cell for each column; `below` are paragraphs that always stand below it."""
+        texts = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
+        self._rows.append(_Row(tuple(_on_one_line(text) for text in texts), tuple(below)))
+
+    def print(self, out: Console) -> None:
+        """Print the table, as wide as the console."""
+        for line in self.lines(out.width):
+            out.print(line, soft_wrap=True)
+
+    def lines(self, width: int) -> Iterator[Text]:
+        """Yield the lines of the table, a heading first."""
+        inside, folded = self._fit(width)
+        heads = {at: Text(self.columns[at].name, style="bold") for at in inside}
+        widths = {at: self._width(at) for at in inside}
+        yield _joined(heads, widths)
+        for row in self._rows:
+            yield _joined({at: row.cells[at] for at in inside}, widths)
+            for at in folded:
+                if _says_something(row.cells[at]):
+                    head = Text.assemble(BELOW, (f"{self.columns[at].name}: ", "bold"))
+                    yield from paragraph(row.cells[at], width, head=head)
+            for text in row.below:
+                yield from paragraph(text, width, head=BELOW)
+
+    def _fit(self, width: int) -> tuple[list[int], list[int]]:
+        """Return the columns that stay in the rows, and those that go below them."""
+        inside = [at for at in range(len(self.columns)) if self._is_shown(at)]
+        folded: list[int] = []
+        while sum(self._width(at) for at in inside) + len(GAP) * (len(inside) - 1) > width:
+            last = next((at for at in reversed(inside) if self.columns[at].folds), None)
+            if last is None:
+                break
+            inside.remove(last)
+            folded.insert(0, last)
+        return inside, folded
+
+    def _is_shown(self, at: int) -> bool:
+        return not self.columns[at].optional or any(_says_something(row.cells[at]) for row in self._rows)
+
+    def _width(self, at: int) -> int:
+        return max(cell_len(self.columns[at].name), *(row.cells[at].cell_len for row in self._rows), 0)
+
+
+def console() -> Console:
+    """Return where to write; `[...]` and `:...:` in a text are the host's own words, and no markup."""
+    return Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
+
+
+def terminal_width() -> int:
+    """Return how many columns there are: COLUMNS, the terminal's own, or 80."""
+    return max(shutil.get_terminal_size((FALLBACK_WIDTH, 24)).columns, NARROWEST)
+
+
+def paragraph(text: Cell, width: int, *, head: Cell = "") -> Iterator[Text]:
+    """Yield the lines of a text behind a head: broken at spaces, and indented by the head's width."""
+    first = head if isinstance(head, Text) else Text(head)
+    indent, style = " " * first.cell_len, text.style if isinstance(text, Text) else ""
+    words = printable(" ".join(str(text).split()))
+    lines = textwrap.wrap(words, max(width, NARROWEST) - len(indent), break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(lines or [""]):
+        yield Text.assemble(first if number == 0 else indent, (line, style))
+
+
+def say(out: Console, text: Cell, *, head: Cell = "", style: str = "") -> None:
+    """Print a paragraph."""
+    for line in paragraph(Text(text, style=style) if isinstance(text, str) else text, out.width, head=head):
+        out.print(line, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Return a text without what would steer a terminal: what stands in files may be anything."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _on_one_line(text: Text) -> Text:
+    plain = " ".join(text.plain.split())
+    return text if plain == text.plain and plain.isprintable() else Text(printable(plain), style=text.style)
+
+
+def _says_something(cell: Text) -> bool:
+    return cell.plain not in {"", NOTHING}
+
+
+def _joined(cells: dict[int, Text], widths: dict[int, int]) -> Text:
+    line = Text()
+    for at, cell in cells.items():
+        line.append_text(cell)
+        line.append(" " * (widths[at] - cell.cell_len) + GAP)
+    line.rstrip()
+    return line

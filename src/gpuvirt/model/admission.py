@@ -1,0 +1,19 @@
+"""What a kubelet says of a pod that it did not admit, and our own refusal in it."""
+
+import re
+
+from gpuvirt.model.reasons import Reason, code_in
+
+_REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
+
+
+def refusal_in(message: str) -> Reason | None:
+    """Return the reason for which our plugin refused an Allocate, None where the message has none."""
+    found = _REFUSAL.search(message)
+    code = code_in(found["code"]) if found is not None else None
+    if found is None or code is None:
+        return None
+    text, _, fix = found["text"].partition("; fix: ")
+    text, _, seen = text.partition("; seen: ")
+    subject, _, said = text.partition(" ")
+    return Reason(code, subject, said, seen or None, fix or None)

@@ -1,0 +1,124 @@
+"""VMs, pods and nodes as the API server writes them, turned into what `gpuvirt why` decides from."""
+
+import json
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from gpuvirt.cluster import vmstates
+from gpuvirt.cluster.kinds import vmstate
+from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.kinds.kubevirt import Device, Devices
+from gpuvirt.model.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
+
+A10 = "nvidia.com/GA102GL_A10"
+T = TypeVar("T")
+
+
+def decoded(shape: type[T], **fields: object) -> T:
+    return msgspec.json.decode(json.dumps({"metadata": {"name": "x", "namespace": "team"}, **fields}), type=shape)
+
+
+def launcher(name: str, phase: str, at: int, *, node: str = "", vm: str = "", uid: str = "") -> vmstate.Pod:
+    metadata = {
+        "name": name,
+        "namespace": "team",
+        "creationTimestamp": f"2026-01-01T00:00:{at:02}Z",
+        "labels": {"kubevirt.io": "virt-launcher", "vm.kubevirt.io/name": vm, "kubevirt.io/created-by": uid},
+    }
+    return decoded(vmstate.Pod, metadata=metadata, spec={"nodeName": node}, status={"phase": phase})
+
+
+@pytest.mark.parametrize(
+    ("spec", "strategy"),
+    [
+        ({"running": True}, "Always"),
+        ({"running": False}, "Halted"),
+        ({}, "Halted"),
+        ({"runStrategy": "Manual"}, "Manual"),
+        ({"runStrategy": "RerunOnFailure", "running": None}, "RerunOnFailure"),
+    ],
+)
+def test_run_strategies(spec: dict[str, object], strategy: str) -> None:
+    seen = vmstates.vm_seen(decoded(vmstate.Vm, spec=spec))
+    assert (seen.run_strategy, seen.has_run_strategy) == (strategy, not isinstance(spec.get("running"), bool))
+
+
+def test_a_vm_requests_its_own_devices_and_those_of_its_instance_type() -> None:
+    devices = {"gpus": [{"name": "a", "deviceName": A10}, {"name": "b", "claimName": "c"}], "hostDevices": None}
+    template = {"spec": {"domain": {"devices": devices}, "nodeSelector": {"zone": "a"}}}
+    vm = decoded(vmstate.Vm, spec={"template": template}, status={"printableStatus": "Stopped"})
+    seen = vmstates.vm_seen(vm, Devices(gpus=(Device(A10),), host_devices=(Device("x.com/usb"),)))
+    assert seen.requests == DeviceRequests((A10, A10), ("x.com/usb",))
+    assert seen.requests.counts == {A10: 2, "x.com/usb": 1}
+    assert (seen.status, seen.placement.node_selector) == ("Stopped", {"zone": "a"})
+
+
+def test_what_a_pod_requests() -> None:
+    def container(limits: dict[str, object]) -> dict[str, object]:
+        return {"name": "c", "resources": {"limits": limits}}
+
+    spec = {
+        "nodeName": "node01",
+        "containers": [container({A10: "1", "cpu": "500m", "x.com/none": "0"}), container({A10: 1})],
+        "initContainers": [container({A10: "1", "x.com/first": "3"}), {"name": "bare"}],
+        "tolerations": [{"operator": "Exists"}, {"key": "gpu", "value": "yes"}],
+        "schedulingGates": [{"name": "wait"}],
+    }
+    waiting = {"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
+    status = {"phase": "Pending", "containerStatuses": [{"state": {"running": {}}}, waiting]}
+    seen = vmstates.pod_seen(decoded(vmstate.Pod, spec=spec, status=status))
+    assert seen.requests == {A10: 2, "x.com/first": 3}
+    assert (seen.user, seen.node, seen.gates, seen.vm) == ("pod team/x", "node01", ("wait",), "")
+    assert seen.waiting == "ErrImagePull: not found"
+    assert seen.placement.tolerations == (Toleration(operator="Exists"), Toleration("gpu", value="yes"))
+
+
+def test_the_pod_of_a_vm_is_the_one_that_has_the_guest() -> None:
+    ended = launcher("ended", "Failed", 9, vm="vm-a")
+    source = launcher("source", "Running", 1, node="node01", uid="uid")
+    target = launcher("target", "Pending", 5, uid="uid")
+    other = launcher("other", "Running", 7, vm="vm-b")
+    metadata = {"name": "vm-a", "uid": "uid"}
+    vmi = decoded(vmstate.Vmi, metadata=metadata, status={"phase": "Running", "nodeName": "node01"})
+    starting = decoded(vmstate.Vmi, metadata=metadata)
+    assert vmstates.launcher_of((ended, source, target, other), "vm-a", vmi) is source
+    assert vmstates.launcher_of((ended, target, other), "vm-a", starting) is target
+    assert vmstates.launcher_of((ended, other), "vm-a", None) is ended
+    assert vmstates.launcher_of((other,), "vm-a", None) is None
+
+
+def test_a_node_with_what_its_agent_reports() -> None:
+    node = decoded(
+        vmstate.Node,
+        spec={"unschedulable": True, "taints": [{"key": "gpu", "effect": "NoSchedule"}]},
+        status={
+            "allocatable": {"cpu": "8", "memory": "32Gi", A10: "2"},
+            "conditions": [{"type": "Ready", "status": "Unknown"}],
+        },
+    )
+    gpu = {"address": "0000:65:00.0", "mode": "passthrough", "offeredAs": A10, "users": ["pod team/x"]}
+    ill = {
+        "address": "0000:ca:00.0",
+        "mode": "vgpu",
+        "reasons": [{"code": "NoVgpus", "message": "NoVgpus: it has none"}],
+    }
+    vgpu = {"id": "0000:ca:00.4", "type": "NVIDIA A10-4Q", "reasons": [{"code": "Unread", "message": "it"}]}
+    offered = {"name": A10, "healthy": 2, "held": 0, "registered": True, "pciVendorSelectors": ["10DE:2236"]}
+    withheld = {"resource": "x.com/a", "code": "ForeignProvider", "message": "KubeVirt offers it"}
+    report = decoded(
+        GpuNode, spec={"withheld": [withheld]}, status={"gpus": [gpu, {**ill, "vgpus": [vgpu]}], "resources": [offered]}
+    )
+    seen = vmstates.node_seen(node, report)
+    assert (seen.ready, seen.unschedulable, seen.taints) == (False, True, (Taint("gpu", "NoSchedule"),))
+    assert seen.allocatable == {A10: 2}
+    assert seen.gpu_node is not None
+    assert seen.gpu_node.offers == (OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",)),)
+    assert seen.gpu_node.devices == (
+        DeviceSeen("0000:65:00.0", "0000:65:00.0", A10, ("pod team/x",)),
+        DeviceSeen("0000:ca:00.0", "0000:ca:00.0", None, reasons=("NoVgpus: it has none",)),
+        DeviceSeen("0000:ca:00.4", "NVIDIA A10-4Q", None, reasons=("Unread: it",)),
+    )
+    assert seen.gpu_node.withheld == {"x.com/a": "ForeignProvider: KubeVirt offers it"}
+    assert vmstates.node_seen(node, None).gpu_node is None

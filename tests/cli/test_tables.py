@@ -1,0 +1,160 @@
+"""Tables on terminals of several widths: nothing is cut, what identifies a row is whole, reasons stand below."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commandline import gpuvirt, ran
+from gpuvirt.apps.clusterstatus import ClusterStatus
+from gpuvirt.cli import statusrender
+from gpuvirt.cli.tables import NARROWEST, Column, Table, paragraph
+from gpuvirt.cluster.operator.report import Row
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import export
+from gpuvirt.sim.machine import load_machine
+
+WIDTHS = (80, 120, 200)
+REASON = "VgpuInUse: " + " ".join(f"word{number:02}" for number in range(41)) + "xyz"
+OFFERED = "12 nvidia.com/NVIDIA_A10-4Q (1 held), 2 nvidia.com/NVIDIA_A10-24Q"
+COMPONENTS = (
+    Row("node01.example.org", "vm-vgpu", "sandbox-device-plugin", ready=True, state="Running", detail=OFFERED),
+    Row("node01.example.org", "vm-vgpu", "sandbox-validator", ready=True, state="Running"),
+    Row(
+        "node01.example.org", "vm-vgpu", "vgpu-device-manager", ready=False, state="ProcessesNotVisible", detail=REASON
+    ),
+)
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    columns: int = request.param
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return columns
+
+
+def test_status_has_its_columns_whole_and_reasons_below(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(REASON) == 300
+    statusrender.status(ClusterStatus("cluster-policy", "notReady", REASON, COMPONENTS))
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(len(line) for line in lines) <= width
+    for row in COMPONENTS:
+        ready = "yes" if row.ready else "no"
+        pattern = rf"{re.escape(row.node)} .*\b{row.component} +{ready} +{row.state}"
+        (line,) = (line for line in lines if re.match(pattern, line))
+        assert REASON[:9] not in line
+    below = shown[shown.index("ProcessesNotVisible") :]
+    assert REASON in " ".join(below.split())
+    assert below.splitlines()[1].startswith(f"  {REASON[:9]}")
+    assert OFFERED in " ".join(shown.split())
+    assert (f"Running              {OFFERED}" in shown) == (width == 200)
+
+
+def test_eighty_columns_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    piped = gpuvirt("sim", "machines").stdout
+    assert piped == gpuvirt("sim", "machines", environment={"COLUMNS": "80"}).stdout
+    assert piped != gpuvirt("sim", "machines", environment={"COLUMNS": "120"}).stdout
+    assert 70 < max(len(line) for line in piped.splitlines()) <= 80
+
+
+FIX = " " * 9 + "fix:", " " * 15
+"""How lines of doctor begin that may be commands."""
+COMMANDS = (
+    ("devices",),
+    ("devices", "--all"),
+    ("vfio", "status"),
+    ("vfio", "bind", "--all", "--dry-run"),
+    ("vgpu", "list"),
+    ("vgpu", "types"),
+    ("vgpu", "scheduler", "get"),
+    ("doctor", "--all"),
+)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    found = {name: tmp_path_factory.mktemp(name) / "host" for name in ("8xH100", "2xA10-vgpu", "4xRTX2060")}
+    for name, folder in found.items():
+        export(build_machine(load_machine(name)), folder)
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("machine", ["8xH100", "2xA10-vgpu", "4xRTX2060"])
+def test_commands_fit_and_break_no_word(hosts: Mapping[str, Path], machine: str, command: tuple[str, ...]) -> None:
+    def shown(columns: int) -> str:
+        environment = {"COLUMNS": str(columns), "GPUVIRT_HOST_ROOT": str(hosts[machine])}
+        done = ran(*command, environment=environment)
+        assert done.stderr == ""
+        return done.stdout
+
+    whole = shown(2000)
+    for width in WIDTHS:
+        found = shown(width)
+        too_long = [line for line in found.splitlines() if len(line) > width and len(line.split()) > 2]
+        assert [line for line in too_long if command[0] != "doctor" or not line.startswith(FIX)] == []
+        assert set(_words(whole)) <= {*_words(found), *_headings(whole)}
+
+
+def _words(text: str) -> list[str]:
+    """Return what is shown, without the time."""
+    return [word.rstrip(":") for word in re.sub(r"as of [\d: -]+ UTC", "", text).split()]
+
+
+def _headings(whole: str) -> set[str]:
+    """Return what need not be said: the heading of a column that says nothing."""
+    return {"-", *next(iter(whole.splitlines()), "").split()}
+
+
+words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=60)
+cells = st.lists(words, max_size=6).map(" ".join)
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=6).flatmap(
+        lambda folds: st.tuples(st.just(folds), st.lists(st.lists(cells, min_size=len(folds), max_size=len(folds))))
+    ),
+    st.integers(NARROWEST, 250),
+)
+def test_every_cell_is_shown_whole(table: tuple[list[bool], list[list[str]]], width: int) -> None:
+    folds, rows = table
+    columns = [Column(f"C{at}", folds=fold) for at, fold in enumerate(folds)]
+    made = Table(columns)
+    for row in rows:
+        made.add(*row)
+    lines = [line.plain for line in made.lines(width)]
+    shown = " ".join(" ".join(lines).split())
+    for row in rows:
+        for column, cell in zip(columns, row, strict=True):
+            if cell != "-":
+                assert " ".join(cell.split()) in shown
+            if not column.folds:
+                assert any(" ".join(cell.split()) in line for line in lines)
+    if all(folds):
+        assert all(len(line) <= width or len(line.split()) <= 2 or line == lines[0] for line in lines)
+
+
+@given(cells, st.integers(NARROWEST, 250), st.integers(0, 20))
+def test_a_paragraph_breaks_at_spaces_alone(text: str, width: int, indent: int) -> None:
+    lines = [line.plain for line in paragraph(text, width, head=" " * indent)]
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+    assert all(line.startswith(" " * indent) for line in lines)
+
+
+def test_what_would_steer_a_terminal_is_not_printed() -> None:
+    made = Table([Column("A"), Column("B", folds=True)])
+    made.add("\x1b[31mred", "two\nlines", below=["\x07bell"])
+    assert [line.plain for line in made.lines(80)] == ["A         B", "?[31mred  two lines", "  ?bell"]
+
+
+def test_the_machines_there_are() -> None:
+    lines = ran("sim", "machines", environment={"COLUMNS": "80"}).stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    at = next(number for number, line in enumerate(lines) if line.startswith("8xA100 "))
+    assert lines[at + 1].startswith(" " * lines[at].index("HGX"))

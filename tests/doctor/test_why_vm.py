@@ -1,0 +1,405 @@
+"""Why a VM, a VMI or a pod lacks its GPUs: each thing that can be in the way, and the one that is named."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cli import whyvm
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.model.admission import refusal_in
+from gpuvirt.model.findings import FindingCode
+from gpuvirt.model.kubevirt import KubeVirt, parse
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.target import object_target
+from gpuvirt.model.vmevidence import (
+    ConditionSeen,
+    DeviceRequests,
+    DeviceSeen,
+    GpuNodeSeen,
+    NodeSeen,
+    ObjectKind,
+    ObjectRef,
+    OfferSeen,
+    Placement,
+    PodSeen,
+    Taint,
+    Toleration,
+    VmEvidence,
+    VmiSeen,
+    VmSeen,
+)
+from gpuvirt.model.vmexplanation import Explanation, VmStep, explain
+from gpuvirt.model.way import Standing
+
+A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
+GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
+ONE_GPU = DeviceRequests(gpus=(A10,))
+PENDING = "0/2 nodes are available: 2 Insufficient nvidia.com/GA102GL_A10."
+UNSCHEDULABLE = ConditionSeen("PodScheduled", "False", "Unschedulable", PENDING)
+REFUSED = Reason(
+    ReasonCode.IN_USE_ELSEWHERE, GPU, "is open in qemu (pid 7), which is of no pod", "/proc/7/fd", "stop that VM"
+)
+OFFER = OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",))
+GPUS = (DeviceSeen(GPU, "GA102GL [A10]", A10), DeviceSeen(OTHER, "GA102GL [A10]", A10))
+NODE = NodeSeen("node01", allocatable={A10: 2}, gpu_node=GpuNodeSeen((OFFER,), GPUS))
+PLAIN = NodeSeen("node02")
+LAUNCHER = "virt-launcher-vm-a-x7k2p"
+POD = PodSeen(LAUNCHER, "team", "Pending", requests={A10: 1, "devices.kubevirt.io/kvm": 1}, vm="vm-a")
+WAITS = replace(POD, conditions=(UNSCHEDULABLE,))
+RUNS = replace(POD, phase="Running", node="node01", conditions=(ConditionSeen("PodScheduled", "True"),))
+OWNER = RUNS.user
+STARTED = VmEvidence(
+    target=ObjectRef(ObjectKind.VM, "vm-a", "team"),
+    vm=VmSeen("Always", "Starting", requests=ONE_GPU),
+    vmi=VmiSeen("Scheduling", requests=ONE_GPU),
+    pod=WAITS,
+    nodes=(NODE, PLAIN),
+)
+RUNNING = replace(STARTED, vmi=VmiSeen("Running", "node01", ONE_GPU), pod=RUNS)
+
+
+def kubevirt(configuration: str) -> tuple[KubeVirt, ...]:
+    return parse(f"{{kind: KubeVirt, spec: {{configuration: {configuration}}}}}", where="kv")
+
+
+def stopped(vm: VmSeen, *kubevirts: KubeVirt) -> VmEvidence:
+    return replace(STARTED, vm=vm, vmi=None, pod=None, kubevirts=kubevirts)
+
+
+def without_pod(configuration: str, *said: ConditionSeen) -> VmEvidence:
+    vmi = replace(STARTED.vmi or VmiSeen(), phase="Pending", conditions=said)
+    return replace(STARTED, vmi=vmi, pod=None, kubevirts=kubevirt(configuration))
+
+
+def on_node(node: NodeSeen, pod: PodSeen = WAITS, *others: PodSeen) -> VmEvidence:
+    return replace(STARTED, nodes=(node, PLAIN), pod=pod, pods=(pod, *others))
+
+
+def failed(reason: str, message: str) -> VmEvidence:
+    return replace(STARTED, pod=replace(POD, phase="Failed", node="node01", reason=reason, message=message))
+
+
+def holder(name: str, count: int) -> PodSeen:
+    return PodSeen(name, "other", "Running", "node01", requests={A10: count})
+
+
+def reporting(
+    *offers: OfferSeen, devices: tuple[DeviceSeen, ...] = (), counted: int = 0, withheld: str = ""
+) -> NodeSeen:
+    agent = GpuNodeSeen(offers, devices, {A10: withheld} if withheld else {})
+    return NodeSeen("node01", allocatable={A10: counted}, gpu_node=agent)
+
+
+def selecting(**labels: str) -> PodSeen:
+    return replace(
+        WAITS, placement=Placement(node_selector={key.replace("_", "/"): value for key, value in labels.items()})
+    )
+
+
+ILL = (replace(GPUS[0], reasons=(f"FellOffBus: {GPU} no longer answers",)), GPUS[1])
+NO_ENTRY = ConditionSeen(
+    "Synchronized",
+    "False",
+    "FailedCreate",
+    f"failed to render launch manifest: GPU {A10} is not permitted in permittedHostDevices configuration",
+)
+HOST_DEVICE = DeviceRequests(host_devices=(A10,))
+GATE_REFUSED = ConditionSeen("Failure", "True", "FailedCreate", "Host Devices feature gate is not enabled")
+CHANGED = ConditionSeen("RestartRequired", "True", message="a non-live-updatable field was changed")
+MISSING = replace(STARTED, vm=None, vmi=None, pod=None)
+FOREIGN = "ForeignProvider: KubeVirt offers it itself"
+
+CASES = {
+    "no such VM": (
+        replace(MISSING, neighbours=("vm-b", "db")),
+        (VmStep.FOUND, FindingCode.NO_SUCH_OBJECT, "gpuvirt why vm/vm-b -n team"),
+    ),
+    "in another namespace": (
+        replace(MISSING, namespaces=("prod",)),
+        (VmStep.FOUND, FindingCode.NO_SUCH_OBJECT, "gpuvirt why vm/vm-a -n prod"),
+    ),
+    "no KubeVirt": (
+        replace(MISSING, kubevirt_installed=False),
+        (VmStep.FOUND, FindingCode.KUBEVIRT_NOT_INSTALLED, "gpuvirt why pod/NAME"),
+    ),
+    "no request": (
+        stopped(VmSeen("Halted", "Stopped")),
+        (VmStep.REQUESTS, FindingCode.NO_DEVICE_REQUESTED, f"deviceName: {A10}"),
+    ),
+    "requested since it was started": (
+        replace(
+            RUNNING,
+            vm=VmSeen("Always", "Running", requests=ONE_GPU, conditions=(CHANGED,)),
+            pod=replace(RUNS, requests={}),
+        ),
+        (VmStep.REQUESTS, FindingCode.RESTART_REQUIRED, "virtctl restart vm-a -n team"),
+    ),
+    "halted": (
+        stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)),
+        (VmStep.STARTED, FindingCode.VM_STOPPED, "virtctl start vm-a -n team"),
+    ),
+    "running: false": (
+        stopped(VmSeen("Halted", "Stopped", has_run_strategy=False, requests=ONE_GPU)),
+        (VmStep.STARTED, FindingCode.VM_STOPPED, '{"spec":{"running":true}}'),
+    ),
+    "manual": (
+        stopped(VmSeen("Manual", "Stopped", requests=ONE_GPU)),
+        (VmStep.STARTED, FindingCode.VM_STOPPED, "virtctl start"),
+    ),
+    "no VMI yet": (
+        stopped(VmSeen("Always", "Provisioning", requests=ONE_GPU)),
+        (VmStep.STARTED, FindingCode.VM_NOT_STARTED, "virt-controller"),
+    ),
+    "gate refused at the webhook": (
+        stopped(VmSeen("Always", requests=HOST_DEVICE, conditions=(GATE_REFUSED,)), *kubevirt("{}")),
+        (VmStep.STARTED, FindingCode.FEATURE_GATE_MISSING, "- HostDevices"),
+    ),
+    "another failure": (
+        stopped(VmSeen("Always", requests=ONE_GPU, conditions=(replace(GATE_REFUSED, message="no PVC"),))),
+        (VmStep.STARTED, FindingCode.VM_NOT_STARTED, "kubectl describe vm vm-a -n team"),
+    ),
+    "not permitted": (
+        without_pod("{permittedHostDevices: {}}", NO_ENTRY),
+        (VmStep.PERMITTED, FindingCode.NOT_PERMITTED, 'pciVendorSelector: "10DE:2236"'),
+    ),
+    "not permitted by what its VMI says": (
+        replace(without_pod("{}", NO_ENTRY), kubevirts=None),
+        (VmStep.PERMITTED, FindingCode.NOT_PERMITTED, "externalResourceProvider: true"),
+    ),
+    "no pod": (
+        without_pod("{}", replace(NO_ENTRY, message="exceeded quota")),
+        (VmStep.POD, FindingCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
+    ),
+    "pods that may not be read": (
+        replace(without_pod("{}"), pod_unread=True, unread=("list pods: the API server answers 403",)),
+        (VmStep.POD, FindingCode.NOT_READ, "may list pods"),
+    ),
+    "gated": (
+        on_node(NODE, replace(WAITS, gates=("example.org/wait",))),
+        (VmStep.SCHEDULED, FindingCode.UNSCHEDULABLE, "gate"),
+    ),
+    "offered by no node": (
+        replace(STARTED, pod=replace(WAITS, requests={"nvidia.com/GA102_A10": 1})),
+        (VmStep.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, f"deviceName: {A10}"),
+    ),
+    "offered nowhere at all": (
+        replace(STARTED, nodes=(PLAIN,)),
+        (VmStep.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, "gpuvirt status"),
+    ),
+    "withheld": (
+        on_node(reporting(devices=GPUS, withheld=FOREIGN)),
+        (VmStep.SCHEDULED, ReasonCode.FOREIGN_PROVIDER, "gpunode node01"),
+    ),
+    "not registered": (
+        on_node(reporting(replace(OFFER, registered=False), devices=GPUS)),
+        (VmStep.SCHEDULED, FindingCode.NOT_COUNTED, "gpuvirt doctor"),
+    ),
+    "unhealthy": (
+        on_node(reporting(replace(OFFER, healthy=0), devices=ILL[:1])),
+        (VmStep.SCHEDULED, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
+    ),
+    "too few": (
+        on_node(NODE, replace(WAITS, requests={A10: 3})),
+        (VmStep.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request 2 at most"),
+    ),
+    "all allocated": (
+        on_node(NODE, WAITS, holder("a", 1), holder("b", 1)),
+        (VmStep.SCHEDULED, FindingCode.ALL_ALLOCATED, "stop a VM or pod"),
+    ),
+    "not ready": (
+        on_node(replace(NODE, ready=False)),
+        (VmStep.SCHEDULED, FindingCode.NODE_NOT_READY, "kubectl describe node node01"),
+    ),
+    "cordoned": (
+        on_node(replace(NODE, unschedulable=True)),
+        (VmStep.SCHEDULED, FindingCode.NODE_CORDONED, "kubectl uncordon node01"),
+    ),
+    "not selected": (
+        on_node(NODE, selecting(zone="a")),
+        (VmStep.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "kubectl label node node01 zone=a"),
+    ),
+    "without virt-handler": (
+        on_node(NODE, selecting(**{"kubevirt.io_schedulable": "true"})),
+        (VmStep.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "virt-handler"),
+    ),
+    "tainted": (
+        on_node(replace(NODE, taints=(Taint("gpu", "NoSchedule", "yes"),))),
+        (VmStep.SCHEDULED, FindingCode.TAINT_NOT_TOLERATED, "- {key: gpu, operator: Equal, value: yes, effect: NoSch"),
+    ),
+    "memory": (
+        on_node(NODE, replace(WAITS, conditions=(replace(UNSCHEDULABLE, message="1 Insufficient memory."),))),
+        (VmStep.SCHEDULED, FindingCode.UNSCHEDULABLE, "request less memory"),
+    ),
+    "refused by our plugin": (
+        failed(
+            "UnexpectedAdmissionError",
+            f"Pod was rejected: Allocate failed due to rpc error: code = FailedPrecondition desc = {A10}:"
+            f" {REFUSED.text}, which is unexpected",
+        ),
+        (VmStep.ADMITTED, ReasonCode.IN_USE_ELSEWHERE, "stop that VM"),
+    ),
+    "refused by the kubelet": (
+        failed("TopologyAffinityError", "Resources cannot be allocated with Topology locality"),
+        (VmStep.ADMITTED, FindingCode.ADMISSION_REFUSED, "gpuvirt doctor on node01"),
+    ),
+    "no image": (
+        replace(RUNNING, pod=replace(RUNS, phase="Pending", waiting="ErrImagePull: not found"), vmi=None),
+        (VmStep.RUNNING, FindingCode.POD_NOT_RUNNING, f"kubectl describe pod {LAUNCHER} -n team"),
+    ),
+    "no guest": (
+        replace(RUNNING, vmi=VmiSeen("Scheduled", "node01", ONE_GPU, conditions=(NO_ENTRY,))),
+        (VmStep.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
+    ),
+    "ended": (
+        replace(RUNNING, pod=replace(RUNS, phase="Succeeded"), vmi=VmiSeen("Succeeded", "node01", ONE_GPU)),
+        (VmStep.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),
+    ),
+    "a device that has failed": (
+        replace(RUNNING, nodes=(reporting(OFFER, devices=(replace(ILL[0], users=(OWNER,)), ILL[1]), counted=1),)),
+        (VmStep.RUNNING, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
+    ),
+}  # fmt: skip
+
+
+def blocked_at(found: Explanation) -> VmStep | None:
+    return next((one.step for one in found.stages if one.standing is Standing.BLOCKED), None)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_in_the_way(case: str) -> None:
+    evidence, (step, code, fix) = CASES[case]
+    found = explain(evidence)
+    assert found.blocker is not None
+    assert (blocked_at(found), found.blocker.code) == (step, code)
+    assert fix in "\n".join(found.blocker.fix)
+    assert found.blocker.seen
+    assert [one.step for one in found.stages] == list(VmStep)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_blocker_is_shown_first_and_fits(
+    case: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = explain(CASES[case][0])
+    whyvm.show(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert found.blocker is not None
+    assert lines[0].startswith("vm team/vm-a")
+    assert lines[2] == "This is what is in its way:"
+    assert str(found.blocker.code) in lines[3]
+    assert all(len(line) <= 80 or line.startswith(" " * 9) for line in lines)
+
+
+def test_each_node_has_what_is_in_the_way_and_the_nearest_is_first() -> None:
+    full, cordoned = replace(NODE, name="full"), replace(NODE, name="cordoned", unschedulable=True)
+    foreign = NodeSeen("foreign", gpu_node=GpuNodeSeen((replace(OFFER, name=QUARTER),)))
+    takes = replace(holder("a", 2), node="full", vm="big")
+    found = explain(replace(STARTED, nodes=(PLAIN, foreign, full, cordoned), pods=(WAITS, takes)))
+    assert [(one.node, one.free, one.obstacle and one.obstacle.code) for one in found.nodes] == [
+        ("cordoned", {A10: 2}, FindingCode.NODE_CORDONED),
+        ("full", {A10: 0}, FindingCode.ALL_ALLOCATED),
+        ("foreign", {A10: 0}, FindingCode.NO_SUCH_RESOURCE),
+    ]
+    assert found.nodes[1].obstacle is not None
+    assert found.nodes[1].obstacle.seen[0].value == "vm other/big"
+    assert found.blocker is not None
+    assert found.blocker.subject == "cordoned"
+    assert found.blocker.seen[-1].value == f"Unschedulable: {PENDING}"
+    assert found.scheduler == f"Unschedulable: {PENDING}"
+
+
+def test_a_stopped_vm_is_told_which_nodes_could_run_it() -> None:
+    found = explain(stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)))
+    assert [(one.node, one.obstacle) for one in found.nodes] == [("node01", None)]
+
+
+def test_what_runs_has_its_devices() -> None:
+    mine = (replace(GPUS[0], users=(OWNER,)), replace(GPUS[1], users=("pod team/other",)))
+    found = explain(replace(RUNNING, nodes=(reporting(OFFER, devices=mine, counted=2),)))
+    assert (found.blocker, found.nodes, blocked_at(found)) == (None, (), None)
+    assert [(one.id, one.node, one.resource) for one in found.devices] == [(GPU, "node01", A10)]
+    assert found.stages[-1].message == f"it has {GPU} (GA102GL [A10])"
+
+
+@pytest.mark.parametrize("pod", [WAITS, RUNS])
+def test_a_pod_needs_no_kubevirt(pod: PodSeen) -> None:
+    target = ObjectRef(ObjectKind.POD, LAUNCHER, "team")
+    found = explain(VmEvidence(target=target, pod=pod, nodes=(replace(NODE, unschedulable=True),)))
+    skipped = {one.step for one in found.stages if one.standing is Standing.SKIPPED}
+    assert {VmStep.STARTED, VmStep.PERMITTED} <= skipped
+    assert (found.blocker is None) == (pod is RUNS)
+
+
+def test_what_may_not_be_read_is_not_taken_for_absent() -> None:
+    unread = "list nodes: the API server answers 403"
+    found = explain(replace(STARTED, nodes=None, pods=None, kubevirts=None, unread=(unread,)))
+    assert found.blocker is not None
+    assert (found.blocker.code, found.blocker.message) == (FindingCode.UNSCHEDULABLE, "has no node yet")
+    assert found.unread == (unread,)
+    alone = explain(replace(STARTED, pods=None))
+    assert [(one.node, one.free, one.obstacle) for one in alone.nodes] == [("node01", None, None)]
+    waits = explain(replace(without_pod("{}"), kubevirts=None))
+    assert [one.standing for one in waits.stages if one.step is VmStep.PERMITTED] == [Standing.SKIPPED]
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_our_refusals_are_found_in_what_the_kubelet_says(code: ReasonCode) -> None:
+    reason = replace(REFUSED, code=code)
+    said = (
+        f"Allocate failed due to rpc error: code = FailedPrecondition desc = {A10}: {reason.text}, which is unexpected"
+    )
+    assert refusal_in(said) == reason
+    assert refusal_in("Allocate failed due to rpc error: code = Unavailable desc = connection refused") is None
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        (Toleration(operator="Exists"), True),
+        (Toleration("gpu", "Exists"), True),
+        (Toleration("gpu", value="yes"), True),
+        (Toleration("gpu", value="no"), False),
+        (Toleration("gpu", "Exists", effect="NoExecute"), False),
+        (Toleration("other", "Exists"), False),
+    ],
+)
+def test_tolerations(toleration: Toleration, *, tolerated: bool) -> None:
+    placement = Placement(tolerations=(toleration,))
+    assert (placement.untolerated([Taint("gpu", "NoSchedule", "yes")]) is None) == tolerated
+    assert placement.untolerated([Taint("gpu", "PreferNoSchedule")]) is None
+
+
+@given(st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4))
+def test_the_order_of_nodes_and_pods_counts_for_nothing(cases: list[str]) -> None:
+    nodes = [
+        replace(node, name=f"node{at}-{node.name}")
+        for at, case in enumerate(cases)
+        for node in CASES[case][0].nodes or ()
+    ]
+    pods = tuple(pod for case in cases for pod in CASES[case][0].pods or ())
+    found = [explain(replace(STARTED, nodes=tuple(each), pods=pods)) for each in (nodes, nodes[::-1])]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vm/vm-a", (ObjectKind.VM, "vm-a")),
+        ("vmis/a.b", (ObjectKind.VMI, "a.b")),
+        ("po/x", (ObjectKind.POD, "x")),
+        (A10, None),
+        ("GA102GL_A10", None),
+        (GPU, None),
+    ],
+)
+def test_targets(text: str, expected: tuple[ObjectKind, str] | None) -> None:
+    assert object_target(text) == expected
+
+
+@pytest.mark.parametrize("text", ["vm/", "pod/A", "vm/a/b", "vmi/../x"])
+def test_names_that_no_object_has(text: str) -> None:
+    with pytest.raises(InvalidIdError):
+        object_target(text)
