@@ -49,6 +49,7 @@ class ReasonCode(StrEnum):
     HOST_NEEDS = "HostNeeds"
     FOREIGN_ENDPOINT = "ForeignEndpoint"
     DRIVER_LOCK = "DriverLock"
+    PREREQUISITE_MISSING = "PrerequisiteMissing"
     STEP_FAILED = "StepFailed"
     WRITE_BLOCKED = "WriteBlocked"
     UNIT_BUSY = "UnitBusy"

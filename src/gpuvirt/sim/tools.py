@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
-from gpuvirt.hardware.tools import Ended, HostTools
+from gpuvirt.hardware.tools import Ended, HostTools, Program
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidiasmi import NvidiaSmi
 
-NVIDIAS = ("sriov-manage", "nvidia-smi")
+NVIDIAS = tuple(Program)
 FINE = Ended(0, "", "")
 
 
@@ -55,6 +55,14 @@ class SimTools:
         """Return what nvidia-smi writes."""
         return self._tools.nvidia_smi(*arguments)
 
+    def demand(self, program: Program) -> None:
+        """See that a program is installed."""
+        self._tools.demand(program)
+
+    def demand_module(self, module: str) -> None:
+        """See that a module could be loaded."""
+        self._tools.demand_module(module)
+
     def _run(self, command: Sequence[str], timeout_s: float | None) -> Ended:  # noqa: ARG002  nothing takes long here
         program, arguments = command[0].rpartition("/")[2], tuple(command[1:])
         self.commands.append((program, *arguments))
@@ -62,7 +70,7 @@ class SimTools:
         with self._kernel.blocking.condition:
             match program:
                 case "modprobe":
-                    return self._modprobe(arguments[-1])
+                    return self._modprobe(arguments[-1], dry_run="-n" in arguments)
                 case "sriov-manage":
                     return self._sriov_manage(arguments)
                 case "nvidia-smi":
@@ -70,9 +78,11 @@ class SimTools:
                 case _:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", program)
 
-    def _modprobe(self, module: str) -> Ended:
+    def _modprobe(self, module: str, *, dry_run: bool) -> Ended:
         if module not in self._modules:
             return Ended(1, "", f"modprobe: FATAL: Module {module} not found")
+        if dry_run:
+            return FINE
         self.loaded.append(module)
         self._kernel.pci.add_driver(module)
         return FINE
