@@ -146,6 +146,7 @@ def _gpu(gpu: GpuView) -> Gpu:
         users=gpu.users,
         machines=machines_of(gpu.users),
         vgpus=tuple(_vgpu(one) for one in gpu.vgpus),
+        vfs=gpu.vfs,
         reasons=_whys(gpu.reasons),
     )
 

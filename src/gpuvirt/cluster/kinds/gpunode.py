@@ -116,6 +116,7 @@ class Gpu(Part, frozen=True, kw_only=True):
         Meta(description="KubeVirt's machines among the users, as namespace/name, by their pods' names."),
     ] = ()
     vgpus: tuple[Vgpu, ...] = ()
+    vfs: Annotated[int | None, Meta(description="How many SR-IOV virtual functions it has; null: not reported.")] = None
     reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
 
 

@@ -47,7 +47,7 @@ def decide(picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions,
         gpu_node = picture.gpu_nodes.get(key)
         placement = placement_of(node.metadata.labels, gpu_node, defaults)
         wish = _wish(node, placement, carving, gpu_node)
-        placement = leaving(placement, gpu_node, spec_is_due=wish is not None)
+        placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=wish is not None)
         placements[key.name] = placement
         pausing = pausers.get(key.name, frozenset())
         here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
@@ -84,7 +84,9 @@ def _against(placement: Placement, gpu_node: OwnedGpuNode | None) -> str | None:
     if placement.trouble is not None:
         return placement.trouble.text
     if placement.leaving:
-        return f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
+        waits = f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
+        said = _agents_word(gpu_node) if gpu_node is not None and gpu_node.status is not None else None
+        return f"{waits}; {said}" if said is not None else waits
     return _agents_word(gpu_node) if placement.workload is not Workload.CONTAINER else None
 
 
