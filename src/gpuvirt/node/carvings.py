@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal
@@ -86,6 +87,11 @@ class Overseer(Hearer, Protocol):
     @property
     def looks(self) -> int:
         """How often the host was looked at."""
+        ...
+
+    @property
+    def clears_way(self) -> bool:
+        """Whether `clear_way` takes others' programs away for as long as its context lasts."""
         ...
 
     def clear_way(
@@ -196,14 +202,30 @@ class Carvings:
     async def _carve(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> None:
         attempts = self._attempts[gpu]
         try:
-            async with agent.clear_way(gpu, lambda reason: self._conclude(agent, gpu, (reason,))) as obstacle:
-                reasons = await self._carved(agent, gpu, wish) if obstacle is None else (obstacle,)
+            reasons = await self._refused(agent, gpu, wish) if agent.clears_way else ()
+            if not reasons:
+                async with agent.clear_way(gpu, lambda reason: self._conclude(agent, gpu, (reason,))) as obstacle:
+                    reasons = await self._carved(agent, gpu, wish) if obstacle is None else (obstacle,)
             self._looks[gpu] = agent.looks
             agent.hear_smi(gpu, wish, None)
             agent.hear_carved(str(reasons[0].code) if reasons else "done")
             self._conclude(agent, gpu, reasons)
         finally:
             attempts.end(self._clock.monotonic_s())
+
+    async def _refused(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
+        """Return why a change would be refused, before others' programs are taken away for it."""
+        given, inventory = agent.given() or Given(), agent.inventory
+        if inventory is None or gpu not in inventory.gpus:
+            return ()
+        once_away = replace(given, offered=frozenset())
+
+        def job() -> tuple[Reason, ...]:
+            seen = carver.look(self._site, once_away)
+            return carver.plan(seen, gpu, wish).refusals if gpu in seen.inventory.gpus else ()
+
+        lane = self._lanes(inventory.gpus[gpu].unit)
+        return await self._attempts[gpu].run(gpu, job, (), lane=lane, name="check", timeout_s=self._pace.carve_s)
 
     async def _carved(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
         given, inventory = agent.given(), agent.inventory
