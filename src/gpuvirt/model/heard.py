@@ -52,6 +52,8 @@ class NodeSpec:
     vgpu_config: str | None = None
     withheld: tuple[Withheld, ...] = ()
     """What is not to be offered to the kubelet."""
+    reviewed: tuple[str, ...] | None = None
+    """The resources of which the controller has decided whether they are withheld; None: no controller decides it."""
 
 
 @dataclass(frozen=True, slots=True)

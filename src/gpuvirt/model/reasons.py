@@ -89,6 +89,7 @@ class ReasonCode(StrEnum):
     WISHES_NOT_WRITTEN = "WishesNotWritten"
     API_SERVER_AWAY = "ApiServerAway"
     API_FORBIDDEN = "ApiForbidden"
+    CONTROLLER_SILENT = "ControllerSilent"
 
     # KubeVirt's configuration
     FOREIGN_PROVIDER = "ForeignProvider"

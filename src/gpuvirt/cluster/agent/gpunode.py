@@ -32,7 +32,7 @@ def wish_of_spec(spec: Spec | None) -> NodeRequest:
         return NodeRequest(spec=Heard(None))
     gpus = {one.address: str(one.mode) for one in spec.gpus}
     withheld = tuple(Withheld(one.resource, one.code, one.message, one.offered_as) for one in spec.withheld)
-    return NodeRequest(spec=Heard(NodeSpec(str(spec.mode), gpus, spec.vgpu_config, withheld)))
+    return NodeRequest(spec=Heard(NodeSpec(str(spec.mode), gpus, spec.vgpu_config, withheld, spec.reviewed)))
 
 
 class SpecListener(Listener, Protocol):
