@@ -144,7 +144,7 @@ async def test_all_else_is_registered_once_the_controller_has_reviewed_it(short_
         return NodeRequest(spec=Heard(NodeSpec("unmanaged", reviewed=tuple(names))))
 
     async with controlled(short_path, said) as (kubelet, agent):
-        await until(lambda: _said(agent) == [ReasonCode.CONTROLLER_SILENT])
+        await until(lambda: _said(agent) == [ReasonCode.AWAITS_CONTROLLER])
         await CLOCK.sleep(0.2)
         assert kubelet.registrations == []
         names.append(A10)

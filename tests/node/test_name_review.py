@@ -49,7 +49,7 @@ async def test_a_new_resource_waits_for_its_review_and_says_so(machine: Machine,
         assert (resource.devices, resource.withheld) == ((), True)
         assert resource.pci_vendor_selectors == ("10DE:2236",), "by these the controller compares it"
         assert resource.not_registered_because is not None
-        assert resource.not_registered_because.code is ReasonCode.CONTROLLER_SILENT
+        assert resource.not_registered_because.code is ReasonCode.AWAITS_CONTROLLER
         node.agent.hear_wish(reviewed())
         await node.settle()
         assert not registers(node), "a spec that does not list it has not seen it"

@@ -89,6 +89,7 @@ class ReasonCode(StrEnum):
     WISHES_NOT_WRITTEN = "WishesNotWritten"
     API_SERVER_AWAY = "ApiServerAway"
     API_FORBIDDEN = "ApiForbidden"
+    AWAITS_CONTROLLER = "AwaitsController"
     CONTROLLER_SILENT = "ControllerSilent"
 
     # KubeVirt's configuration

@@ -62,7 +62,7 @@ class NameReview:
 
 def _awaited(name: ResourceName, most_s: float) -> Reason:
     return Reason(
-        ReasonCode.CONTROLLER_SILENT,
+        ReasonCode.AWAITS_CONTROLLER,
         name,
         "is not registered yet: the controller has not said whether KubeVirt offers it itself",
         seen="no such name in $.spec.reviewed nor $.spec.withheld of this node's GpuNode",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from gpuvirt.cluster.events import Happening, Kind
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import READY, Status
+from gpuvirt.model.reasons import ReasonCode
 
 
 def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
@@ -18,6 +19,8 @@ def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
     for address in sorted(modes.keys() - {gpu.address for gpu in after.gpus}):
         yield Happening(Kind.WARNING, "GpuGone", f"{address} is no longer there")
     ready, was = _ready(after), _ready(before)
+    if ready is not None and ready.reason == ReasonCode.AWAITS_CONTROLLER:
+        return  # every new resource does for a moment
     if ready is not None and (was is None or (ready.status, ready.reason) != (was.status, was.reason)):
         kind = Kind.NORMAL if ready.status == "True" else Kind.WARNING
         yield Happening(kind, ready.reason, ready.message or "all GPUs are as they are wanted")
