@@ -155,7 +155,8 @@ def carve(
     """Have a GPU carry what is wished of it, as far as nobody has anything of it that must go.
 
     Returns why it does not yet, or can't, carry that; what failed half the way is brought back to what was there.
-    `first` is the host as it was seen lately, which tells the GPU's unit; without it the host is looked at for that."""
+    `first` is the host as it was seen lately, which tells the GPU's unit; without it the host is looked at for that.
+    """
     first = first or build_inventory(scan(site.kernel))
     if gpu not in first.gpus:
         return (shortfalls.gone(gpu),)
