@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.cluster.keys import Keys, patch_of
+from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import Around, keys_beside, keys_of, taken_back
@@ -151,7 +152,9 @@ def test_a_driver_that_we_never_deployed_is_not_deployed_over_its_vgpus() -> Non
 def test_while_the_agent_has_not_reported_the_driver_stays() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     unheard = GpuNode(metadata=Metadata(name="n"))
-    for gpu_node in (None, unheard):
+    at = "2026-01-01T00:00:00Z"
+    unlooked = Condition(type="Ready", status="Unknown", reason="NotLooked", last_transition_time=at)
+    for gpu_node in (None, unheard, replace(unheard, status=Status(conditions=(unlooked,)))):
         assert deployed(labelled(before | {LABEL: "container"}, gpu_node=gpu_node)) == set(SETS[Workload.VGPU])
     alone = {key: value for key, value in before.items() if key != NODE_LABEL} | {LABEL: "container"}
     off = Around(runs_agent=False)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
+from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Status
 from gpuvirt.cluster.operator.names import (
     DEPLOY,
     GPU_FEATURES,
@@ -86,7 +86,7 @@ def leaving(
     """
     if placement.workload is None:
         return placement
-    if gpu_node is None or gpu_node.status is None:
+    if gpu_node is None or gpu_node.status is None or not _has_looked(gpu_node.status):
         unknown = placement.workload is not Workload.VGPU and _runs_vgpu_driver(labels)
         return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement
     unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation
@@ -96,6 +96,11 @@ def leaving(
         leaving=tuple(_with_users(gpu) for gpu in gpus),
         leaves_vgpus=any(gpu.vgpus or gpu.vfs for gpu in gpus),
     )
+
+
+def _has_looked(status: Status) -> bool:
+    """Return whether a status says what is on the host; before its first look an agent knows of no GPU."""
+    return all(one.status != "Unknown" for one in status.conditions if one.type == READY)
 
 
 def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
