@@ -115,6 +115,7 @@ async def running_node(
     carves_only: bool = False,
     tells_scheduler: bool = False,
     hears_spec: bool = False,
+    awaits_controller: bool = False,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
@@ -132,6 +133,7 @@ async def running_node(
         carves_only=carves_only,
         tells_scheduler=tells_scheduler,
         hears_spec=hears_spec,
+        awaits_controller=awaits_controller,
         moving=Moving(
             binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
             moving,

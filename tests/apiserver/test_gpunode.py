@@ -53,6 +53,7 @@ def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
     ready = condition(status, "Ready")
     assert (ready.status, ready.reason, ready.observed_generation) == ("True", "AsWanted", 3)
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
+    assert [gpu.vfs for gpu in status.gpus] == [None], "a picture of an earlier agent"
 
 
 def test_what_is_ill_is_said_with_its_reason() -> None:
@@ -149,6 +150,13 @@ def test_what_changes_is_told_once_and_a_first_status_is_no_news() -> None:
     assert list(happenings(first, first)) == []
     assert list(happenings(first, ill)) == [Happening(Kind.WARNING, "NodeMissing", ILL.text)]
     assert list(happenings(ill, first)) == [Happening(Kind.NORMAL, "AsWanted", "all GPUs are as they are wanted")]
+
+
+def test_a_new_resource_that_waits_for_the_controller_is_no_event() -> None:
+    awaited = Reason(ReasonCode.AWAITS_CONTROLLER, A10_4Q, "is not registered yet")
+    waiting = status_of(picture(awaited), EMPTY, AT)
+    assert condition(waiting, "Ready").status == "False"
+    assert list(happenings(status_of(picture(), EMPTY, AT), waiting)) == []
 
 
 def test_a_gpu_that_changes_its_mode_or_goes_is_told() -> None:

@@ -95,6 +95,8 @@ class Listener:
     troubles: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)
     """Everything that was ever wrong."""
+    kind_is_there: bool | None = None
+    """Whether there is the kind GpuNode."""
     failures: int = 0
     """How often it is still to fail at what it hears."""
 
@@ -106,6 +108,9 @@ class Listener:
             self.failures -= 1
             raise RuntimeError("a fault of whoever listens")
         self.wish = self.wish.updated(news)
+
+    def hear_kind(self, *, there: bool) -> None:
+        self.kind_is_there = there
 
     def hear_operands(self, heard: OperandsHeard | None) -> None:
         self.operands = heard

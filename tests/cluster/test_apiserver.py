@@ -370,3 +370,8 @@ def notes(host: Path) -> set[ReasonCode]:
     return (
         {note.code for note in msgspec.json.decode(path.read_bytes(), type=NodeView).notes} if path.exists() else set()
     )
+
+
+async def test_that_there_is_no_kind_gpunode_is_heard(api: ApiLab) -> None:
+    async with following(api.credentials, gpu_nodes=True) as agent:
+        await until(lambda: agent.kind_is_there is False, lambda: agent.troubles)

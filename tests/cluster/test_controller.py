@@ -70,16 +70,16 @@ def test_another_controller_goes_on_where_one_was_killed_and_after_an_outage(nod
         cluster.until_deployed(CONTAINER)
         with cluster.controller() as second:
             first.send_signal(signal.SIGKILL)
-            cluster.label(f"{WORKLOAD}=vm-vgpu")
-            cluster.until_deployed(VGPU)
+            cluster.label(f"{WORKLOAD}=vm-passthrough")
+            cluster.until_deployed(PASSTHROUGH)
             with cluster.controller():
                 second.send_signal(signal.SIGTERM)
-                cluster.label(f"{WORKLOAD}=vm-passthrough")
-                cluster.until_deployed(PASSTHROUGH)
-                node.cluster.stop("apiserver")
-                node.cluster.restart_after_outage()
                 cluster.label(f"{WORKLOAD}=container")
                 cluster.until_deployed(CONTAINER)
+                node.cluster.stop("apiserver")
+                node.cluster.restart_after_outage()
+                cluster.label(f"{WORKLOAD}=vm-vgpu")
+                cluster.until_deployed(VGPU)
 
 
 def test_the_younger_of_two_policies_says_that_it_does_not_count(node: LabNode) -> None:

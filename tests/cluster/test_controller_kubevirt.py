@@ -109,6 +109,42 @@ def test_what_kubevirt_provides_itself_is_not_offered_twice(node: LabNode) -> No
         node.until_allocatable(HALF, 8)
 
 
+def registered(node: LabNode, since: int) -> list[str]:
+    """Return what agents have registered with the kubelet, by their log from a place on."""
+    lines = (node.cluster.folder / "log/agent.log").read_text()[since:].splitlines()
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    return [one["resource"] for one in said if one["message"] == "registered"]
+
+
+def test_what_kubevirt_provides_itself_is_never_registered_and_a_restart_changes_nothing(node: LabNode) -> None:
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig), "--await-controller")
+    log = node.cluster.folder / "log/agent.log"
+    since = len(log.read_text()) if log.exists() else 0
+    with controlled(node) as cluster, node.machine("4xT4"), node.nodes_kept():
+        install(node, next(iter(SOURCES)))
+        admin = Admin(cluster)
+        admin.make(
+            {"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "GRID T4-8Q", "resourceName": HALF}]}}
+        )
+        withheld = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.withheld[*].resource}")
+        with cluster.controller():
+            cluster.apply_policy({})
+            cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu", "nvidia.com/vgpu.config=T4-4Q")
+            with node.agent("", asks):
+                node.until_allocatable(QUARTER, 16)
+                cluster.label("nvidia.com/vgpu.config=T4-8Q")
+                admin.until_said("ForeignProvider")
+                node.until(lambda: node.kubectl(*withheld) == HALF, lambda: node.kubectl(*withheld))
+                vgpus = ("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.vgpus}")
+                node.until(lambda: node.kubectl(*vgpus) == "8", lambda: node.kubectl(*vgpus))
+        with node.agent("", asks):  # and nobody answers
+            node.until_allocatable(QUARTER, 0)
+        found = registered(node, since)
+        assert QUARTER in found
+        assert HALF not in found
+        assert HALF not in node.kubectl("get", "node", NODE, "-o", "jsonpath={.status.capacity}")
+
+
 def test_who_takes_it_back_three_times_has_their_way_and_nothing_is_carved(node: LabNode) -> None:
     with administered(node) as admin:
         admin.make({})

@@ -14,6 +14,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish, CreateVgpu, RemoveVgpu
+from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import carver
 from gpuvirt.node.binder import Site
@@ -32,10 +33,15 @@ class Carver:
     def __init__(self, host: Host, folder: Path) -> None:
         self.site = Site(host.kernel, NO_TOOLS, folder / "drivers.json", folder / "locks")
         self.given = Given()
-        self.steps: list[CarveStep] = []
+        self.steps: list[CarveStep | RollBack] = []
 
     def carve(
-        self, gpu: PciAddress, *, small: int = 0, large: int = 0, tell: Callable[[CarveStep], None] | None = None
+        self,
+        gpu: PciAddress,
+        *,
+        small: int = 0,
+        large: int = 0,
+        tell: Callable[[CarveStep | RollBack], None] | None = None,
     ) -> tuple[Reason, ...]:
         """Have a GPU carry so many; return why it does not."""
         self.steps.clear()
@@ -152,7 +158,7 @@ def test_a_machine_that_starts_after_the_look_is_found_by_the_lease(host: Host, 
     _, second, _ = carves.ids(RTX)
     machines: list[Machine] = []
 
-    def start(step: CarveStep) -> None:
+    def start(step: CarveStep | RollBack) -> None:
         if isinstance(step, RemoveVgpu) and step.vgpu == second and not machines:
             machines.append(machine_on(host, second))
 
@@ -230,9 +236,9 @@ def test_a_carver_that_is_killed_before_any_step_is_followed_by_one_that_ends_it
     wanted = carves.types(RTX)
     carves.carve(RTX, large=2)
     for lived in range(2 + 2):
-        taken: list[CarveStep] = []
+        taken: list[CarveStep | RollBack] = []
 
-        def tell(step: CarveStep, taken: list[CarveStep] = taken, lived: int = lived) -> None:
+        def tell(step: CarveStep | RollBack, taken: list[CarveStep | RollBack] = taken, lived: int = lived) -> None:
             if len(taken) == lived:
                 raise Killed
             taken.append(step)

@@ -12,8 +12,8 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.modules import driver_of
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import ToolError, ToolMissingError
-from gpuvirt.model.plan import Step, Wish
+from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
+from gpuvirt.model.plan import RollBack, Step, Wish
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import binder, originals
 from gpuvirt.node.binder import Orders, Site
@@ -43,6 +43,12 @@ class NoTools:
     def nvidia_smi(self, *arguments: str) -> str:
         raise ToolMissingError(f"nobody asks for it: {arguments}")
 
+    def demand(self, program: Program) -> None:
+        raise ToolMissingError(f"nobody asks for it: {program}")
+
+    def demand_module(self, module: str) -> None:
+        raise ToolError(f"{module} should be there")
+
 
 class Mover:
     """Moves GPUs on a host."""
@@ -60,7 +66,7 @@ class Mover:
     def drivers(self, *addresses: PciAddress) -> list[object]:
         return [driver_of(self.site.kernel, address) for address in addresses]
 
-    def _tell(self, step: Step) -> None:
+    def _tell(self, step: Step | RollBack) -> None:
         self.steps.append(step.text)
 
 
@@ -160,7 +166,7 @@ def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
     seen = binder.look(mover.site, NOBODY)
     unit = seen.inventory.gpus[H100].unit
 
-    def meanwhile(_: Step) -> None:
+    def meanwhile(_: Step | RollBack) -> None:
         with pytest.raises(UnitBusyError, match="another process"):
             binder.move(mover.site, unit, {H100: Wish.PASSTHROUGH}, NOBODY, lambda _: None)
 

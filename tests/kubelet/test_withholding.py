@@ -1,14 +1,20 @@
 """What the kubelet is told of a resource that KubeVirt offers itself, over gRPC on real sockets."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foreignplugin import kubevirt_offers
+from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.agent import Agent
 from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.kubelet.kubelet import Container, running
+from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.machine import load_machine
 from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
@@ -91,6 +97,70 @@ async def test_a_kubelet_that_comes_anew_is_told_nothing_of_it(short_path: Path)
         assert node.kubelet.registrations.count(name) == before
         withhold(node)
         await until(lambda: bool(node.kubelet.allocatable().get(name)))
+
+
+@asynccontextmanager
+async def controlled(
+    folder: Path, said: Callable[[Agent], NodeRequest | None]
+) -> AsyncIterator[tuple[SimKubelet, Agent]]:
+    """Run a kubelet and an agent that a controller has deployed; `said` is what it answers to what the agent shows."""
+
+    async def controller(agent: Agent, clock: Clock) -> None:
+        while True:
+            await clock.sleep(0.02)
+            if agent.looked and (word := said(agent)) is not None:
+                agent.hear_wish(word)
+
+    kernel = build_machine(load_machine("2xA10"))
+    options = replace(options_for(kernel, folder), cluster=controller, awaits_controller=True)
+    async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
+        yield kubelet, agent
+
+
+def reviewing(*withheld: Withheld) -> Callable[[Agent], NodeRequest]:
+    """Return a controller that has heard of all names that the agent shows."""
+
+    def said(agent: Agent) -> NodeRequest:
+        names = tuple(one.name for one in agent.views.get().resources)
+        return NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
+
+    return said
+
+
+async def test_what_kubevirt_offers_is_not_registered_even_for_a_moment(short_path: Path) -> None:
+    async with controlled(short_path, reviewing(SAME)) as (kubelet, agent):
+        await until(lambda: _said(agent) == [ReasonCode.FOREIGN_PROVIDER])
+        await CLOCK.sleep(0.3)
+        assert kubelet.registrations == []
+        assert [path.name for path in (short_path / "device-plugins").glob("kubevirt-*")] == []
+
+
+async def test_all_else_is_registered_once_the_controller_has_reviewed_it(short_path: Path) -> None:
+    names = list[str]()
+
+    def said(_: Agent) -> NodeRequest | None:
+        if not names:
+            return None
+        return NodeRequest(spec=Heard(NodeSpec("unmanaged", reviewed=tuple(names))))
+
+    async with controlled(short_path, said) as (kubelet, agent):
+        await until(lambda: _said(agent) == [ReasonCode.AWAITS_CONTROLLER])
+        await CLOCK.sleep(0.2)
+        assert kubelet.registrations == []
+        names.append(A10)
+        await until(lambda: kubelet.allocatable() == {A10: 2})
+        assert kubelet.registrations == [A10]
+
+
+async def test_a_restart_does_not_wait_for_what_was_registered_before(short_path: Path) -> None:
+    async with controlled(short_path, reviewing()) as (kubelet, _):
+        await until(lambda: kubelet.allocatable() == {A10: 2})
+    async with controlled(short_path, lambda _: None) as (kubelet, _):
+        await until(lambda: kubelet.allocatable() == {A10: 2})
+
+
+def _said(agent: Agent) -> list[ReasonCode]:
+    return [one.not_registered_because.code for one in agent.views.get().resources if one.not_registered_because]
 
 
 async def test_who_starts_while_it_is_withheld_does_not_register_it(short_path: Path) -> None:

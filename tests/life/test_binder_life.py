@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
-from gpuvirt.model.plan import Step, Wish
+from gpuvirt.model.plan import RollBack, Step, Wish
 from gpuvirt.node import binder
 from gpuvirt.node.binder import Orders, Site
 from gpuvirt.paths import HostPath
@@ -70,9 +70,9 @@ class Moving(RuleBasedStateMachine):
         """Move a GPU, and be killed between two steps."""
         gpu = self.gpus[number % len(self.gpus)]
         unit = binder.look(self.site, NOBODY).inventory.gpus[gpu].unit
-        taken: list[Step] = []
+        taken: list[Step | RollBack] = []
 
-        def tell(step: Step) -> None:
+        def tell(step: Step | RollBack) -> None:
             taken.append(step)
             if len(taken) > after:
                 raise Killed

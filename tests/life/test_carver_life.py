@@ -17,6 +17,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish
+from gpuvirt.model.plan import RollBack
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuentries import Sizes
@@ -115,7 +116,7 @@ class Carving(RuleBasedStateMachine):
         """Carve a GPU, and be killed between two steps."""
         taken: list[str] = []
 
-        def tell(step: CarveStep) -> None:
+        def tell(step: CarveStep | RollBack) -> None:
             taken.append(step.text)
             if len(taken) > after:
                 raise Killed

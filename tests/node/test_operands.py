@@ -1,6 +1,7 @@
 """An agent that carves beside another's device plugin: that one is away meanwhile, and at no other time."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node import binder
 from gpuvirt.node.agent import Agent
+from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
@@ -92,6 +94,24 @@ async def test_nothing_is_carved_before_the_plugin_is_gone_and_the_kubelet_says_
         assert types(kernel) == {"T4-4Q": 16}
         assert not node.agent.operands_away.get()
         assert state(node.agent) == (StateName.SUCCESS, "")
+
+
+async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xT4")
+    async with carver(kernel, tmp_path) as node:
+        for vgpu in kernel.mdev.devices:
+            kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{vgpu}/iommu_group"), errno.EIO)
+        node.count(T4_8Q, *kernel.mdev.devices)
+        node.agent.hear_wish(NodeRequest(Heard("T4-4Q"), Heard(None)))
+        away = set[bool]()
+        for _ in range(120):
+            await node.say_holders()
+            await node.advance(1)
+            away.add(node.agent.operands_away.get())
+        assert away == {False}
+        assert state(node.agent)[0] is StateName.FAILED
+        assert "NoIommuGroup" in state(node.agent)[1]
+        assert kernel.writes == []
 
 
 async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(machine: Machine, tmp_path: Path) -> None:

@@ -65,7 +65,10 @@ def condition(decisions: Decisions) -> Condition | None:
 
 def spec_of(decisions: Decisions) -> Spec | None:
     found = [one.content.spec for one in decisions.writes if isinstance(one, ApplyGpuNode)]
-    return Spec(mode=found[0].mode or WantedMode.UNMANAGED, withheld=found[0].withheld) if found else None
+    if not found:
+        return None
+    (first,) = found
+    return Spec(mode=first.mode or WantedMode.UNMANAGED, withheld=first.withheld, reviewed=first.reviewed)
 
 
 LACKING = kubevirt({})
@@ -106,14 +109,30 @@ def test_what_kubevirt_offers_itself_is_withheld_on_nodes_that_have_it() -> None
     assert said.reason == "ForeignProvider"
 
 
+def test_names_are_reviewed_once_the_agent_has_told_by_what_they_are_selected() -> None:
+    none = KubeVirtHeard({}, Heard(None), NOTHING_ASKED)
+    for document in (heard(FOREIGN), heard(LACKING), none):
+        spec = spec_of(Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=document).decided())
+        assert spec is not None
+        assert spec.reviewed == (T4_8Q,)
+    status = vgpu_node().status
+    assert status is not None
+    bare = with_(status, resources=(with_(status.resources[0], mdev_name_selectors=()),))
+    spec = spec_of(Scene([node("vm-vgpu")], gpu_nodes=[with_(vgpu_node(), status=bare)], kubevirt=none).decided())
+    assert spec is not None
+    assert spec.reviewed == (), "what can't be compared with KubeVirt's selectors was not reviewed"
+
+
 def test_before_kubevirt_was_heard_what_was_withheld_stays() -> None:
     withheld = (Withheld(resource=T4_8Q, code="ForeignProvider", message="x"),)
-    before = with_(vgpu_node(), spec=Spec(mode=WantedMode.VGPU, vgpu_config="default", withheld=withheld))
-    found = Scene([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtHeard()).decided()
-    spec = spec_of(found)
-    assert spec is not None
-    assert spec.withheld == withheld
-    assert condition(found) is None
+    for reviewed in (None, (), (T4_8Q,)):
+        spec = Spec(mode=WantedMode.VGPU, vgpu_config="default", withheld=withheld, reviewed=reviewed)
+        before = with_(vgpu_node(), spec=spec)
+        found = Scene([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtHeard()).decided()
+        then = spec_of(found)
+        assert then is not None
+        assert (then.withheld, then.reviewed) == (withheld, reviewed), "a new name is not reviewed unheard"
+        assert condition(found) is None
 
 
 def test_without_a_kubevirt_nothing_is_said_of_it() -> None:

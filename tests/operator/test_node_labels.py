@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.cluster.keys import Keys, patch_of
+from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
-from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS
+from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import Around, keys_beside, keys_of, taken_back
 from gpuvirt.cluster.operator.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.operator.uninstall import left_of
@@ -25,7 +26,7 @@ def labelled(
     labels: dict[str, str], *, defaults: Defaults = ON, gpu_node: GpuNode | None = None, around: Around = NOTHING_AROUND
 ) -> dict[str, str]:
     """Return a node's labels after one pass, with an agent that has seen what is wanted."""
-    placement = leaving(placement_of(labels, gpu_node, defaults), gpu_node, spec_is_due=False)
+    placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
     return patched(labels, keys_of(Metadata(labels=labels), placement, around))
 
 
@@ -42,9 +43,9 @@ def reporting(*gpus: Gpu) -> GpuNode:
     return GpuNode(metadata=Metadata(name="n"), status=Status(gpus=gpus))
 
 
-def gpu(mode: Mode, *users: str, vgpu_users: tuple[str, ...] = ()) -> Gpu:
+def gpu(mode: Mode, *users: str, vgpu_users: tuple[str, ...] = (), vfs: int | None = 0) -> Gpu:
     vgpus = (Vgpu(id="a97c1d93-75b0-5502-bafc-fef8d1839ded", type="nvidia-592", users=vgpu_users),)
-    return Gpu(address=GPU, mode=str(mode), users=users, vgpus=vgpus if mode is Mode.VGPU else ())
+    return Gpu(address=GPU, mode=str(mode), users=users, vgpus=vgpus if mode is Mode.VGPU else (), vfs=vfs)
 
 
 @pytest.mark.parametrize("workload", list(Workload))
@@ -102,16 +103,79 @@ def test_who_has_what_a_node_waits_for_is_named() -> None:
     node = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/vm-a",)))
     placement = placement_of(NFD | {LABEL: "container"}, node, ON)
     named = (f"{GPU} (vgpu, used by pod default/vm-a)",)
-    assert leaving(placement, node, spec_is_due=False).leaving == named
+    assert leaving(placement, NFD, node, spec_is_due=False).leaving == named
 
 
 def test_a_gpu_without_vgpus_has_left_once_its_agent_knows_that_it_is_to_make_none() -> None:
-    empty = GpuNode(metadata=Metadata(name="n"), status=Status(gpus=(Gpu(address=GPU, mode="vgpu"),)))
+    empty = GpuNode(metadata=Metadata(name="n"), status=Status(gpus=(Gpu(address=GPU, mode="vgpu", vfs=0),)))
     placement = placement_of(NFD | {LABEL: "container"}, empty, ON)
-    assert leaving(placement, empty, spec_is_due=True).leaving == (f"{GPU} (vgpu)",)
-    assert leaving(placement, empty, spec_is_due=False).leaving == ()
-    behind = GpuNode(metadata=Metadata(name="n", generation=2), status=Status(gpus=(Gpu(address=GPU, mode="vgpu"),)))
-    assert leaving(placement, behind, spec_is_due=False).leaving == (f"{GPU} (vgpu)",)
+    assert leaving(placement, NFD, empty, spec_is_due=True).leaving == (f"{GPU} (vgpu)",)
+    assert leaving(placement, NFD, empty, spec_is_due=False).leaving == ()
+    behind = GpuNode(metadata=Metadata(name="n", generation=2), status=empty.status)
+    assert leaving(placement, NFD, behind, spec_is_due=False).leaving == (f"{GPU} (vgpu)",)
+
+
+@pytest.mark.parametrize("to", ["vm-passthrough", "container"])
+def test_the_driver_that_switches_vfs_off_stays_until_they_are(to: str) -> None:
+    before = labelled(NFD | {LABEL: "vm-vgpu"})
+    wanted = before | {LABEL: to}
+    for mode, vfs in ((Mode.VGPU, 16), (Mode.VGPU, None), (Mode.CONTAINER, 16)):
+        bare = replace(gpu(mode, vfs=vfs), vgpus=())
+        assert deployed(labelled(wanted, gpu_node=reporting(bare))) == set(SETS[Workload.VGPU]), (mode, vfs)
+    left = replace(gpu(Mode.VGPU, vfs=0), vgpus=())
+    assert deployed(labelled(wanted, gpu_node=reporting(left))) == set(SETS[Workload(to)])
+
+
+def test_what_is_waited_for_names_the_vfs() -> None:
+    node = reporting(replace(gpu(Mode.VGPU, vfs=16), vgpus=()))
+    placement = placement_of(NFD | {LABEL: "vm-passthrough"}, node, ON)
+    assert leaving(placement, NFD, node, spec_is_due=False).leaving == (f"{GPU} (vgpu, 16 VFs on)",)
+
+
+@pytest.mark.parametrize("vgpus", [True, False], ids=["vgpus", "vfs"])
+def test_the_driver_comes_back_with_the_vgpus_that_a_rollback_brings(vgpus: bool) -> None:
+    switched = labelled(labelled(NFD | {LABEL: "vm-vgpu"}) | {LABEL: "vm-passthrough"}, gpu_node=reporting())
+    assert deployed(switched) == set(SETS[Workload.PASSTHROUGH])
+    again = gpu(Mode.VGPU, vfs=0) if vgpus else replace(gpu(Mode.CONTAINER), vfs=16)
+    back = labelled(switched, gpu_node=reporting(again))
+    assert deployed(back) == set(SETS[Workload.PASSTHROUGH]) | {"vgpu-manager"}
+    by_admin = labelled(switched | {f"{DEPLOY}vgpu-manager": "false"}, gpu_node=reporting(again))
+    assert by_admin[f"{DEPLOY}vgpu-manager"] == "false", "an admin has set it"
+    assert deployed(labelled(back, gpu_node=reporting())) == set(SETS[Workload.PASSTHROUGH])
+
+
+def test_a_driver_that_we_never_deployed_is_not_deployed_over_its_vgpus() -> None:
+    found = labelled(NFD | {LABEL: "vm-passthrough"}, gpu_node=reporting(gpu(Mode.VGPU, vfs=16)))
+    assert deployed(found) == set(), "the host has its driver from somebody else"
+
+
+def test_while_the_agent_has_not_reported_the_driver_stays() -> None:
+    before = labelled(NFD | {LABEL: "vm-vgpu"})
+    unheard = GpuNode(metadata=Metadata(name="n"))
+    at = "2026-01-01T00:00:00Z"
+    unlooked = Condition(type="Ready", status="Unknown", reason="NotLooked", last_transition_time=at)
+    for gpu_node in (None, unheard, replace(unheard, status=Status(conditions=(unlooked,)))):
+        assert deployed(labelled(before | {LABEL: "container"}, gpu_node=gpu_node)) == set(SETS[Workload.VGPU])
+    alone = {key: value for key, value in before.items() if key != NODE_LABEL} | {LABEL: "container"}
+    off = Around(runs_agent=False)
+    assert deployed(labelled(alone, around=off)) == set(SETS[Workload.CONTAINER]), "no agent will ever report"
+
+
+def test_beside_nvidias_operator_the_driver_stays_and_comes_back_as_well() -> None:
+    def beside(labels: dict[str, str], *gpus: Gpu) -> dict[str, str]:
+        node = reporting(*gpus)
+        placement = leaving(placement_of(labels, node, ON), labels, node, spec_is_due=False)
+        return patched(labels, keys_beside(Metadata(labels=labels), placement, Around()))
+
+    bare = replace(gpu(Mode.VGPU, vfs=16), vgpus=())
+    before = beside(NFD | {LABEL: "vm-vgpu"}, bare)
+    assert before[VGPU_DRIVER_LABEL] == "true"
+    for workload in ("vm-passthrough", "container"):
+        assert beside(before | {LABEL: workload}, bare)[VGPU_DRIVER_LABEL] == "true"
+    switched = beside(before | {LABEL: "vm-passthrough"}, gpu(Mode.PASSTHROUGH))
+    assert VGPU_DRIVER_LABEL not in switched
+    assert beside(switched, gpu(Mode.VGPU))[VGPU_DRIVER_LABEL] == "true"
+    assert beside(switched | {LABEL: "container"}, gpu(Mode.VGPU))[VGPU_DRIVER_LABEL] == "true"
 
 
 def test_gpus_that_vanish_from_labels_alone_are_still_there() -> None:
@@ -231,7 +295,8 @@ def test_beside_nvidias_operator_one_pass_is_enough_and_its_labels_stay(
     marked: bool,
 ) -> None:
     def once(metadata: Metadata) -> Metadata:
-        placement = leaving(placement_of(metadata.labels, gpu_node, ON), gpu_node, spec_is_due=False)
+        found = placement_of(metadata.labels, gpu_node, ON)
+        placement = leaving(found, metadata.labels, gpu_node, spec_is_due=False)
         keys = keys_beside(metadata, placement, around)
         annotations: dict[str, str | None] = {**metadata.annotations, **keys.annotations}
         kept = {key: value for key, value in annotations.items() if value is not None}

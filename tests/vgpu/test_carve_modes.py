@@ -14,6 +14,7 @@ from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.carving import CarveStep, CarveWish
+from gpuvirt.model.plan import RollBack
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuentries import Sizes
@@ -111,7 +112,7 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> Non
     before = a10.types(MIXED)
     steps: list[str] = []
 
-    def somebody_else(step: CarveStep) -> None:
+    def somebody_else(step: CarveStep | RollBack) -> None:
         steps.append(step.text)
         if step.text.endswith("mixed sizes off"):
             a10.tools.before = fail
@@ -251,7 +252,7 @@ def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -
     """It may stand on the instance that is to go."""
     steps: list[str] = []
 
-    def make(step: CarveStep) -> None:
+    def make(step: CarveStep | RollBack) -> None:
         steps.append(step.text)
         if step.text.startswith(f"{CUT}: destroy"):
             slot = max(a30.kernel.vfs.carriers[CUT].carving.slots)

@@ -11,6 +11,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish
+from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node import carver
 from gpuvirt.node.carver import Given
@@ -71,7 +72,7 @@ def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None
     first, second = sorted(host.types(T4))
     steps: list[str] = []
 
-    def start(step: CarveStep) -> None:
+    def start(step: CarveStep | RollBack) -> None:
         steps.append(step.text)
         if len(steps) == 1:
             host.kernel.start_machine(host.group_of(second))
@@ -289,7 +290,7 @@ def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
     host.kernel.end_machine(uses)
     typed: list[str] = []
 
-    def make_one(step: CarveStep) -> None:
+    def make_one(step: CarveStep | RollBack) -> None:
         typed.append(step.text)
         if len(typed) > 1:
             return

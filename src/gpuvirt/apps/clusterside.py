@@ -61,6 +61,10 @@ class Follower(SpecListener, Protocol):
         """Whether programs that offer the same devices are to be away."""
         ...
 
+    def hear_kind(self, *, there: bool) -> None:
+        """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
+        ...
+
     def hear_operands(self, heard: OperandsHeard | None, /) -> None:
         """Take what is known of these programs, None where that is not enough."""
         ...
@@ -141,12 +145,15 @@ class _Run:
         hear_wish, told = hear_gpu_node(self._agent, key), self._told("gpunode", "to read its GpuNode")
 
         def hear(news: News[GpuNode]) -> None:
+            self._agent.hear_kind(there=True)
             hear_wish(news)
             keeper.hear(news)
 
         def tell(error: ApiError | None) -> None:
             if isinstance(error, NotFoundError | ForbiddenError):
                 hear_no_spec(self._agent)
+            if isinstance(error, NotFoundError):
+                self._agent.hear_kind(there=False)
             told(None if isinstance(error, NotFoundError) else error)
 
         self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), hear, tell)

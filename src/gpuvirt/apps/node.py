@@ -69,6 +69,8 @@ class NodeOptions:
     """What the cluster calls this node."""
     cluster: ClusterTask | None = None
     """The cluster's side, None where there is none: an agent that needs no API server loads no client of it."""
+    awaits_controller: bool = False
+    """Whether a controller has deployed the agent, and says which resources KubeVirt offers itself."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings' file."""
     moves: binder.Site | None = None
@@ -211,6 +213,7 @@ def _site(options: NodeOptions) -> Site:
         vgpu_configs=options.vgpu_configs,
         carves_only=options.carves_only,
         hears_spec=options.cluster is not None and not options.carves_only,
+        awaits_controller=options.awaits_controller and options.cluster is not None and not options.carves_only,
         tells_scheduler=options.cluster is not None and not options.carves_only,
         sees_processes=not options.plugin_only,
     )

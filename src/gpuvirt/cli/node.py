@@ -38,6 +38,15 @@ def node(  # noqa: PLR0913  one parameter an option
             help="Where to keep the files by which NVIDIA's operands wait for one another (/run/nvidia/validations).",
         ),
     ] = None,
+    await_controller: Annotated[
+        bool,
+        typer.Option(
+            "--await-controller",
+            envvar="GPUVIRT_AWAIT_CONTROLLER",
+            help="Register no new resource before the controller has said in the node's GpuNode whether KubeVirt offers"
+            " it itself; 30 s at most.",
+        ),
+    ] = False,
     listen: ListenOption,
     log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -89,6 +98,7 @@ def node(  # noqa: PLR0913  one parameter an option
                 node_name=node,
                 vgpu_configs=options.read_vgpu_configs(settings),
                 cluster=cluster,
+                awaits_controller=await_controller,
                 listen=address_of(listen),
             )
         )

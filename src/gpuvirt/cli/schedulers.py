@@ -90,7 +90,7 @@ def _gpus(seen: Look) -> list[PciAddress]:
 
 
 def _row(seen: Look, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
-    found = read_scheduler(seen.tools, gpu)
+    found = read_scheduler(seen.site.tools, gpu)
     if isinstance(found, Unread):
         return SchedulerRow(gpu, None, kept, refusals.unread(gpu, found))
     return SchedulerRow(gpu, found, kept)

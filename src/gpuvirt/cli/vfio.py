@@ -15,7 +15,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 if TYPE_CHECKING:
     from gpuvirt.cli.vfiorender import Result
     from gpuvirt.facts.ids import PciAddress
-    from gpuvirt.model.plan import Plan, Seen, Step, Wish
+    from gpuvirt.model.plan import Plan, RollBack, Seen, Step, Wish
     from gpuvirt.model.reasons import Reason
     from gpuvirt.model.view import NodeView
     from gpuvirt.node.binder import Orders, Site
@@ -251,7 +251,7 @@ def _moved(host: Host, plan: "Plan", wishes: "Mapping[PciAddress, Wish]", would:
 
     taken: list[str] = []
 
-    def tell(step: "Step") -> None:
+    def tell(step: "Step | RollBack") -> None:
         taken.append(step.text)
         if not quiet:
             print(step.text, flush=True)

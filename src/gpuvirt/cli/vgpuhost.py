@@ -13,6 +13,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model import refusals
 from gpuvirt.model.board import Board, holdings_of
 from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish
+from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node import carver, onelook
 from gpuvirt.node.binder import Site
@@ -106,7 +107,7 @@ def _acted(
 ) -> Result:
     taken: list[str] = []
 
-    def tell(step: CarveStep) -> None:
+    def tell(step: CarveStep | RollBack) -> None:
         taken.append(step.text)
         if not quiet:
             print(step.text, flush=True)

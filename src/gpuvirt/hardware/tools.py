@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from time import sleep  # noqa: TID251  between tries, in a lane that may sleep
 from typing import Protocol
@@ -19,8 +20,19 @@ from gpuvirt.paths import HostPath
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MODPROBE_S = 60.0
 NVIDIA_SMI_S = 120.0
-SRIOV_MANAGE = ("/usr/lib/nvidia/sriov-manage",)
-NVIDIA_SMI = tuple(f"{folder}/nvidia-smi" for folder in PATH.split(":"))
+
+
+class Program(StrEnum):
+    """NVIDIA's programs, which come with its driver."""
+
+    SRIOV_MANAGE = "sriov-manage"
+    NVIDIA_SMI = "nvidia-smi"
+
+
+PLACES = {
+    Program.SRIOV_MANAGE: ("/usr/lib/nvidia/sriov-manage",),
+    Program.NVIDIA_SMI: tuple(f"{folder}/nvidia-smi" for folder in PATH.split(":")),
+}
 PROGRAM = HostPath("/usr/bin/nvidia-smi")
 """What an Unread names as its place where nvidia-smi said something that was not understood."""
 NOT_FOUND = 127
@@ -60,6 +72,14 @@ class Tools(Protocol):
 
     def nvidia_smi(self, *arguments: str) -> str:
         """Return what nvidia-smi writes; raise ToolError, ToolMissingError."""
+        ...
+
+    def demand(self, program: Program) -> None:
+        """Raise ToolMissingError where a program is not installed, which `said` of the error tells."""
+        ...
+
+    def demand_module(self, module: str) -> None:
+        """Raise ToolError where modprobe could not load a module; nothing is loaded."""
         ...
 
 
@@ -131,7 +151,7 @@ class HostTools:
 
         It is never cut short: half done, it leaves the GPU without a driver.
         """
-        command = [*self._found(SRIOV_MANAGE), "-e" if enable else "-d", address]
+        command = [*self._found(Program.SRIOV_MANAGE), "-e" if enable else "-d", address]
         for pause_s in PAUSES_S:
             try:
                 self._called(command, None)
@@ -145,19 +165,26 @@ class HostTools:
 
     def nvidia_smi(self, *arguments: str) -> str:
         """Return what nvidia-smi writes to its standard output."""
-        return self._called([*self._found(NVIDIA_SMI), *arguments], NVIDIA_SMI_S).stdout
+        return self._called([*self._found(Program.NVIDIA_SMI), *arguments], NVIDIA_SMI_S).stdout
 
-    def _found(self, programs: Sequence[str]) -> Sequence[str]:
+    def demand(self, program: Program) -> None:
+        """See that a program is in one of the roots."""
+        self._found(program)
+
+    def demand_module(self, module: str) -> None:
+        """See by modprobe's dry run that the host has a module."""
+        self._called([*_into(self._root), "modprobe", "-n", "--", module], MODPROBE_S)
+
+    def _found(self, program: Program) -> Sequence[str]:
         """Return how a program is called in the first root that has it at one of its places."""
         roots = [root for root in (self._driver, self._root) if root is not None]
         for root in roots:
-            for program in programs:
-                place = root / program.lstrip("/")
-                if self._has(place):
-                    return [str(place)] if self._is_confined else [*_into(root), program]
-        where = " nor in ".join(str(root) for root in roots)
-        name = programs[0].rpartition("/")[2]
-        raise ToolMissingError(f"no {name} in {where}; install NVIDIA's vGPU manager, or see that its container runs")
+            for place in PLACES[program]:
+                local = root / place.lstrip("/")
+                if self._has(local):
+                    return [str(local)] if self._is_confined else [*_into(root), place]
+        said = f"no {program} in {' nor in '.join(str(root) for root in roots)}"
+        raise ToolMissingError(f"{said}; install NVIDIA's vGPU manager, or see that its container runs", said=said)
 
     def _called(self, command: Sequence[str], timeout_s: float | None) -> Ended:
         line = " ".join(command)

@@ -170,6 +170,11 @@ class CarvePlan:
         """Whether the GPU carries what is wanted, and nothing else."""
         return not (self.steps or self.pending or self.refusals)
 
+    @property
+    def removes(self) -> bool:
+        """Whether vGPUs are removed by its steps."""
+        return any(isinstance(step, RemoveVgpu) for step in self.steps)
+
 
 def meant(name: str, known: Iterable[VgpuType]) -> VgpuType | None:
     """Return which of the types that a host knows somebody has named, by its own name or that of configs."""

@@ -58,6 +58,8 @@ class NodeSpec:
     """Where the controller has `mode` from: `label nvidia.com/gpu.workload.config`; empty without a controller."""
     config_origin: str = ""
     """The same for `vgpu_config`."""
+    reviewed: tuple[str, ...] | None = None
+    """The resources of which the controller has decided whether they are withheld; None: no controller decides it."""
 
 
 @dataclass(frozen=True, slots=True)

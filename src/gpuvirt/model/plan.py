@@ -79,6 +79,18 @@ Step = LoadModule | Override | Unbind | Probe
 
 
 @dataclass(frozen=True, slots=True)
+class RollBack:
+    """The steps that follow undo those of a change that has failed."""
+
+    subject: str
+
+    @property
+    def text(self) -> str:
+        """The mark in words."""
+        return f"{self.subject}: roll back"
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """All that a plan follows from."""
 

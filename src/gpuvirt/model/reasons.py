@@ -49,6 +49,7 @@ class ReasonCode(StrEnum):
     HOST_NEEDS = "HostNeeds"
     FOREIGN_ENDPOINT = "ForeignEndpoint"
     DRIVER_LOCK = "DriverLock"
+    PREREQUISITE_MISSING = "PrerequisiteMissing"
     STEP_FAILED = "StepFailed"
     WRITE_BLOCKED = "WriteBlocked"
     UNIT_BUSY = "UnitBusy"
@@ -92,6 +93,8 @@ class ReasonCode(StrEnum):
     WISHES_NOT_WRITTEN = "WishesNotWritten"
     API_SERVER_AWAY = "ApiServerAway"
     API_FORBIDDEN = "ApiForbidden"
+    AWAITS_CONTROLLER = "AwaitsController"
+    CONTROLLER_SILENT = "ControllerSilent"
 
     # KubeVirt's configuration
     FOREIGN_PROVIDER = "ForeignProvider"

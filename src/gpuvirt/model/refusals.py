@@ -177,6 +177,17 @@ def failed(step: str, address: str, said: str) -> Reason:
     return Reason(ReasonCode.STEP_FAILED, address, f"failed at: {step}", seen=said, fix="see the kernel's log (dmesg)")
 
 
+def module_missing(address: str, driver: str, said: str) -> Reason:
+    """Return why a GPU keeps its driver: the one that it is to have can't be loaded."""
+    return Reason(
+        ReasonCode.PREREQUISITE_MISSING,
+        address,
+        f"needs the driver {driver}, which is not loaded, and the host has no such kernel module",
+        seen=said,
+        fix=f"install the host's package of kernel modules that has {driver}: modprobe -n {driver} says whether it has",
+    )
+
+
 def blocked(address: str, step: str) -> Reason:
     """A step sleeps in the kernel."""
     return Reason(

@@ -256,6 +256,18 @@ def slot_refused(slot: PciAddress, said: str) -> Reason:
     )
 
 
+def program_missing(gpu: PciAddress, program: str, step: str, said: str) -> Reason:
+    """Return why a GPU keeps its vGPUs: a later step of the change needs a program of NVIDIA's."""
+    return Reason(
+        ReasonCode.PREREQUISITE_MISSING,
+        gpu,
+        f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step}",
+        seen=said,
+        fix="install NVIDIA's vGPU manager on the host, or see that its container runs on this node (label"
+        " nvidia.com/gpu.deploy.vgpu-manager=true)",
+    )
+
+
 def not_nearer(gpu: PciAddress, rounds: int) -> Reason:
     """What is done does not last."""
     return Reason(

@@ -119,6 +119,8 @@ class GpuView:
     companions: tuple[PciAddress, ...] = ()
     users: tuple[str, ...] = ()
     vgpus: tuple[VgpuView, ...] = ()
+    vfs: int | None = None
+    """How many VFs it has; None where the agent is older than this field."""
     reasons: tuple[Reason, ...] = ()
     """Why it is unhealthy, or not offered."""
 
@@ -229,6 +231,7 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         companions=gpu.companions if gpu is not None else (),
         users=_users(sitter, function.address, group),
         vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
+        vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
     )
 

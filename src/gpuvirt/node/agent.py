@@ -28,6 +28,7 @@ from gpuvirt.node.cell import Cell
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import LaneBlockedError
+from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
 from gpuvirt.node.operands import Operands
 from gpuvirt.node.oversight import Bells, Oversight
@@ -67,6 +68,10 @@ class Agent:
         self._state = NodeState(
             settings, ids, self._journal.load(), agent, notice=self.notice, carves_only=site.carves_only
         )
+        self._review = NameReview(
+            site.clock, pace.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
+        )
+        self._state.review = self._review
         self._concluding: Timer | None = None
         self._watcher = Watcher(
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
@@ -146,6 +151,10 @@ class Agent:
         """Take what the cluster wants of vGPUs; what `news` has not heard stays as it was."""
         if self._inlets.hear_wish(news):
             self._stale.set()
+
+    def hear_kind(self, *, there: bool) -> None:
+        """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
+        self._review.hear_kind(there=there)
 
     def hear_good_configs(self, configs: ConfigText) -> None:
         """Take that vGPU configurations could be used, so that they are kept should others follow that can't."""

@@ -1,6 +1,7 @@
 """Tries to change one thing of the host: when to try again, what a try comes to, and the notes that it leaves.
 
-What was refused or failed is tried again when what it depends on has changed, and now and then.
+What was refused or failed is tried again when what it depends on has changed, and now and then. A try that has undone
+its own steps is tried again only when something else than these steps has changed, and more and more rarely.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +17,34 @@ HearTrouble = Callable[[str, Reason | None], None]
 Job = Callable[[], tuple[Reason, ...]]
 
 
+MOST_PAUSE_S = 300.0
+MOST_PAUSE_AFTER_ROLLBACK_S = 3600.0
+"""Each of these tries removes devices and makes them again."""
+
+
 def _pauses() -> Iterator[float]:
-    return backoff_s(first_s=5.0, most_s=300.0)
+    return backoff_s(first_s=5.0, most_s=MOST_PAUSE_AFTER_ROLLBACK_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a try depends on."""
+
+    desired: object
+    users: object = None
+    """Who is in the way of it. A try changes neither that nor what is desired."""
+    observed: object = None
+    """What the host shows: a try changes it, and changes it back when it fails."""
 
 
 @dataclass(slots=True)
 class Attempts:
     """What became of one thing's tries so far."""
 
-    tried_on: object = None
-    """The state that the last try was made on."""
+    tried_on: Circumstances | None = None
+    """The circumstances of the last try."""
+    rolled_back: bool = False
+    """Whether the last try has undone its own steps: the host shows their traces for a while."""
     pauses_s: Iterator[float] = field(default_factory=_pauses)
     again_at_s: float = 0.0
     running: bool = False
@@ -34,26 +53,46 @@ class Attempts:
     asleep_at: str | None = None
     """The step that sleeps in the kernel."""
 
-    def begin(self, state: object, now_s: float) -> bool:
+    def begin(self, circumstances: Circumstances, now_s: float) -> bool:
         """Return whether it is to be tried now, and if so take note that it is."""
-        news = state != self.tried_on
+        news = self._is_news(circumstances)
         if self.running or not (news or now_s >= self.again_at_s):
             return False
         if news:
             self.pauses_s = _pauses()
-        self.tried_on = state
+        self.tried_on = circumstances
         self.running = True
         return True
+
+    def _is_news(self, circumstances: Circumstances) -> bool:
+        before = self.tried_on
+        if before is None or (circumstances.desired, circumstances.users) != (before.desired, before.users):
+            return True
+        return not self.rolled_back and circumstances.observed != before.observed
+
+    def forget(self, desired: object = None) -> None:
+        """Take note that nothing is to be tried now, so that what comes next is news.
+
+        A rollback is remembered for as long as the same is `desired`: the host may have shown its middle.
+        """
+        if not self.rolled_back or self.tried_on is None or self.tried_on.desired != desired:
+            self.tried_on, self.rolled_back = None, False
 
     def end(self, now_s: float) -> None:
         """Take note that a try has ended."""
         self.running = False
-        self.again_at_s = now_s + next(self.pauses_s)
+        most_s = MOST_PAUSE_AFTER_ROLLBACK_S if self.rolled_back else MOST_PAUSE_S
+        self.again_at_s = now_s + min(next(self.pauses_s), most_s)
+
+    def roll_back(self) -> None:
+        """Take note that the try begins to undo its own steps."""
+        self.rolled_back = True
 
     async def run(
         self, subject: str, job: Job, taken: Sequence[str], *, lane: Lane, name: str, timeout_s: float
     ) -> tuple[Reason, ...]:
         """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
+        self.rolled_back = False
         try:
             reasons = await lane.run(job, name=name, timeout_s=timeout_s)
         except LaneBlockedError as error:

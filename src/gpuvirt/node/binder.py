@@ -3,7 +3,7 @@
 One move a unit at a time on a host: whoever moves it has the unit's lock.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,20 +12,37 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware import hostuse, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.hardware.tools import HostTools, Tools
+from gpuvirt.hardware.tools import HostTools, ToolError, Tools
+from gpuvirt.model import refusals
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
-from gpuvirt.model.plan import Override, Plan, Probe, Seen, Step, Wish, Wishes
+from gpuvirt.model.plan import Override, Plan, Probe, RollBack, Seen, Step, Wish, Wishes
 from gpuvirt.model.planning import HEADS, plan_unit
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originals
 from gpuvirt.node.executor import execute
 from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostRoots
 
-Tell = Callable[[Step], None]
+Tell = Callable[[Step | RollBack], None]
+
+WAITING = frozenset(
+    {
+        ReasonCode.CARRIES_VGPUS,
+        ReasonCode.VFS_ENABLED,
+        ReasonCode.VGPU_IN_USE,
+        ReasonCode.IN_USE,
+        ReasonCode.HELD_BY_POD,
+        ReasonCode.STILL_COUNTED,
+        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.UNBIND_PENDING,
+        ReasonCode.DRIVER_LOCK,
+        ReasonCode.UNIT_BUSY,
+    }
+)
+"""What passes by itself when somebody has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,27 @@ def move(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell) -
         if failed is None:
             _forget(site, plan)
             return ()
+        tell(RollBack(unit))
         return (failed, *_put_back(site, unit, wishes, orders, tell))
+
+
+def obstacles(site: Site, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
+    """Return why GPUs of a unit could not get VFIO drivers even when they carry nothing and nobody uses them."""
+    seen = look(site, Orders({}))
+    lasting = tuple(one for one in plan_unit(seen, unit, wishes).refusals if one.code not in WAITING)
+    return lasting or tuple(_missing_modules(site, seen, unit, wishes))
+
+
+def _missing_modules(site: Site, seen: Seen, unit: UnitId, wishes: Wishes) -> Iterator[Reason]:
+    going = [one for one in seen.inventory.units[unit] if wishes.get(one) is Wish.PASSTHROUGH]
+    drivers = {seen.best_drivers.get(one, FALLBACK): one for one in reversed(going)}
+    for driver, gpu in drivers.items():
+        if driver in seen.drivers:
+            continue
+        try:
+            site.tools.demand_module(driver)
+        except ToolError as error:
+            yield refusals.module_missing(gpu, driver, str(error))
 
 
 def _carry_out(site: Site, seen: Seen, plan: Plan, tell: Tell) -> Reason | None:

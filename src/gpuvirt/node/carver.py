@@ -25,8 +25,10 @@ from gpuvirt.model.board import GIVER, Board, Holding, board_of, host_namespace,
 from gpuvirt.model.carveplanning import no_host, plan_gpu
 from gpuvirt.model.carving import CarvePlan, CarveWish, RemoveVgpu
 from gpuvirt.model.inventory import Inventory, build_inventory
+from gpuvirt.model.plan import RollBack, Wishes
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
+from gpuvirt.node import preflight
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carvesteps import SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
 from gpuvirt.node.guard import UnitBusyError, unit_locked
@@ -48,6 +50,8 @@ class Given:
     """What types are called, by the host's ids: a host names only those that could still be made."""
     offered: frozenset[VgpuId] = frozenset()
     """The vGPUs that a pod could be given at any moment, which are as good as in use."""
+    moves: Wishes = field(default_factory=dict)
+    """With which drivers GPUs are wanted once they carry nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,8 @@ class Look:
     inventory: Inventory
     namespace: uuid.UUID
     given: Given
-    tools: Tools
-    """By which nvidia-smi is asked where a plan needs it."""
+    site: Site
+    """Where nvidia-smi is asked, and what else a plan needs is looked for."""
     refused: Mapping[PciAddress, str] = field(default_factory=dict)
     """VFs that have just refused a type, with what they said."""
     remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
@@ -84,7 +88,9 @@ class Look:
         asked = gpumodes.questions(function, board, wish) if board is not None else None
         if board is None or asked is None:
             return board
-        return with_report(board, function, read_report(self.tools, gpu, types=asked.types, scheduler=asked.scheduler))
+        return with_report(
+            board, function, read_report(self.site.tools, gpu, types=asked.types, scheduler=asked.scheduler)
+        )
 
 
 def look(site: Site, given: Given) -> Look:
@@ -103,7 +109,7 @@ def _seen(site: Site, given: Given, facts: Facts, gpu: PciAddress | None = None)
     inventory = build_inventory(facts, given.type_names)
     if names := _told_names(site.tools, inventory, gpu):
         inventory = build_inventory(facts, {**given.type_names, **names})
-    return Look(inventory, namespace_of(site.kernel), given, site.tools)
+    return Look(inventory, namespace_of(site.kernel), given, site)
 
 
 def _told_names(tools: Tools, inventory: Inventory, gpu: PciAddress | None) -> Mapping[str, VgpuType]:
@@ -133,7 +139,14 @@ def namespace_of(kernel: Kernel) -> uuid.UUID:
 
 def plan(seen: Look, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
     """Return what is to be done to a GPU next; where the wish is about modes, nvidia-smi is asked for seconds."""
-    return plan_gpu(seen.inventory.facts.functions[gpu], seen.asked_board(gpu, wish), wish)
+    return _first_plan(seen, seen.asked_board(gpu, wish), gpu, wish)
+
+
+def _first_plan(seen: Look, board: Board | None, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
+    """Return what is to be done to a GPU of which nothing is done yet: nothing, where that is known to fail later."""
+    found = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
+    refused = preflight.obstacles(seen.site, preflight.Change(seen.inventory, board, found, wish, seen.given.moves))
+    return replace(found, steps=(), refusals=refused) if refused else found
 
 
 def carve(
@@ -159,7 +172,8 @@ def carve(
             if before is None and seen.inventory.gpus[gpu].unit != unit:
                 raise UnitBusyError(f"{unit}: {gpu} is of another unit by now, which this lock does not guard")
             board = seen.asked_board(gpu, wish)
-            next_plan = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
+            function = seen.inventory.facts.functions[gpu]
+            next_plan = _first_plan(seen, board, gpu, wish) if before is None else plan_gpu(function, board, wish)
             if not next_plan.steps:
                 return (*next_plan.refusals, *next_plan.pending, *_quarantined(refused))
             before = before or board
@@ -172,6 +186,7 @@ def carve(
             except SchedulerRefusedError as error:
                 return (error.reason, *_quarantined(refused))
             except RefusedError as error:
+                tell(RollBack(gpu))
                 return (error.reason, *_put_back(site, gpu, before, seen, tell))
         return (shortfalls.not_nearer(gpu, MOST_ROUNDS), *_quarantined(refused))
 

@@ -29,12 +29,13 @@ from gpuvirt.model.carving import (
     SetScheduler,
 )
 from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.binder import Site
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
 from gpuvirt.paths import HostPath
 
-Tell = Callable[[CarveStep], None]
+Tell = Callable[[CarveStep | RollBack], None]
 
 
 class SlotRefusedError(RefusedError):
@@ -84,7 +85,7 @@ def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarveP
 def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep) -> None:
     match step:
         case EnableVfs(gpu):
-            _see_that_it_is_idle(site.kernel, gpu)
+            see_that_it_is_idle(site.kernel, gpu)
             sriov.enable_vfs(site.kernel, site.tools, gpu)
         case DisableVfs(gpu):
             _disable_vfs(site, inventory, gpu)
@@ -110,7 +111,7 @@ def _tell_driver(
             _see_that_it_is_so(step, modes, found=modes.mixed_sizes)
         case SetMigMode(gpu, on):
             _see_that_it_is_empty(site.kernel, gpu)
-            _see_that_it_is_idle(site.kernel, gpu)
+            see_that_it_is_idle(site.kernel, gpu)
             mig.set_mode(site.tools, gpu, on=on)
             modes = nvidiasmi.read_modes(site.tools, gpu)
             if modes.mig is not on and modes.mig_pending is on:
@@ -150,7 +151,7 @@ def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
     return {one.id for one in host.live} if host is not None else set()
 
 
-def _see_that_it_is_idle(kernel: Kernel, *functions: PciAddress) -> None:
+def see_that_it_is_idle(kernel: Kernel, *functions: PciAddress) -> None:
     """See that no process uses a GPU: its driver lets it go for a moment while VFs or MIG mode are switched."""
     users = nativeusers.read_native_users(kernel, functions)
     if users is None:
@@ -161,28 +162,36 @@ def _see_that_it_is_idle(kernel: Kernel, *functions: PciAddress) -> None:
 
 
 def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
-    """Switch VFs off that carry nothing, and are bound to no VFIO driver: then none has a node that could be held."""
+    """Switch VFs off that carry nothing."""
+    see_that_vfs_can_go(site.kernel, inventory, gpu)
+    _see_that_it_is_empty(site.kernel, gpu)
+    sriov.disable_vfs(site.kernel, site.tools, gpu)
+
+
+def see_that_vfs_can_go(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> None:
+    """See that VFs are bound to no VFIO driver, so that none has a node that could be held, and that nobody uses them.
+
+    Raises RefusedError.
+    """
     functions = inventory.facts.functions
     found = [functions.get(slot) for slot in functions[gpu].virtfns]
     vfs = [one for one in found if one is not None]
     if len(vfs) < len(found) or any(one.on_vfio for one in vfs):
         raise RefusedError(refusals.vfs_enabled(functions[gpu]))
-    _see_that_it_is_empty(site.kernel, gpu)
-    _see_that_it_is_idle(site.kernel, gpu, *(one.address for one in vfs))
-    sriov.disable_vfs(site.kernel, site.tools, gpu)
+    see_that_it_is_idle(kernel, gpu, *(one.address for one in vfs))
 
 
 def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:
     live = next(one for one in host.live if one.id == vgpu)
     if host.framework is Framework.SRIOV_VF:  # no lease keeps a process from what a native driver serves
-        _see_that_it_is_idle(kernel, host.gpu, *inventory.facts.functions[host.gpu].virtfns)
+        see_that_it_is_idle(kernel, host.gpu, *inventory.facts.functions[host.gpu].virtfns)
     with contextlib.ExitStack() as held:
-        for claim in _claims(kernel, inventory, host, live):
+        for claim in claims(kernel, inventory, host, live):
             held.enter_context(leased(kernel, claim))
         backend_of(host.framework).remove(kernel, live)
 
 
-def _claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
+def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
     """Yield what is to be held while a vGPU goes."""
     if host.framework is Framework.MDEV:
         yield _claim(live.id, live.group, iommu.read_cdevs(kernel, HostPath(f"{mdev.LIVE}/{live.id}")))

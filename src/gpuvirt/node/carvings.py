@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal
@@ -15,16 +16,16 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.model import refusals, shortfalls
-from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish, RemoveVgpu
+from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish
 from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import Progress, StateName
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.plan import Wish, Wishes
+from gpuvirt.model.plan import RollBack, Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.vgpuwanted import Wanted
 from gpuvirt.node import carver
-from gpuvirt.node.attempts import Attempts
+from gpuvirt.node.attempts import Attempts, Circumstances
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
@@ -94,6 +95,11 @@ class Overseer(Hearer, Protocol):
         """How often the host was looked at."""
         ...
 
+    @property
+    def clears_way(self) -> bool:
+        """Whether `clear_way` takes others' programs away for as long as its context lasts."""
+        ...
+
     def clear_way(
         self, gpu: PciAddress, tell: Callable[[Reason], None], /
     ) -> AbstractAsyncContextManager[Reason | None]:
@@ -149,24 +155,32 @@ class Carvings:
     def _due(self, agent: Overseer) -> Mapping[PciAddress, CarveWish]:
         plans = agent.carve_plans
         for gpu, attempts in self._attempts.items():
-            if gpu not in agent.questions and (gpu not in plans or plans[gpu][1].met) and not attempts.running:
+            wish, plan = plans.get(gpu, (None, CarvePlan(gpu)))
+            if plan.met and gpu not in agent.questions and not attempts.running:
                 self._conclude(agent, gpu, ())
-                attempts.tried_on = None
-        due: dict[PciAddress, CarveWish] = {}
+                attempts.forget(wish)
         given = agent.given()
-        for gpu, (wish, plan) in plans.items():
-            if plan.met:
-                continue
-            attempts = self._attempts.setdefault(gpu, Attempts())
-            if not plan.steps:
-                if not attempts.running:
-                    self._conclude(agent, gpu, (*plan.refusals, *plan.pending))
-                    attempts.tried_on = None
-            elif self._looks.get(gpu) == agent.looks:
-                continue
-            elif attempts.begin((wish, plan, given), self._clock.monotonic_s()):
-                due[gpu] = wish
-        return due
+        return {
+            gpu: wish
+            for gpu, (wish, plan) in plans.items()
+            if not plan.met and self._is_due(agent, gpu, wish, plan, given)
+        }
+
+    def _is_due(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, plan: CarvePlan, given: Given | None) -> bool:
+        """Return whether an unmet plan is to be tried now; where it can't be, let it be seen why."""
+        attempts = self._attempts.setdefault(gpu, Attempts())
+        if not plan.steps:
+            if not attempts.running:
+                self._conclude(agent, gpu, (*plan.refusals, *plan.pending))
+                attempts.forget(wish)
+            return False
+        if self._looks.get(gpu) == agent.looks:
+            return False
+        if given is None and plan.removes:
+            if not attempts.running and not attempts.rolled_back:
+                self._conclude(agent, gpu, (shortfalls.pods_unheard(gpu),))
+            return False
+        return attempts.begin(_circumstances(agent, gpu, given or Given()), self._clock.monotonic_s())
 
     def _is_carving(self, agent: Overseer) -> bool:
         """Return whether a GPU is being carved, or will be as soon as the kubelet is heard: what is shown can wait."""
@@ -194,8 +208,10 @@ class Carvings:
     async def _carve(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> None:
         attempts = self._attempts[gpu]
         try:
-            async with agent.clear_way(gpu, lambda reason: self._conclude(agent, gpu, (reason,))) as obstacle:
-                reasons = await self._carved(agent, gpu, wish) if obstacle is None else (obstacle,)
+            reasons = await self._refused(agent, gpu, wish) if agent.clears_way else ()
+            if not reasons:
+                async with agent.clear_way(gpu, lambda reason: self._conclude(agent, gpu, (reason,))) as obstacle:
+                    reasons = await self._carved(agent, gpu, wish) if obstacle is None else (obstacle,)
             self._looks[gpu] = agent.looks
             agent.hear_smi(gpu, wish, None)
             agent.hear_carved(str(reasons[0].code) if reasons else "done")
@@ -203,19 +219,36 @@ class Carvings:
         finally:
             attempts.end(self._clock.monotonic_s())
 
+    async def _refused(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
+        """Return why a change would be refused, before others' programs are taken away for it."""
+        given, inventory = agent.given() or Given(), agent.inventory
+        if inventory is None or gpu not in inventory.gpus:
+            return ()
+        once_away = replace(given, offered=frozenset())
+
+        def job() -> tuple[Reason, ...]:
+            seen = carver.look(self._site, once_away)
+            return carver.plan(seen, gpu, wish).refusals if gpu in seen.inventory.gpus else ()
+
+        lane = self._lanes(inventory.gpus[gpu].unit)
+        return await self._attempts[gpu].run(gpu, job, (), lane=lane, name="check", timeout_s=self._pace.carve_s)
+
     async def _carved(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
         given, inventory = agent.given(), agent.inventory
         plan = agent.carve_plans.get(gpu, (wish, CarvePlan(gpu)))[1]
         if inventory is None or gpu not in inventory.gpus:
             return ()
         if given is None:
-            if any(isinstance(step, RemoveVgpu) for step in plan.steps):
+            if plan.removes:
                 return (shortfalls.pods_unheard(gpu),)
             given = Given()
         unit, known = inventory.gpus[gpu].unit, given
         taken: list[str] = []
+        attempts = self._attempts[gpu]
 
-        def tell(step: CarveStep) -> None:
+        def tell(step: CarveStep | RollBack) -> None:
+            if isinstance(step, RollBack):
+                attempts.roll_back()
             taken.append(step.text)
             log.info("%s", step.text, extra={"gpu": gpu})
 
@@ -223,7 +256,7 @@ class Carvings:
             return carver.carve(self._site, gpu, wish, known, tell, inventory)
 
         lane = self._lanes(unit)
-        return await self._attempts[gpu].run(gpu, job, taken, lane=lane, name="carve", timeout_s=self._pace.carve_s)
+        return await attempts.run(gpu, job, taken, lane=lane, name="carve", timeout_s=self._pace.carve_s)
 
     def _conclude(self, agent: Overseer, gpu: PciAddress, reasons: tuple[Reason, ...]) -> None:
         """Let what a try came to be seen, and what the one before came to no more."""
@@ -254,6 +287,15 @@ class Carvings:
         if open_gpus:
             return Progress(StateName.PENDING, in_words(reasons))
         return Progress(StateName.SUCCESS)
+
+
+def _circumstances(agent: Overseer, gpu: PciAddress, given: Given) -> Circumstances:
+    """Return what a try to carve a GPU depends on; what pods may be given of other GPUs is nothing to it."""
+    wish, plan = agent.carve_plans[gpu]
+    inventory = agent.inventory
+    vgpus = inventory.vgpus if inventory is not None else {}
+    offered = frozenset(one for one in given.offered if one in vgpus and vgpus[one].gpu == gpu)
+    return Circumstances(wish, plan.pending, (plan, offered, tuple(sorted(given.moves.items()))))
 
 
 def _is_coming(agent: Overseer, inventory: Inventory, gpu: PciAddress) -> bool:

@@ -156,7 +156,13 @@ class Oversight:
         if inventory is None or not self.heard_since:
             return None
         free = self._state.unwanted - self._state.leaving
-        return Given(self._state.holdings, self._state.type_names, frozenset[VgpuId](inventory.vgpus) - free)
+        offered = frozenset[VgpuId](inventory.vgpus) - free
+        return Given(self._state.holdings, self._state.type_names, offered, self._state.wishes)
+
+    @property
+    def clears_way(self) -> bool:
+        """Whether `clear_way` takes others' programs away for as long as its context lasts."""
+        return self._operands is not None
 
     def clear_way(self, gpu: PciAddress, tell: Tell) -> AbstractAsyncContextManager[Reason | None]:
         """Have nobody else offer what is to be carved while the context lasts; it gives why that can't be had.

@@ -37,6 +37,8 @@ class Pace:
     """The same, where it can't be told."""
     growth_s: float = 10.0
     """How long the kubelet is asked whether it counts what is offered anew: then its own report is due."""
+    review_most_s: float = 30.0
+    """How long a new resource waits for the controller: one that leads after another takes some 20 seconds to."""
     kubelet_s: float = 1.5
     """Whether the kubelet's socket is a new one, and ours are still there."""
     reconcile_s: float = 9.0

@@ -18,34 +18,17 @@ from gpuvirt.model.heard import Progress, StateName
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.plan import Step, Wish, Wishes
-from gpuvirt.model.reasons import Reason, ReasonCode, in_words
+from gpuvirt.model.plan import RollBack, Step, Wish, Wishes
+from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
-from gpuvirt.node.attempts import Attempts
+from gpuvirt.node.attempts import Attempts, Circumstances
 from gpuvirt.node.binder import Orders, Site
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.pace import Pace
 
 log = logging.getLogger(__name__)
-
-
-WAITING = frozenset(
-    {
-        ReasonCode.CARRIES_VGPUS,
-        ReasonCode.VFS_ENABLED,
-        ReasonCode.VGPU_IN_USE,
-        ReasonCode.IN_USE,
-        ReasonCode.HELD_BY_POD,
-        ReasonCode.STILL_COUNTED,
-        ReasonCode.HOLDERS_UNHEARD,
-        ReasonCode.UNBIND_PENDING,
-        ReasonCode.DRIVER_LOCK,
-        ReasonCode.UNIT_BUSY,
-    }
-)
-"""What passes by itself when somebody has ended."""
 
 
 class Overseer(Protocol):
@@ -136,12 +119,12 @@ class Reconciler:
         for unit, attempts in self._attempts.items():
             if unit not in open_units and not attempts.running:
                 attempts.note(f"move {unit}", (), agent.hear_trouble)
+                attempts.forget()
         now_s = self._clock.monotonic_s()
         due: dict[UnitId, Wishes] = {}
         for unit, wanted in open_units.items():
             attempts = self._attempts.setdefault(unit, Attempts())
-            state = _state(inventory, unit, wanted, agent.pods()), _counted(agent, unit)
-            if attempts.begin(state, now_s):
+            if attempts.begin(_circumstances(agent, inventory, unit, wanted), now_s):
                 due[unit] = wanted
         return due
 
@@ -152,7 +135,7 @@ class Reconciler:
         if agent.invalid_modes:
             return Progress(StateName.FAILED, in_words([one.reason for one in agent.invalid_modes]))
         reasons = agent.reasons_against_moves
-        failed = any(reason.code not in WAITING for reason in reasons)
+        failed = any(reason.code not in binder.WAITING for reason in reasons)
         if not self._open and not reasons:
             return Progress(StateName.SUCCESS)
         return Progress(StateName.FAILED if failed else StateName.PENDING, in_words(reasons))
@@ -174,8 +157,11 @@ class Reconciler:
         if counted := _counted(agent, unit):
             return tuple(refusals.still_counted(one) for one in sorted(counted))
         taken: list[str] = []
+        attempts = self._attempts[unit]
 
-        def tell(step: Step) -> None:
+        def tell(step: Step | RollBack) -> None:
+            if isinstance(step, RollBack):
+                attempts.roll_back()
             taken.append(step.text)
             log.info("%s", step.text, extra={"unit": unit})
 
@@ -183,7 +169,7 @@ class Reconciler:
             return binder.move(self._site, unit, wishes, Orders(pods or {}), tell)
 
         lane = self._lanes(unit)
-        return await self._attempts[unit].run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
+        return await attempts.run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
 
 
 def _counted(agent: Overseer, unit: UnitId) -> frozenset[PciAddress]:
@@ -192,19 +178,19 @@ def _counted(agent: Overseer, unit: UnitId) -> frozenset[PciAddress]:
     return agent.still_counted.intersection(inventory.units.get(unit, ()) if inventory is not None else ())
 
 
-def _state(
-    inventory: Inventory, unit: UnitId, wishes: Wishes, pods: Mapping[PciAddress, tuple[str, ...]] | None
-) -> object:
+def _circumstances(agent: Overseer, inventory: Inventory, unit: UnitId, wishes: Wishes) -> Circumstances:
     """Return what a move of a unit depends on, as far as it is known without a look."""
     functions = inventory.facts.functions
     users = inventory.facts.users or {}
     members = [functions[one] for one in inventory.units[unit]]
     groups = {one.iommu_group for one in members}
     vgpus = sorted(one for one, vgpu in inventory.vgpus.items() if vgpu.gpu in wishes)
-    return (
-        tuple(members),
-        tuple(vgpus),
-        tuple(sorted(wishes.items())),
-        tuple((group, used) for group, used in users.items() if group in groups),
-        None if pods is None else {gpu: names for gpu, names in pods.items() if gpu in wishes},
+    pods = agent.pods()
+    return Circumstances(
+        desired=tuple(sorted(wishes.items())),
+        users=(
+            tuple((group, used) for group, used in users.items() if group in groups),
+            {gpu: names for gpu, names in (pods or {}).items() if gpu in wishes},
+        ),
+        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), pods is None),
     )

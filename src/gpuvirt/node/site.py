@@ -53,6 +53,8 @@ class Site:
     """Whether another's device plugin offers what is carved here, and GPUs stay with the drivers that they have."""
     hears_spec: bool = False
     """Whether somebody follows the node's GpuNode, which goes before labels and settings."""
+    awaits_controller: bool = False
+    """Whether a controller says in that GpuNode which resources KubeVirt offers itself."""
     tells_scheduler: bool = False
     """Whether somebody has the node's status follow `Agent.counts`."""
     sees_processes: bool = True

@@ -27,6 +27,7 @@ from gpuvirt.model.withholding import Withholding
 from gpuvirt.model.workload import addresses_of_settings
 from gpuvirt.node.carveplans import CarvePlans
 from gpuvirt.node.invalidstates import InvalidStates
+from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
 
 
@@ -48,6 +49,8 @@ class NodeState:
         `carves_only`: another's device plugin offers what is here, and GPUs stay with the drivers that they have.
         """
         self.settings = settings
+        self.review: NameReview | None = None
+        """By whom new resource names wait for the controller; None: none waits."""
         self._notice = notice
         self._carves_only = carves_only
         self.inventory: Inventory | None = None
@@ -78,6 +81,8 @@ class NodeState:
         """Whether one of the two says it."""
         self.withholdings: Mapping[ResourceName, Withholding] = {}
         """Resources that are not to be offered."""
+        self._waiting: Mapping[ResourceName, Withholding] = {}
+        """Resources that are not to be registered yet."""
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids = ids
@@ -182,11 +187,11 @@ class NodeState:
             {name: one.reason for name, one in self.withholdings.items()},
         )
         if not self._carves_only:
-            self.offers = make_offers(self.inventory, ground, self.offers)
+            self.offers = self._make_offers(self.inventory, ground)
         if self._notice is not None:
             self._notice.conclude(self._registered, going, self.holders.counted if self.holders is not None else ())
         self.first_names = first_names(self.offers, self.first_names)
-        self.resources |= self.offers.by_resource.keys()
+        self.resources |= self.offers.by_resource.keys() - self._waiting.keys()
         workload = workload_of(self.modes.default, self.inventory)
         sitter = Sitter(
             self.inventory,
@@ -202,7 +207,7 @@ class NodeState:
             schedulers={gpu: told.scheduler for gpu, told in self.carving.schedulers.items()},
             workload=workload,
             conditions=conditions(self.inventory, workload, wishes),
-            withholdings=self.withholdings,
+            withholdings={**self._waiting, **self.withholdings},
         )
         return draw(sitter, at)
 
@@ -210,6 +215,15 @@ class NodeState:
     def _told(self) -> tuple[Reason, ...]:
         """What is wrong with the node: first what is wanted of it and can't be."""
         return tuple(dict.fromkeys((*self.invalid.reasons, *self.notes.values())))
+
+    def _make_offers(self, inventory: Inventory, ground: Ground) -> Offers:
+        """Return what is offered, without the resources whose names wait to be reviewed."""
+        offers = make_offers(inventory, ground, self.offers)
+        self._waiting = self.review.conclude(offers.names, self.resources) if self.review is not None else {}
+        if not self._waiting:
+            return offers
+        withheld = {**{name: one.reason for name, one in self._waiting.items()}, **ground.withheld}
+        return make_offers(inventory, replace(ground, withheld=withheld), self.offers)
 
     def _withdraw(self, functions: frozenset[PciAddress], vgpus: frozenset[VgpuId]) -> frozenset[str]:
         """Conclude what is offered no more from now on; return that with what soon will be."""
@@ -222,7 +236,7 @@ class NodeState:
     def _registered(self) -> Offers:
         """The resources of which the kubelet gives what we offer; of others somebody else's plugin may."""
         known = {name for name, registration in self.registrations.items() if registration.registered}
-        known -= self.withholdings.keys()
+        known -= self.withholdings.keys() | self._waiting.keys()
         ours = {name: offer for name, offer in self.offers.by_resource.items() if name in known}
         return replace(self.offers, by_resource=ours)
 

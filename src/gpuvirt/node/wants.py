@@ -47,7 +47,10 @@ class Wants:
         heard = not self._in_cluster or request.configs is not None or self._book.good is not None
         self._state.carving.book = self._book if heard else None
         self._state.invalid.configs = self._book.trouble
-        self._state.withholdings = withholdings(request.spec.value if request.spec is not None else None)
+        spec = request.spec.value if request.spec is not None else None
+        self._state.withholdings = withholdings(spec)
+        if self._state.review is not None:
+            self._state.review.spec = spec
         if self._hears_spec and request.spec is None:
             return  # labels and settings count where there is no spec, and whether there is one is not known yet
         settings = self._state.settings

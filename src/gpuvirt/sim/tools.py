@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
-from gpuvirt.hardware.tools import Ended, HostTools
+from gpuvirt.hardware.tools import Ended, HostTools, Program
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidiasmi import NvidiaSmi
 
-NVIDIAS = ("sriov-manage", "nvidia-smi")
+NVIDIAS = tuple(Program)
 FINE = Ended(0, "", "")
 SRIOV_MANAGE_USAGE = """Usage: sriov-manage <-e|-d> <ssss:bb:dd.f|ALL>
 Enable or disable the VFs of the GPU at a PCI address, or of all GPUs of the driver nvidia.
@@ -58,6 +58,14 @@ class SimTools:
         """Return what nvidia-smi writes."""
         return self._tools.nvidia_smi(*arguments)
 
+    def demand(self, program: Program) -> None:
+        """See that a program is installed."""
+        self._tools.demand(program)
+
+    def demand_module(self, module: str) -> None:
+        """See that a module could be loaded."""
+        self._tools.demand_module(module)
+
     def run(self, program: str, arguments: Sequence[str]) -> Ended:
         """Return how a program ends; raise FileNotFoundError where the host does not have it."""
         with self._kernel.blocking.condition:
@@ -82,8 +90,11 @@ class SimTools:
         if len(modules) != 1:
             return Ended(1, "", "modprobe: expected one module: modprobe vfio-pci\n")
         (module,) = modules
+        dry_run = bool({"-n", "--dry-run"} & set(arguments))
         if module not in self._modules:
             return Ended(1, "", f"modprobe: FATAL: Module {module} not found")
+        if dry_run:
+            return FINE
         self.loaded.append(module)
         self._kernel.pci.add_driver(module)
         return FINE

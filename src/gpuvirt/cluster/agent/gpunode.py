@@ -55,6 +55,7 @@ def wish_of_spec(spec: Spec | None) -> NodeRequest:
                 withheld=withheld,
                 mode_origin=origins.mode,
                 config_origin=origins.vgpu_config,
+                reviewed=spec.reviewed,
             )
         )
     )
@@ -172,6 +173,7 @@ def _gpu(gpu: GpuView) -> Gpu:
         users=gpu.users,
         machines=machines_of(gpu.users),
         vgpus=tuple(_vgpu(one) for one in gpu.vgpus),
+        vfs=gpu.vfs,
         reasons=_whys(gpu.reasons),
     )
 

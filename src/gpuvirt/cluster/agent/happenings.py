@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from gpuvirt.cluster.events import Happening, Kind
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import READY, Status
+from gpuvirt.model.reasons import ReasonCode
 
 
 def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
@@ -22,7 +23,9 @@ def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
     for address in sorted(modes.keys() - {gpu.address for gpu in after.gpus}):
         yield Happening(Kind.WARNING, "GpuGone", f"{address} is no longer there")
     ready, was = _ready(after), _ready(before)
-    if ready is None or (after.invalid and ready.message.startswith(after.invalid[0].message)):
+    if ready is None or ready.reason == ReasonCode.AWAITS_CONTROLLER:
+        return  # every new resource does for a moment
+    if after.invalid and ready.message.startswith(after.invalid[0].message):
         return  # what is invalid has its own events
     if was is None or (ready.status, ready.reason) != (was.status, was.reason):
         kind = Kind.NORMAL if ready.status == "True" else Kind.WARNING

@@ -75,6 +75,13 @@ class Spec(Part, frozen=True, kw_only=True):
         tuple[Withheld, ...],
         Meta(description="Resources that are not to be offered; what pods have of them, they keep."),
     ] = ()
+    reviewed: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Resources of the node that the controller has compared with KubeVirt's configuration. An agent"
+            " registers a new one once it is listed here and not withheld."
+        ),
+    ] = None
 
 
 class Why(Part, frozen=True, kw_only=True):
@@ -118,6 +125,7 @@ class Gpu(Part, frozen=True, kw_only=True):
         Meta(description="KubeVirt's machines among the users, as namespace/name, by their pods' names."),
     ] = ()
     vgpus: tuple[Vgpu, ...] = ()
+    vfs: Annotated[int | None, Meta(description="How many SR-IOV virtual functions it has; null: not reported.")] = None
     reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
 
 

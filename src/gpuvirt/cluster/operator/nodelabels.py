@@ -66,7 +66,8 @@ def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
         healed = _healed(labels, around)
         return Keys(wanted | healed | _agent(healed, around))
     if placement.leaving:
-        return Keys(wanted | _healed(labels, around) | {NODE_LABEL: "true" if around.runs_agent else None})
+        kept = _healed(labels, around) | _vgpu_driver(labels, placement, around)
+        return Keys(wanted | kept | {NODE_LABEL: "true" if around.runs_agent else None})
     deploy = _deploy(labels, placement.workload, around)
     wanted |= deploy | _agent(deploy, around)
     if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
@@ -80,11 +81,14 @@ def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Key
     machines = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
     was_ours = ours or labels.get(NODE_LABEL) == "true"
     leaving = was_ours and (placement.workload is None or bool(placement.leaving))
-    driver = placement.workload is Workload.VGPU or placement.vgpus_used or bool(placement.leaving)
+    used = placement.workload is Workload.VGPU or placement.vgpus_used
+    driver = (was_ours and placement.leaves_vgpus) or (
+        (used or bool(placement.leaving)) and (machines or VGPU_DRIVER_LABEL in labels)
+    )
     if machines or leaving:
         wanted: dict[str, str | None] = {
             NODE_LABEL: "true" if around.runs_agent else None,
-            VGPU_DRIVER_LABEL: "true" if driver and (machines or VGPU_DRIVER_LABEL in labels) else None,
+            VGPU_DRIVER_LABEL: "true" if driver else None,
             OPERANDS_LABEL: "false",
             **_os(labels),
         }
@@ -125,6 +129,17 @@ def _deploy(labels: Labels, workload: Workload, around: Around) -> dict[str, str
 
 def _healed(labels: Labels, around: Around) -> dict[str, str | None]:
     return {label: _value(value, around) for label, value in labels.items() if label in ALL}
+
+
+def _vgpu_driver(labels: Labels, placement: Placement, around: Around) -> dict[str, str | None]:
+    """Return the label of the vGPU driver while GPUs carry vGPUs or have VFs, be it that they have them again.
+
+    A node that was never labelled for operands has its driver from somebody else.
+    """
+    label = f"{DEPLOY}{VGPU_DRIVER}"
+    if not placement.leaves_vgpus or ALL.isdisjoint(labels):
+        return {}
+    return {label: _value(labels.get(label, ""), around)}
 
 
 def _value(has: str, around: Around) -> str:

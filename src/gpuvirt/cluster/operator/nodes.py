@@ -55,7 +55,7 @@ def decide(
         gpu_node = picture.gpu_nodes.get(key)
         placement = placement_of(node.metadata.labels, gpu_node, defaults)
         wish = _wish(node, placement, carving, gpu_node)
-        placement = leaving(placement, gpu_node, spec_is_due=wish is not None)
+        placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=wish is not None)
         placements[key.name] = placement
         pausing = pausers.get(key.name, frozenset())
         here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
@@ -96,8 +96,11 @@ def _against(placement: Placement, problems: Sequence[Problem], gpu_node: OwnedG
     """Return why a node is not as it should be; a node for containers is as it should be once its operands are."""
     if placement.trouble is not None:
         return placement.trouble.text
-    leaves = f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
-    found = (*([leaves] if placement.leaving else []), *(one.reason.text for one in problems))
+    found = [one.reason.text for one in problems]
+    if placement.leaving:
+        waits = f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
+        said = _agents_word(gpu_node) if gpu_node is not None and gpu_node.status is not None else None
+        found.insert(0, f"{waits}; {said}" if said is not None else waits)
     if found:
         return " | ".join(found)
     return _agents_word(gpu_node) if placement.workload is not Workload.CONTAINER else None

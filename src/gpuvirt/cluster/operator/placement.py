@@ -3,8 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode
-from gpuvirt.cluster.operator.names import GPU_FEATURES, NODE_LABEL, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Status
+from gpuvirt.cluster.operator.names import (
+    DEPLOY,
+    GPU_FEATURES,
+    NODE_LABEL,
+    OPERANDS_LABEL,
+    PRESENT_LABEL,
+    VGPU_DRIVER,
+    VGPU_DRIVER_LABEL,
+    WORKLOAD_LABEL,
+)
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.reasons import Reason
@@ -12,6 +21,7 @@ from gpuvirt.model.workload import Workload, unknown_workload
 
 MOST_NAMED = 4
 """Users that a message names."""
+NOT_REPORTED = "its GPUs, of which the agent has not reported yet whether they carry vGPUs"
 TO_LEAVE = {
     Workload.CONTAINER: frozenset({Mode.PASSTHROUGH, Mode.VGPU, Mode.UNKNOWN}),
     Workload.PASSTHROUGH: frozenset({Mode.VGPU, Mode.UNKNOWN}),
@@ -20,7 +30,8 @@ TO_LEAVE = {
 """Modes that a node's GPUs must be out of before the operands of a workload take the place of others.
 
 A driver for containers that starts on a node takes GPUs from VFIO drivers, and one that makes vGPUs ends the programs
-behind them when it stops: both would reach into running machines. A GPU that could carry vGPUs and has none has left.
+behind them when it stops: both would reach into running machines. A GPU has left mode vgpu once it carries no vGPUs and
+its VFs are off: the program that switches them off is in the driver's pod.
 """
 
 
@@ -46,6 +57,8 @@ class Placement:
     """Who says so: `label nvidia.com/gpu.workload.config`."""
     leaving: tuple[str, ...] = ()
     """GPUs that are still what the node was for before, each with who has it; until they are not, labels stay."""
+    leaves_vgpus: bool = False
+    """Whether one of these GPUs carries vGPUs or has VFs: the vGPU driver is needed until it does not."""
     vgpus_used: bool = False
     """Whether machines have vGPUs: the driver beneath them must stay, whatever else goes."""
     invalid: InvalidDesired | None = None
@@ -79,20 +92,46 @@ def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: 
     )
 
 
-def leaving(placement: Placement, gpu_node: GpuNode | None, *, spec_is_due: bool) -> Placement:
+def leaving(
+    placement: Placement, labels: Mapping[str, str], gpu_node: GpuNode | None, *, spec_is_due: bool
+) -> Placement:
     """Return a placement with the GPUs that are still what the node was for before.
 
     An agent that has not seen yet what is wanted (`spec_is_due`, or a spec newer than its status) may be making vGPUs.
+    Where the agent has not reported, it is not known whether GPUs need the vGPU driver that runs there.
     """
-    if placement.workload is None or gpu_node is None or gpu_node.status is None:
+    if placement.workload is None:
         return placement
+    if gpu_node is None or gpu_node.status is None or not _has_looked(gpu_node.status):
+        unknown = placement.workload is not Workload.VGPU and _runs_vgpu_driver(labels)
+        return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement
     unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation
-    gpus = (
-        gpu
-        for gpu in gpu_node.status.gpus
-        if gpu.mode in TO_LEAVE[placement.workload] and (gpu.mode != Mode.VGPU or gpu.vgpus or unseen)
+    gpus = tuple(gpu for gpu in gpu_node.status.gpus if _is_leaving(gpu, placement.workload, unseen=unseen))
+    return replace(
+        placement,
+        leaving=tuple(_with_users(gpu) for gpu in gpus),
+        leaves_vgpus=any(gpu.vgpus or gpu.vfs for gpu in gpus),
     )
-    return replace(placement, leaving=tuple(_with_users(gpu) for gpu in gpus))
+
+
+def _has_looked(status: Status) -> bool:
+    """Return whether a status says what is on the host; before its first look an agent knows of no GPU."""
+    return all(one.status != "Unknown" for one in status.conditions if one.type == READY)
+
+
+def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
+    """Return whether a GPU is not known to have left what the node was for before; VFs under a VFIO driver are its."""
+    if workload is Workload.VGPU:
+        return False
+    if gpu.mode == Mode.VGPU:
+        return bool(gpu.vgpus) or unseen or gpu.vfs != 0
+    return gpu.mode in TO_LEAVE[workload] or (gpu.mode != Mode.PASSTHROUGH and bool(gpu.vfs))
+
+
+def _runs_vgpu_driver(labels: Mapping[str, str]) -> bool:
+    """Return whether the vGPU driver was deployed to a node on which an agent is to report."""
+    deployed = labels.get(f"{DEPLOY}{VGPU_DRIVER}") == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
+    return deployed and labels.get(NODE_LABEL) == "true"
 
 
 def _present(labels: Mapping[str, str], gpus: Iterable[Gpu]) -> bool:
@@ -120,4 +159,5 @@ def _with_users(gpu: Gpu) -> str:
     users = [*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)]
     more = f" and {len(users) - MOST_NAMED} more" if users[MOST_NAMED:] else ""
     used = f", used by {', '.join(users[:MOST_NAMED])}{more}" if users else ""
-    return f"{gpu.address} ({gpu.mode}{used})"
+    vfs = f", {gpu.vfs} VFs on" if gpu.vfs and gpu.mode != Mode.PASSTHROUGH else ""
+    return f"{gpu.address} ({gpu.mode}{vfs}{used})"

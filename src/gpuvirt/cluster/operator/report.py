@@ -81,7 +81,7 @@ def _observed(
 ) -> ObservedNode:
     labels = node.metadata.labels
     defaults = policies.defaults_of(deployer.policy) if deployer is not None else Defaults(sandboxed=True)
-    placement = leaving(placement_of(labels, gpu_node, defaults), gpu_node, spec_is_due=False)
+    placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
     return ObservedNode(labels, placement, gpu_node, apps, node.resources)
 
 

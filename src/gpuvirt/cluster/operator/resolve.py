@@ -81,6 +81,7 @@ class AppliedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     vgpu_config: str | None = None
     origins: Origins | None = None
     withheld: tuple[Withheld, ...] = ()
+    reviewed: tuple[str, ...] | None = None
 
 
 class _AppliedMetadata(msgspec.Struct, frozen=True):
@@ -115,6 +116,7 @@ def spec_of(
             vgpu_config=config_origin if config_owner is None else f"set in this GpuNode by {config_owner}",
         ),
         withheld=_withheld(carving.withheld, heard),
+        reviewed=_reviewed(carving.withheld, heard),
     )
 
 
@@ -127,6 +129,7 @@ def lacks(heard: OwnedGpuNode | None, wanted: AppliedSpec) -> bool:
         (wanted.mode, spec.mode),
         (wanted.vgpu_config, spec.vgpu_config),
         (wanted.origins, spec.origins),
+        (wanted.reviewed, spec.reviewed),
     )
     if any(one is not None and one != other for one, other in pairs):
         return True
@@ -146,6 +149,17 @@ def _withheld(entries: tuple[Withheld, ...] | None, heard: OwnedGpuNode | None) 
         return heard.spec.withheld if heard.spec is not None else ()
     has = {one.name for one in heard.status.resources} if heard.status is not None else set[str]()
     return tuple(one for one in entries if one.resource in has)
+
+
+def _reviewed(entries: tuple[Withheld, ...] | None, heard: OwnedGpuNode | None) -> tuple[str, ...] | None:
+    """Return the node's resources that were compared with KubeVirt's entries; where those are not known, as before.
+
+    A resource without selectors has no devices yet, and can't be compared.
+    """
+    if entries is None:
+        return heard.spec.reviewed if heard is not None and heard.spec is not None else None
+    resources = heard.status.resources if heard is not None and heard.status is not None else ()
+    return tuple(sorted(one.name for one in resources if one.pci_vendor_selectors or one.mdev_name_selectors))
 
 
 def _mode(placement: Placement, carving: Carving) -> tuple[WantedMode, str]:

@@ -133,6 +133,7 @@ def _container(policy: ClusterPolicy, site: Site) -> Container:
         EnvVar(name="GPUVIRT_KUBELET_DIR", value=kubelet),
         EnvVar(name="GPUVIRT_VALIDATIONS_DIR", value=hostpaths.VALIDATIONS),
         hostpaths.field_of("GPUVIRT_NODE_NAME", "spec.nodeName"),
+        EnvVar(name="GPUVIRT_AWAIT_CONTROLLER", value="true"),
     )
     return Container(
         name="agent",

@@ -1,0 +1,83 @@
+"""Resources that are not registered before the controller has said whether KubeVirt offers them itself.
+
+Two plugins of one name confuse the kubelet, even for a moment. So a name that this node has never offered waits until
+the controller has reviewed it. The wait is bounded: without devices no VM starts on the node, while a plugin too many
+takes no device from a VM, since every device is looked at again before it is given away.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.heard import NodeSpec
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.withholding import Withholding
+
+Note = Callable[[str, Reason | None], object]
+
+
+class NameReview:
+    """The resource names of one node."""
+
+    def __init__(
+        self, clock: Clock, most_s: float, conclude_soon: Callable[[], None], note: Note, *, expected: bool
+    ) -> None:
+        """`expected`: a controller deployed this agent. A spec that lists reviewed names shows one as well."""
+        self.spec: NodeSpec | None = None
+        """What the controller said last, before a restart too."""
+        self._clock = clock
+        self._most_s = most_s
+        self._conclude_soon = conclude_soon
+        self._note = note
+        self._expected = expected
+        self._impossible = False
+        self._since_s: dict[ResourceName, float] = {}
+        """When each name was first seen without a review."""
+
+    def hear_kind(self, *, there: bool) -> None:
+        """Take whether the cluster has the kind GpuNode; without it nobody can review names."""
+        if self._impossible is there:
+            self._impossible = not there
+            self._conclude_soon()
+
+    def conclude(
+        self, names: Iterable[ResourceName], offered_before: Collection[ResourceName]
+    ) -> Mapping[ResourceName, Withholding]:
+        """Return the names that must wait; what this node has offered before goes on by the last word on disk."""
+        reviewed = self.spec.reviewed if self.spec is not None else None
+        decided = {*(reviewed or ()), *(one.resource for one in (self.spec.withheld if self.spec is not None else ()))}
+        unknown = sorted(set(names) - decided)
+        if self._impossible or not (self._expected or reviewed is not None):
+            unknown = []
+        now_s = self._clock.monotonic_s()
+        new = {name for name in unknown if name not in offered_before}
+        for name in sorted(new - self._since_s.keys()):
+            self._since_s[name] = now_s
+            self._clock.call_later(self._most_s, self._conclude_soon)
+        self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in unknown}
+        waiting = {name for name, since_s in self._since_s.items() if now_s < since_s + self._most_s}
+        self._note("controller", _silent(sorted(self._since_s.keys() - waiting), self._most_s))
+        return {name: Withholding(_awaited(name, self._most_s), silent=True) for name in sorted(waiting)}
+
+
+def _awaited(name: ResourceName, most_s: float) -> Reason:
+    return Reason(
+        ReasonCode.AWAITS_CONTROLLER,
+        name,
+        "is not registered yet: the controller has not said whether KubeVirt offers it itself",
+        seen="no such name in $.spec.reviewed nor $.spec.withheld of this node's GpuNode",
+        fix=f"none is needed: it takes a second, and after {most_s:.0f} s the resource is registered all the same",
+    )
+
+
+def _silent(names: Collection[ResourceName], most_s: float) -> Reason | None:
+    if not names:
+        return None
+    return Reason(
+        ReasonCode.CONTROLLER_SILENT,
+        ", ".join(names),
+        f"is offered though the controller has not said within {most_s:.0f} s whether KubeVirt offers it itself",
+        seen="no such name in $.spec.reviewed nor $.spec.withheld of this node's GpuNode",
+        fix="see why the controller does not answer: kubectl get lease gpuvirt-controller, the controller's log, and"
+        " KubeVirtConfigured of the ClusterPolicy",
+    )

@@ -1,0 +1,80 @@
+"""The vGPU driver's label on a real API server: it stays until vGPUs and VFs are gone, and comes back with them."""
+
+import pytest
+from clusterlab import LabNode
+from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
+from lab.cluster.settings import NODE
+
+from gpuvirt.cluster.operator.names import DEPLOY, SETS, VGPU_DRIVER
+from gpuvirt.model.workload import Workload
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+VGPU, PASSTHROUGH = set(SETS[Workload.VGPU]), set(SETS[Workload.PASSTHROUGH])
+HALF, WHOLE = "nvidia.com/NVIDIA_A10-12Q", "nvidia.com/TU104GL_TESLA_T4"
+READY = '{range .status.conditions[?(@.type=="Ready")]}{.reason} {.message}{end}'
+TRIES = 40
+
+
+def vgpus(node: LabNode) -> dict[str, int]:
+    """Return the vGPUs that there are, each with what tells it from a later one of the same id."""
+    return {one.name: one.stat().st_ino for one in (node.host / "sys/bus/mdev/devices").iterdir()}
+
+
+def gpus(node: LabNode, field: str) -> set[str]:
+    return set(node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={{.status.gpus[*].{field}}}").split())
+
+
+def report(cluster: ControlledNode, *, vfs: int, mode: str) -> None:
+    """Write a status as an agent does that sees its GPUs so."""
+    node = cluster.node
+    generation = node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.metadata.generation}")
+    status = (
+        f'{{"status": {{"observedGeneration": {generation},'
+        f' "gpus": [{{"address": "0000:65:00.0", "mode": "{mode}", "vfs": {vfs}}}]}}}}'
+    )
+    node.kubectl("patch", "gpunode", NODE, "--subresource=status", "--type=merge", "-p", status)
+
+
+def test_without_sriov_manage_nothing_is_removed_and_the_driver_that_brings_it_stays(node: LabNode) -> None:
+    asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
+    with controlled(node) as cluster, cluster.controller(), node.machine("2xA10-sriov"), node.nodes_kept():
+        cluster.apply_policy({})
+        cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
+        with node.agent("", asks):
+            node.until_allocatable(HALF, 4)
+            there = vgpus(node)
+            node.until(lambda: gpus(node, "vfs") == {"32"}, lambda: str(gpus(node, "vfs")))
+            cluster.label(f"{WORKLOAD}=vm-passthrough")
+            cluster.until_said("needs sriov-manage, which is not installed")
+            node.until_allocatable(HALF, 0)
+            for _ in range(TRIES):
+                assert vgpus(node) == there
+                assert cluster.deployed() == VGPU
+            why = node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={READY}")
+            assert "PrerequisiteMissing" in why
+            cluster.label(f"{WORKLOAD}=vm-vgpu")
+            node.until_allocatable(HALF, 4)
+            assert vgpus(node) == there
+
+
+def test_the_label_goes_once_gpus_have_left_and_comes_back_with_a_rollback(node: LabNode) -> None:
+    driver = f"{DEPLOY}{VGPU_DRIVER}"
+    with controlled(node) as cluster, cluster.controller():
+        cluster.apply_policy({})
+        cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
+        cluster.until_deployed(VGPU)
+        cluster.label(f"{WORKLOAD}=vm-passthrough")
+        cluster.until_said("of which the agent has not reported yet")
+        assert cluster.deployed() == VGPU
+        report(cluster, vfs=32, mode="vgpu")
+        cluster.until_said("0000:65:00.0 (vgpu, 32 VFs on)")
+        assert cluster.deployed() == VGPU
+        report(cluster, vfs=0, mode="container")
+        cluster.until_deployed(PASSTHROUGH)
+        report(cluster, vfs=32, mode="vgpu")
+        cluster.until_deployed(PASSTHROUGH | {VGPU_DRIVER})
+        cluster.label(f"{driver}=false")
+        cluster.until_deployed(PASSTHROUGH)
+        report(cluster, vfs=0, mode="passthrough")
+        node.until(lambda: driver not in cluster.labels(), lambda: str(cluster.labels()))
