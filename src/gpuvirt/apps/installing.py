@@ -44,7 +44,7 @@ def read_policy(file: Path) -> Manifest:
 
 
 def _read(file: Path, api_version: str, kind: str) -> Manifest:
-    found = documents.load(file, Manifest)
+    found = documents.load(file, Manifest, null_is_absent=True)
     if (found.api_version, found.kind) != (api_version, kind):
         message = f"expected a {kind} of {api_version}, found {found.kind} of {found.api_version}"
         raise ConfigError(message, where=str(file), path="$.kind")

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
@@ -39,8 +37,7 @@ class Picture:
         for resource, objects in self.there.stored.items():
             if resource.plural == "configmaps":
                 found = next((one for key, one in objects.items() if key.name == config_map), None)
-                data = msgspec.json.decode(found.data, type=dict[str, str] | None) if found is not None else None
-                return tuple(data or {}) if found is not None else None
+                return tuple(found.texts or {}) if found is not None else None
         return None
 
 
