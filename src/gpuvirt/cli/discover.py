@@ -75,9 +75,10 @@ def _once(kernel: "Kernel", node: NodeName | None, credentials: "Credentials | N
         print(f"{label}={value}" if value is not None else f"{label}-")
     if node is not None:
         from gpuvirt.apps.discover import label_once
+        from gpuvirt.clock import RealClock
         from gpuvirt.cluster.client import Client
 
-        asyncio.run(label_once(Client(_needed(credentials)), node, labels))
+        asyncio.run(label_once(Client(_needed(credentials)), node, labels, RealClock()))
     for one in seen.unread:
         print(f"gpuvirt: {unread_line(one)}", file=sys.stderr)
     if seen.unread:

@@ -31,12 +31,12 @@ def crds(
 
     manifests = installing.read_kinds(folder)
     credentials = apiserver.demanded_credentials(kubeconfig)
-    client, home = Client(credentials), apiserver.home_of(namespace, credentials)
+    client, home, clock = Client(credentials), apiserver.home_of(namespace, credentials), RealClock()
 
     async def run() -> None:
-        for line in await installing.install_kinds(client, manifests, RealClock(), only_missing=only_missing):
+        for line in await installing.install_kinds(client, manifests, clock, only_missing=only_missing):
             print(line)
-        if (lifted := await installing.lift_hold(client, home)) is not None:
+        if (lifted := await installing.lift_hold(client, home, clock)) is not None:
             print(lifted)
 
     asyncio.run(run())
@@ -50,10 +50,11 @@ def namespace(
 ) -> None:
     """Label a namespace, so that pod security admission lets agents be privileged there."""
     from gpuvirt.apps import installing
+    from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
 
     client = Client(apiserver.demanded_credentials(kubeconfig))
-    print(asyncio.run(installing.install_namespace(client, name)))
+    print(asyncio.run(installing.install_namespace(client, name, RealClock())))
 
 
 @app.command("policy")
@@ -64,8 +65,9 @@ def policy(
 ) -> None:
     """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
     from gpuvirt.apps import installing
+    from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
 
     manifest = installing.read_policy(file)
     client = Client(apiserver.demanded_credentials(kubeconfig))
-    print(asyncio.run(installing.install_policy(client, manifest)))
+    print(asyncio.run(installing.install_policy(client, manifest, RealClock())))
