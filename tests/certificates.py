@@ -18,18 +18,19 @@ class Pair:
 class Authority:
     """Signs certificates; all files are in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, own: Pair | None = None) -> None:
+        """`own` is the authority's certificate; without it one is made."""
         self._folder = folder
-        made = self._made("authority", "/CN=authority")
-        self.certificate, self._key = made.certificate, made.key
+        own = own or self._made("authority", "/CN=authority")
+        self.certificate, self._key = own.certificate, own.key
 
     def server(self, name: str, *, alternatives: str) -> Pair:
         """Make a server's: `alternatives` as `DNS:api.example,IP:127.0.0.1`."""
         return self._made(name, f"/CN={name}", *self._signed, "-addext", f"subjectAltName={alternatives}")
 
-    def client(self, user: str) -> Pair:
+    def client(self, user: str, group: str = "") -> Pair:
         """Make a user's."""
-        return self._made(user, f"/CN={user}", *self._signed)
+        return self._made(user, f"{f'/O={group}' if group else ''}/CN={user}", *self._signed)
 
     @property
     def _signed(self) -> tuple[str, ...]:

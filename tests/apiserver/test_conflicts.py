@@ -21,7 +21,7 @@ from scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"
 LEASE = f"{LEASES}/gpuvirt-controller"
-Fields = dict[str, dict[str, object]]
+Object = dict[str, dict[str, object]]
 
 
 class Hasty(RealClock):
@@ -35,8 +35,8 @@ class Hasty(RealClock):
 class Peer:
     """An API server's objects, and another writer that changes one each time that it is read: `rivals` times."""
 
-    def __init__(self, rivals: int, objects: Fields | None = None) -> None:
-        self.objects: Fields = objects if objects is not None else {}
+    def __init__(self, rivals: int, objects: dict[str, Object] | None = None) -> None:
+        self.objects: dict[str, Object] = objects if objects is not None else {}
         """By path."""
         self._rivals = rivals
         self.relabels = 0
@@ -67,15 +67,13 @@ class Peer:
             self.relabels -= 1
             self._put(path, self.objects[path])
 
-    def _put(self, path: str, content: Fields) -> Reply:
+    def _put(self, path: str, content: Object) -> Reply:
         self._version += 1
         self.objects[path] = {**content, "metadata": {**content["metadata"], "resourceVersion": str(self._version)}}
         return 200, self.objects[path]
 
-    def _deleted(self, call: Call, found: dict[str, object]) -> Reply:
-        metadata = found["metadata"]
-        assert isinstance(metadata, dict)
-        if json.loads(call.body)["preconditions"]["uid"] != metadata["uid"]:
+    def _deleted(self, call: Call, found: Object) -> Reply:
+        if json.loads(call.body)["preconditions"]["uid"] != found["metadata"]["uid"]:
             return CONFLICT
         del self.objects[call.path]
         return 200, {"kind": "Status"}
@@ -95,7 +93,9 @@ def election(client: Client, me: str) -> Election:
 async def test_an_uninstall_takes_a_lease_that_its_leader_renews_meanwhile(
     authority: Authority, server: Pair, there: bool
 ) -> None:
-    objects: Fields = {LEASE: {"metadata": {"name": "gpuvirt-controller", "resourceVersion": "1"}}} if there else {}
+    objects: dict[str, Object] = (
+        {LEASE: {"metadata": {"name": "gpuvirt-controller", "resourceVersion": "1"}}} if there else {}
+    )
     peer = Peer(3, objects)
     async with serving(peer.answer, server, authority.certificate) as (api, client):
         uninstaller = Uninstaller(client, Goals("gpuvirt"), Hasty(), election(client, "uninstall-host"))

@@ -13,10 +13,12 @@ from msgspec import inspect
 
 import gpuvirt.cluster
 from gpuvirt import documents, nulls
+from gpuvirt.cluster.execcredential import ExecCredential
 from gpuvirt.cluster.failures import Status
 from gpuvirt.cluster.keys import Keys, Patch, patched
 from gpuvirt.cluster.kinds import gpunode, podparts, workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
+from gpuvirt.cluster.kubeconfig import KubeConfig
 from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import Definition
 from gpuvirt.cluster.operator.drift import StoredObject
@@ -48,7 +50,14 @@ def shapes() -> list[type[msgspec.Struct]]:
         importlib.import_module(module.name)
     here = (one for one in _structs(msgspec.Struct) if one.__module__.startswith(f"{gpuvirt.cluster.__name__}."))
     objects = {one for one in here if "metadata" in one.__struct_fields__ and one.__module__ not in ONLY_WRITTEN}
-    documents_of_their_own: set[type[msgspec.Struct]] = {Status, Checkpoint, KubeletConfig, KubeVirt}
+    documents_of_their_own: set[type[msgspec.Struct]] = {
+        Status,
+        Checkpoint,
+        KubeletConfig,
+        KubeVirt,
+        ExecCredential,
+        KubeConfig,
+    }
     return sorted(objects | documents_of_their_own, key=lambda one: (one.__module__, one.__qualname__))
 
 

@@ -34,7 +34,8 @@ def passing_on(lab: Cluster) -> Callable[[Call], Reply]:
             with urlopen(request, context=context) as reply:  # noqa: S310  the lab's own server
                 return reply.status, json.load(reply)
         except HTTPError as error:
-            return error.code, json.load(error)
+            said = error.read().decode()
+            return error.code, json.loads(said) if said.startswith("{") else {"message": said}
 
     return answer
 

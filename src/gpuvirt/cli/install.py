@@ -20,6 +20,7 @@ def crds(
     ] = False,
     namespace: apiserver.HomeOption = "",
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
     """Make our CustomResourceDefinitions, or bring them up to date; another product's are left as they are.
 
@@ -30,7 +31,7 @@ def crds(
     from gpuvirt.cluster.client import Client
 
     manifests = installing.read_kinds(folder)
-    credentials = apiserver.demanded_credentials(kubeconfig)
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
     client, home, clock = Client(credentials), apiserver.home_of(namespace, credentials), RealClock()
 
     async def run() -> None:
@@ -47,13 +48,14 @@ def namespace(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Where agents run.")],
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
     """Label a namespace, so that pod security admission lets agents be privileged there."""
     from gpuvirt.apps import installing
     from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
 
-    client = Client(apiserver.demanded_credentials(kubeconfig))
+    client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_namespace(client, name, RealClock())))
 
 
@@ -62,6 +64,7 @@ def policy(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The ClusterPolicy.")],
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
     """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
     from gpuvirt.apps import installing
@@ -69,5 +72,5 @@ def policy(
     from gpuvirt.cluster.client import Client
 
     manifest = installing.read_policy(file)
-    client = Client(apiserver.demanded_credentials(kubeconfig))
+    client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_policy(client, manifest, RealClock())))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import options
+from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.options import Output
 
 
@@ -20,6 +20,7 @@ def why(  # noqa: PLR0913  one parameter an option
     pci_ids: options.PciIdsFile = None,
     kubevirt: options.KubeVirtFile = None,
     kubeconfig: options.ClusterFile = None,
+    context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Walk one GPU's way to a virtual machine, stage by stage, and name the one thing that blocks it.
@@ -40,7 +41,7 @@ def why(  # noqa: PLR0913  one parameter an option
             param_hint="ADDRESS|RESOURCE",
         )
     where = Where(host_root, system_root, kubelet_dir)
-    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig))
+    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     way = walk(gather(kernel, around), target)
     if output is Output.JSON:
         json_lines(way)

@@ -26,6 +26,10 @@ class UnreachableError(ApiError):
     """There was no answer: no connection, a broken or slow one, a certificate that can't be trusted, or no HTTP."""
 
 
+class CredentialsError(ApiError):
+    """Nothing was asked: there are no credentials to ask with."""
+
+
 class NotUnderstoodError(ApiError):
     """The answer is not what this kind of request is answered with."""
 
