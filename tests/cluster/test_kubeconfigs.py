@@ -140,7 +140,7 @@ async def test_a_server_that_is_not_checked_is_one_line(place: Place) -> None:
         ("SERVER", ADMIN, "CERTIFICATE_VERIFY_FAILED"),
         (f"{CHECKED}, tls-server-name: elsewhere", ADMIN, "Hostname mismatch"),
         (f"{CHECKED}, insecure-skip-tls-verify: true", ADMIN, "$.clusters[0].cluster.insecure-skip-tls-verify"),
-        (CHECKED, "username: admin, password: wrong", "answers 401"),
+        (CHECKED, "username: admin, password: wrong", 'User "system:anonymous"'),
         (CHECKED, f"{ADMIN}, username: admin, password: x", "$.users[0].user.username"),
         (CHECKED, f"{ADMIN}, as: joe", 'User "joe" cannot patch resource "namespaces"'),
         (CHECKED, f"{ADMIN}, as-groups: [a]", "$.users[0].user.as"),
