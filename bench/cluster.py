@@ -24,10 +24,10 @@ from pathlib import Path
 from lab.cluster.cluster import Cluster, cluster
 
 from bench.process import cpu_s, pss_kib
-from gpuvirt.cluster import credentials
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, REQUIRED, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.kubecontext import from_kubeconfig
 from gpuvirt.cluster.operator.names import DEPLOY, SETS
 from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.resources import NODES
@@ -152,7 +152,7 @@ def running(command: Sequence[str], lab: Cluster, log: Path) -> Iterator[int]:
 
 async def compare(lab: Cluster, nodes: int, commands: Sequence[Sequence[str]], work: Path) -> Sequence[Bench]:
     """Measure each program over nodes of its own."""
-    client = Client(credentials.from_kubeconfig(lab.kubeconfig))
+    client = Client(from_kubeconfig(lab.kubeconfig))
     done = []
     for number, command in enumerate(commands):
         print(shlex.join(command), file=sys.stderr)
@@ -207,7 +207,7 @@ def main() -> None:
     lab.up_control_plane()
     try:
         install(lab)
-        asyncio.run(make_policy(Client(credentials.from_kubeconfig(lab.kubeconfig))))
+        asyncio.run(make_policy(Client(from_kubeconfig(lab.kubeconfig))))
         commands: list[Sequence[str]] = [(*OURS, "--namespace", NAMESPACE)]
         if arguments.peer:
             commands.append(shlex.split(arguments.peer))

@@ -24,6 +24,7 @@ from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
+from certificates import Authority, Pair
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
@@ -97,6 +98,18 @@ def short_path() -> Iterator[Path]:
     """A folder whose path leaves room for the names of sockets."""
     with TemporaryDirectory(prefix="gv-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Who signs the certificates of servers and clients that speak TLS."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def server(authority: Authority) -> Pair:
+    """The certificate of a server on 127.0.0.1."""
+    return authority.server("server", alternatives="IP:127.0.0.1")
 
 
 @pytest.fixture

@@ -209,6 +209,7 @@ def _api_server(folder: Path) -> Sequence[str]:
         f"--advertise-address={settings.ADDRESS}",
         f"--cert-dir={folder}/certs",
         "--token-auth-file=tokens.csv",
+        f"--client-ca-file={settings.CLIENT_CA}.crt",
         "--service-account-key-file=sa.pub",
         "--service-account-signing-key-file=sa.key",
         "--service-account-issuer=https://kubernetes.default.svc",

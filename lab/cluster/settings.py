@@ -20,6 +20,9 @@ AUDITED = "gpu-operator"
 """The namespace whose service accounts the API server writes down all requests of."""
 AUDIT_LOG = "log/audit.jsonl"
 
+CLIENT_CA = "certs/clients"
+"""Who signs the certificates of users: the certificate `.crt`, and its `.key`."""
+
 TOKENS = """admin-token,admin,1,"system:masters"
 node-token,system:node:node01,2,"system:nodes"
 """
@@ -46,6 +49,23 @@ def _write_keys(folder: Path) -> None:
     if not key.exists():
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
         made = ["openssl", "rsa", "-in", str(key), "-pubout", "-out", str(public)]
+        subprocess.run(made, check=True, capture_output=True)
+    authority = folder / CLIENT_CA
+    if not authority.with_suffix(".crt").exists():
+        files = ("-keyout", str(authority.with_suffix(".key")), "-out", str(authority.with_suffix(".crt")))
+        made = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            *files,
+            "-subj",
+            "/CN=clients",
+            "-days",
+            "3650",
+        ]
         subprocess.run(made, check=True, capture_output=True)
 
 

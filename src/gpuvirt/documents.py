@@ -1,7 +1,7 @@
 """Documents read into typed records: YAML that people write, JSON that programs write.
 
 What is wrong in a person's file is told with file, line and `$.path`.
-A file holds at most 1 MiB, and `plain` says how much of what.
+A file holds at most 1 MiB, and `plain` says how much of what. `null_is_absent` is for what Go programs write (`nulls`).
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 import msgspec.inspect
 
-from gpuvirt import plain
+from gpuvirt import nulls, plain
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.plain import Plain, Step
 
@@ -43,9 +43,9 @@ class Written(Generic[T]):
         return ConfigError(message, where=self.place(steps), path=plain.told(plain.path_of(steps)))
 
 
-def load(path: Path, shape: type[T]) -> T:
+def load(path: Path, shape: type[T], *, null_is_absent: bool = False) -> T:
     """Return the document in the file `path` as a `shape`, or raise ConfigError. An empty file is an empty mapping."""
-    return parse(text_of(path), shape, where=str(path))
+    return parse(text_of(path), shape, where=str(path), null_is_absent=null_is_absent)
 
 
 def text_of(path: Path) -> str:
@@ -63,23 +63,24 @@ def text_of(path: Path) -> str:
     return text
 
 
-def from_json(content: bytes, shape: type[T]) -> T:
+def from_json(content: bytes, shape: type[T], *, null_is_absent: bool = False) -> T:
     """Return JSON as a `shape`, or raise DamagedError."""
     try:
-        return msgspec.json.decode(content, type=shape)
+        return nulls.decode(content, shape) if null_is_absent else msgspec.json.decode(content, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"can't be understood: {error}") from error
 
 
-def parse(text: str, shape: type[T], *, where: str) -> T:
+def parse(text: str, shape: type[T], *, where: str, null_is_absent: bool = False) -> T:
     """Return the YAML `text` as a `shape`, or raise ConfigError; `where` names its origin in messages."""
-    return parse_written(text, shape, where=where).value
+    return parse_written(text, shape, where=where, null_is_absent=null_is_absent).value
 
 
-def parse_written(text: str, shape: type[T], *, where: str) -> Written[T]:
+def parse_written(text: str, shape: type[T], *, where: str, null_is_absent: bool = False) -> Written[T]:
     """Return the YAML `text` as a `shape` with its places, or raise ConfigError; `where` names its origin."""
     document = plain.read(text, where=where)
     content: Plain = document.content if document.content is not None else {}
+    content = nulls.removed(content, shape) if null_is_absent else content
     try:
         return Written(msgspec.convert(content, shape), where, document)
     except msgspec.ValidationError as error:
@@ -89,7 +90,11 @@ def parse_written(text: str, shape: type[T], *, where: str) -> Written[T]:
 
 
 def shaped(content: Plain, shape: type[T], *, where: str) -> T:
-    """Return what a program has stored for a person, as a `shape`, or raise ConfigError; `where` names its origin."""
+    """Return what the API server has stored for a person, as a `shape`, or raise ConfigError.
+
+    `where` names its origin. Null stands for an absent field.
+    """
+    content = nulls.removed(content, shape)
     try:
         return msgspec.convert(content, shape)
     except msgspec.ValidationError as error:

@@ -3,12 +3,16 @@
 import base64
 import ssl
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.credentials import Credentials, from_kubeconfig, in_cluster
+from gpuvirt.cluster.credentials import Credentials, Password
+from gpuvirt.cluster.execcredential import V1, V1BETA1
+from gpuvirt.cluster.kubecontext import from_kubeconfig
+from gpuvirt.cluster.serviceaccount import in_cluster
 from gpuvirt.errors import ConfigError
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
@@ -83,26 +87,99 @@ def test_paths_are_the_kubeconfigs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "user", "context", "path"),
     [
-        (f"{CLUSTER}, insecure-skip-tls-verify: true", USER, None, "$.clusters[0].cluster.insecure-skip-tls-verify"),
-        (f"{CLUSTER}, proxy-url: http://proxy", USER, None, "$.clusters[0].cluster.proxy-url"),
+        (
+            f"{CLUSTER}, certificate-authority: ca.pem, insecure-skip-tls-verify: true",
+            USER,
+            None,
+            "$.clusters[0].cluster.insecure-skip-tls-verify",
+        ),
+        (f"{CLUSTER}, proxy-url: ftp://proxy", USER, None, "$.clusters[0].cluster.proxy-url"),
+        (f"{CLUSTER}, proxy-url: 'http://u:p@'", USER, None, "$.clusters[0].cluster.proxy-url"),
         ("server: http://api.example", USER, None, "$.clusters[0].cluster.server"),
+        ("server: 'https://api.example:99999'", USER, None, "$.clusters[0].cluster.server"),
+        ("server: https://", USER, None, "$.clusters[0].cluster.server"),
         (f"{CLUSTER}, certificate-authority-data: '?'", USER, None, "$.clusters[0].cluster.certificate-authority-data"),
-        (CLUSTER, "exec: {command: aws}", None, "$.users[0].user.exec"),
+        (CLUSTER, "exec: {command: aws}", None, "$.users[0].user.exec.apiVersion"),
+        (CLUSTER, f"exec: {{apiVersion: {V1}, interactiveMode: Never}}", None, "$.users[0].user.exec.command"),
+        (CLUSTER, f"exec: {{apiVersion: {V1}, command: aws}}", None, "$.users[0].user.exec.interactiveMode"),
+        (
+            CLUSTER,
+            f"exec: {{apiVersion: {V1BETA1}, command: aws, env: [{{name: ''}}]}}",
+            None,
+            "$.users[0].user.exec.env[0].name",
+        ),
+        (
+            f"{CLUSTER}, certificate-authority: missing.pem",
+            f"exec: {{apiVersion: {V1BETA1}, command: aws, provideClusterInfo: true}}",
+            None,
+            "$.clusters[0].cluster.certificate-authority",
+        ),
         (CLUSTER, "auth-provider: {name: oidc}", None, "$.users[0].user.auth-provider"),
-        (CLUSTER, "username: root, password: x", None, "$.users[0].user.username"),
-        (CLUSTER, "token: abc, as: admin", None, "$.users[0].user.as"),
+        (CLUSTER, "token: abc, username: root, password: x", None, "$.users[0].user.username"),
+        (CLUSTER, "token: abc, as-groups: [admins]", None, "$.users[0].user.as"),
         (CLUSTER, "client-certificate: c.pem", None, "$.users[0].user"),
-        (CLUSTER, USER, "cluster: other, user: u", "$.clusters"),
-        (CLUSTER, USER, "cluster: c, user: other", "$.users"),
+        (CLUSTER, USER, "cluster: other, user: u", "$.contexts[0].context.cluster"),
+        (CLUSTER, USER, "cluster: c, user: other", "$.contexts[0].context.user"),
     ],
 )
-def test_what_is_not_supported_is_refused_where_it_stands(
+def test_what_can_not_be_used_is_refused_where_it_stands(
     tmp_path: Path, cluster: str, user: str, context: str | None, path: str
 ) -> None:
     file = kubeconfig(tmp_path, cluster, user, context or "cluster: c, user: u")
-    with pytest.raises(ConfigError, match="expected") as refused:
+    with pytest.raises(ConfigError, match=r"expected|go with it|can't be read") as refused:
         from_kubeconfig(file)
     assert (refused.value.path, refused.value.where) == (path, str(file))
+    assert "u:p" not in str(refused.value), "a proxy's password"
+
+
+@pytest.mark.parametrize(("provider", "program"), [("gcp", "gke-gcloud-auth-plugin"), ("azure", "kubelogin")])
+def test_a_provider_that_kubectl_had_once_is_refused_with_the_plugin_for_it(
+    tmp_path: Path, provider: str, program: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"the {provider} auth plugin has been removed.*exec with command {program}"):
+        from_kubeconfig(kubeconfig(tmp_path, user=f"auth-provider: {{name: {provider}}}"))
+
+
+def test_an_agent_in_a_pod_loads_neither_plugins_nor_proxies_nor_kubeconfigs() -> None:
+    names = ("execplugin", "execcredential", "proxies", "kubeconfig", "kubecontext")
+    code = "import sys, gpuvirt.apps.clusterside, gpuvirt.cluster.serviceaccount; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
+    assert "gpuvirt.cluster.transport" in loaded
+    assert not {f"gpuvirt.cluster.{name}" for name in names} & set(loaded)
+
+
+def test_what_is_null_is_absent(tmp_path: Path) -> None:
+    """`kubectl config` writes null for what is empty."""
+    user = "token: abc, exec: null, auth-provider: null, as-groups: null"
+    assert from_kubeconfig(kubeconfig(tmp_path, f"{CLUSTER}, extensions: null", user)).token == b"abc"
+
+
+def test_a_password_and_whom_to_impersonate(tmp_path: Path) -> None:
+    user = "username: root, password: 'x:y', as: jane@example.com, as-uid: '7', as-groups: [a, b]"
+    found = from_kubeconfig(kubeconfig(tmp_path, user=f"{user}, as-user-extra: {{example.com/Scopes%: [view, edit]}}"))
+    assert found.password == Password("root", "x:y")
+    assert found.authorization() == "Basic cm9vdDp4Onk="
+    assert found.headers == (
+        ("Impersonate-User", "jane@example.com"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "a"),
+        ("Impersonate-Group", "b"),
+        ("Impersonate-Extra-example.com%2FScopes%25", "view"),
+        ("Impersonate-Extra-example.com%2FScopes%25", "edit"),
+    )
+
+
+def test_a_context_without_a_user_is_anonymous(tmp_path: Path) -> None:
+    assert from_kubeconfig(kubeconfig(tmp_path, context="cluster: c")).authorization() is None
+
+
+def test_a_server_that_is_not_checked_is_one_line_of_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = from_kubeconfig(kubeconfig(tmp_path, f"{CLUSTER}, insecure-skip-tls-verify: true"))
+    context = found.context()
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the certificate of https://api.example:6443 is not checked: insecure-skip-tls-verify in {tmp_path}/kubeconfig"
+    ]
 
 
 def test_secrets_are_not_printed(tmp_path: Path) -> None:

@@ -89,12 +89,12 @@ async def test_labels_come_change_come_back_and_go(api: ApiLab) -> None:
 
 async def test_by_hand_labels_are_written_once(api: ApiLab) -> None:
     client = Client(api.credentials)
-    await label_once(client, NODE, {PRESENT_LABEL: "true", OS_VERSION_LABEL: None})
+    await label_once(client, NODE, {PRESENT_LABEL: "true", OS_VERSION_LABEL: None}, RealClock())
     assert said(api) == ("true", "", "")
-    await label_once(client, NODE, {PRESENT_LABEL: None})
+    await label_once(client, NODE, {PRESENT_LABEL: None}, RealClock())
     assert said(api) == NONE
     with pytest.raises(NotFoundError, match="there is no node other"):
-        await label_once(client, NodeName("other"), {PRESENT_LABEL: "true"})
+        await label_once(client, NodeName("other"), {PRESENT_LABEL: "true"}, RealClock())
 
 
 async def test_a_discoverer_changes_its_labels_on_its_own_node_alone(api: ApiLab) -> None:

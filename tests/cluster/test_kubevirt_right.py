@@ -9,7 +9,6 @@ from kubevirtkinds import SOURCES, install
 
 from commandline import gpuvirt
 from gpuvirt.cluster.client import Client, Collection, PatchType
-from gpuvirt.cluster.credentials import from_kubeconfig
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.kinds.kubevirt import (
     HYPER_CONVERGEDS,
@@ -19,6 +18,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HyperConverged,
     KubeVirt,
 )
+from gpuvirt.cluster.kubecontext import from_kubeconfig
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.apps.installing import read_kinds, read_policy
-from gpuvirt.cluster.kinds.conditions import Condition
-from gpuvirt.cluster.operator.definitions import OURS, PART_OF, Definition, Spec, Status, is_ours, is_served
+from gpuvirt.cluster.operator.definitions import OURS, PART_OF, Condition, Definition, Spec, Status, is_ours, is_served
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError
 
@@ -30,7 +29,7 @@ def test_a_kind_is_ours_by_its_group_or_its_label(group: str, labels: dict[str, 
 @pytest.mark.parametrize(("status", "served"), [("True", True), ("False", False), (None, False)])
 def test_a_kind_is_served_once_it_is_established(status: str | None, served: bool) -> None:
     conditions = [("NamesAccepted", "True"), *([("Established", status)] if status else [])]
-    found = tuple(Condition(type=kind, status=one, reason="R", last_transition_time="") for kind, one in conditions)
+    found = tuple(Condition(kind, one) for kind, one in conditions)
     assert is_served(Definition(Metadata(), Spec("gpuvirt.io"), Status(found))) is served
 
 

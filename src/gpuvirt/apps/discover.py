@@ -11,6 +11,7 @@ from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.conflicts import retried
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.keys import Keys, patch_of
@@ -126,8 +127,12 @@ class Discovery:
         return tell
 
 
-async def label_once(client: Client, node: NodeName, labels: Labels) -> None:
+async def label_once(client: Client, node: NodeName, labels: Labels, clock: Clock) -> None:
     """Have a node say it; raises ApiError."""
+    await retried(lambda: _label(client, node, labels), clock)
+
+
+async def _label(client: Client, node: NodeName, labels: Labels) -> None:
     listed = await client.list(Collection(NODES, Node, node))
     found = next((one for one in listed.items if one.metadata.name == node), None)
     if found is None:

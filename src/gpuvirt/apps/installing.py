@@ -10,6 +10,7 @@ from gpuvirt.apps.controller import LEASE
 from gpuvirt.apps.uninstall import HOLDER
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.conflicts import retried
 from gpuvirt.cluster.election import Lease, leases
 from gpuvirt.cluster.failures import NotFoundError
 from gpuvirt.cluster.kinds import clusterpolicy
@@ -44,7 +45,7 @@ def read_policy(file: Path) -> Manifest:
 
 
 def _read(file: Path, api_version: str, kind: str) -> Manifest:
-    found = documents.load(file, Manifest)
+    found = documents.load(file, Manifest, null_is_absent=True)
     if (found.api_version, found.kind) != (api_version, kind):
         message = f"expected a {kind} of {api_version}, found {found.kind} of {found.api_version}"
         raise ConfigError(message, where=str(file), path="$.kind")
@@ -68,7 +69,7 @@ async def _install(client: Client, manifest: Manifest, clock: Clock, *, only_mis
         return f"{name}: another product's, and left as it is"
     if before is not None and only_missing:
         return f"{name}: there, and left as it is"
-    after = await client.apply(DEFINITIONS, name, manifest, Definition)
+    after = await retried(lambda: client.apply(DEFINITIONS, name, manifest, Definition), clock)
     deadline_s = clock.monotonic_s() + WITHIN_S
     while not definitions.is_served(after):
         if clock.monotonic_s() > deadline_s:
@@ -84,11 +85,15 @@ async def _install(client: Client, manifest: Manifest, clock: Clock, *, only_mis
     return f"{name}: {'up to date' if same else 'brought up to date'}"
 
 
-async def lift_hold(client: Client, namespace: str) -> str | None:
+async def lift_hold(client: Client, namespace: str, clock: Clock) -> str | None:
     """Let controllers lead again where an uninstall keeps them from it; return what was done, for people.
 
     Raises ApiError.
     """
+    return await retried(lambda: _lift_hold(client, namespace), clock)
+
+
+async def _lift_hold(client: Client, namespace: str) -> str | None:
     held = await _found(client, leases(namespace), LEASE, Lease)
     if held is None or not (held.spec.holder_identity or "").startswith(HOLDER):
         return None
@@ -97,14 +102,15 @@ async def lift_hold(client: Client, namespace: str) -> str | None:
     return "controllers may lead again, after an uninstall"
 
 
-async def install_namespace(client: Client, name: str) -> str:
+async def install_namespace(client: Client, name: str, clock: Clock) -> str:
     """Have a namespace take privileged pods, as agents are; return what was done, for people. Raises ApiError."""
     labels = {f"pod-security.kubernetes.io/{how}": "privileged" for how in ("enforce", "audit", "warn")}
-    await client.patch(NAMESPACES, name, {"metadata": {"labels": labels}}, PatchType.MERGE, Named)
+    patch = {"metadata": {"labels": labels}}
+    await retried(lambda: client.patch(NAMESPACES, name, patch, PatchType.MERGE, Named), clock)
     return f"namespace {name}: takes privileged pods"
 
 
-async def install_policy(client: Client, manifest: Manifest) -> str:
+async def install_policy(client: Client, manifest: Manifest, clock: Clock) -> str:
     """Have the cluster's ClusterPolicy be as the manifest says; return what was done, for people.
 
     Raises ApiError, ConfigError where there is one of that name that is another installation's.
@@ -120,7 +126,7 @@ async def install_policy(client: Client, manifest: Manifest) -> str:
             where=f"ClusterPolicy {name}",
             path="$.metadata.labels",
         )
-    after = await client.apply(CLUSTER_POLICIES, name, manifest, Named)
+    after = await retried(lambda: client.apply(CLUSTER_POLICIES, name, manifest, Named), clock)
     if before is None:
         return f"ClusterPolicy {name}: made"
     same = before.metadata.resource_version == after.metadata.resource_version

@@ -34,7 +34,7 @@ KubeConfigOption = Annotated[
         "--kubeconfig",
         envvar="KUBECONFIG",
         metavar="FILE",
-        help="How to reach the API server; else as the service account of the pod.",
+        help="How to reach the API server, in one file or several (a:b); else as the service account of the pod.",
     ),
 ]
 DemandedKubeConfigOption = Annotated[
@@ -43,10 +43,15 @@ DemandedKubeConfigOption = Annotated[
         "--kubeconfig",
         envvar="KUBECONFIG",
         metavar="FILE",
-        help=f"How to reach the API server; else as the service account of the pod, or by ~/{KUBECTLS}.",
+        help="How to reach the API server, in one file or several (a:b); else as the service account of the pod,"
+        f" or by ~/{KUBECTLS}.",
     ),
 ]
 """For commands that can't do without: what `demanded_credentials` takes."""
+
+ContextOption = Annotated[
+    str, typer.Option("--context", metavar="NAME", help="The context of the kubeconfig; else its current one.")
+]
 
 HomeOption = Annotated[
     str,
@@ -68,19 +73,25 @@ def node_name_of(text: str | None) -> NodeName | None:
         raise ConfigError(str(error), where="--node-name") from error
 
 
-def credentials_of(kubeconfig: Path | None) -> "Credentials | None":
+def credentials_of(kubeconfig: Path | None, context: str = "") -> "Credentials | None":
     """Return how to reach the API server, None for a process in no pod that was not told. Raises ConfigError."""
-    from gpuvirt.cluster import credentials
-
     if kubeconfig is not None:
-        return credentials.from_kubeconfig(kubeconfig)
-    return credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+        from gpuvirt.cluster.kubecontext import from_kubeconfig
+
+        return from_kubeconfig(kubeconfig, context)
+    if context:
+        raise ConfigError("is one of a kubeconfig's; expected --kubeconfig, too", where="--context")
+    from gpuvirt.cluster.serviceaccount import in_cluster
+
+    return in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
 
 
-def demanded_credentials(kubeconfig: Path | None) -> "Credentials":
+def demanded_credentials(kubeconfig: Path | None, context: str = "") -> "Credentials":
     """Return how to reach the API server: as a pod, or as kubectl does; raise ConfigError where nobody says it."""
     own = Path.home() / KUBECTLS
-    found = credentials_of(kubeconfig)
+    if kubeconfig is None and context and own.exists():
+        kubeconfig = own
+    found = credentials_of(kubeconfig, context)
     if found is None and own.exists():
         found = credentials_of(own)
     if found is None:
@@ -91,10 +102,10 @@ def demanded_credentials(kubeconfig: Path | None) -> "Credentials":
     return found
 
 
-def asked_credentials(kubeconfig: Path | None) -> "Credentials":
+def asked_credentials(kubeconfig: Path | None, context: str = "") -> "Credentials":
     """Return how to reach the API server for an option that KUBECONFIG does not set; raise ConfigError."""
     named = os.environ.get("KUBECONFIG", "")  # noqa: TID251  a host's command asks no cluster because of it
-    return demanded_credentials(kubeconfig or (Path(named) if named else None))
+    return demanded_credentials(kubeconfig or (Path(named) if named else None), context)
 
 
 def home_of(namespace: str, credentials: "Credentials") -> Namespace:
@@ -110,13 +121,14 @@ def cluster_side(
     kubeconfig: Path | None,
     config_map: ConfigMapName | None,
     operands: Namespace | None = None,
+    context: str = "",
 ) -> "ClusterTask | None":
     """Return the agent's cluster side, None where it has none: no node, or no credentials. Raises ConfigError."""
     if node is None:
         return None
     from gpuvirt.apps.clusterside import ClusterSide
 
-    found = credentials_of(kubeconfig)
+    found = credentials_of(kubeconfig, context)
     if found is None:
         log.info("no API server is asked: the pod has no service account's token, and there is no --kubeconfig")
         return None

@@ -14,6 +14,7 @@ from gpuvirt.cli.addresses import address_of
 def controller(  # noqa: PLR0913  one parameter an option
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
     namespace: apiserver.HomeOption = "",
     leader_elect: Annotated[
         bool, typer.Option(help="Lead only while no other process does, by the Lease gpuvirt-controller.")
@@ -60,7 +61,7 @@ def controller(  # noqa: PLR0913  one parameter an option
     from gpuvirt.cluster.operator.decisions import Home
 
     set_up(log_format, verbose=verbose)
-    credentials = apiserver.demanded_credentials(kubeconfig)
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
     options = ControllerOptions(
         credentials=credentials,
         home=Home(

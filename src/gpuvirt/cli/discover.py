@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from gpuvirt.hardware.kernel import Kernel
 
 
-def discover(
+def discover(  # noqa: PLR0913  one parameter an option
     *,
     host_root: options.HostRoot = options.ROOT,
     node_name: apiserver.NodeNameOption = None,
     kubeconfig: apiserver.KubeConfigOption = None,
+    context: apiserver.ContextOption = "",
     once: Annotated[
         bool,
         typer.Option(
@@ -41,7 +42,7 @@ def discover(
     kernel = RealKernel(HostRoots.under(host_root))
     node = apiserver.node_name_of(node_name)
     if once:
-        _once(kernel, node, apiserver.credentials_of(kubeconfig) if node is not None else None)
+        _once(kernel, node, apiserver.credentials_of(kubeconfig, context) if node is not None else None)
         return
     if node is None:
         raise ConfigError("is missing: which node is to be labelled? --once looks without one", where="--node-name")
@@ -49,7 +50,7 @@ def discover(
     from gpuvirt.apps.ending import until_told_to_stop
 
     set_up(log_format)
-    found = _needed(apiserver.credentials_of(kubeconfig))
+    found = _needed(apiserver.credentials_of(kubeconfig, context))
     discovery = Discovery(DiscoverOptions(kernel, found, node, address_of(listen)))
     asyncio.run(until_told_to_stop(discovery.run()))
 
@@ -75,9 +76,10 @@ def _once(kernel: "Kernel", node: NodeName | None, credentials: "Credentials | N
         print(f"{label}={value}" if value is not None else f"{label}-")
     if node is not None:
         from gpuvirt.apps.discover import label_once
+        from gpuvirt.clock import RealClock
         from gpuvirt.cluster.client import Client
 
-        asyncio.run(label_once(Client(_needed(credentials)), node, labels))
+        asyncio.run(label_once(Client(_needed(credentials)), node, labels, RealClock()))
     for one in seen.unread:
         print(f"gpuvirt: {unread_line(one)}", file=sys.stderr)
     if seen.unread:

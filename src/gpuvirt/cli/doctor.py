@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import options
+from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.options import Output
 
 
@@ -17,6 +17,7 @@ def doctor(  # noqa: PLR0913  one parameter an option
     pci_ids: options.PciIdsFile = None,
     kubevirt: options.KubeVirtFile = None,
     kubeconfig: options.ClusterFile = None,
+    context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
     every: Annotated[bool, typer.Option("--all", "-a", help="Show what is in order, too.")] = False,
 ) -> None:
@@ -31,7 +32,7 @@ def doctor(  # noqa: PLR0913  one parameter an option
     from gpuvirt.model.findings import Level
 
     where = Where(host_root, system_root, kubelet_dir)
-    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig))
+    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     report = diagnose(kernel, around)
     if output is Output.JSON:
         json_lines(report)

@@ -20,6 +20,7 @@ def crds(
     ] = False,
     namespace: apiserver.HomeOption = "",
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
     """Make our CustomResourceDefinitions, or bring them up to date; another product's are left as they are.
 
@@ -30,13 +31,13 @@ def crds(
     from gpuvirt.cluster.client import Client
 
     manifests = installing.read_kinds(folder)
-    credentials = apiserver.demanded_credentials(kubeconfig)
-    client, home = Client(credentials), apiserver.home_of(namespace, credentials)
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
+    client, home, clock = Client(credentials), apiserver.home_of(namespace, credentials), RealClock()
 
     async def run() -> None:
-        for line in await installing.install_kinds(client, manifests, RealClock(), only_missing=only_missing):
+        for line in await installing.install_kinds(client, manifests, clock, only_missing=only_missing):
             print(line)
-        if (lifted := await installing.lift_hold(client, home)) is not None:
+        if (lifted := await installing.lift_hold(client, home, clock)) is not None:
             print(lifted)
 
     asyncio.run(run())
@@ -47,13 +48,15 @@ def namespace(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Where agents run.")],
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
     """Label a namespace, so that pod security admission lets agents be privileged there."""
     from gpuvirt.apps import installing
+    from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
 
-    client = Client(apiserver.demanded_credentials(kubeconfig))
-    print(asyncio.run(installing.install_namespace(client, name)))
+    client = Client(apiserver.demanded_credentials(kubeconfig, context))
+    print(asyncio.run(installing.install_namespace(client, name, RealClock())))
 
 
 @app.command("policy")
@@ -61,11 +64,13 @@ def policy(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The ClusterPolicy.")],
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
     """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
     from gpuvirt.apps import installing
+    from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
 
     manifest = installing.read_policy(file)
-    client = Client(apiserver.demanded_credentials(kubeconfig))
-    print(asyncio.run(installing.install_policy(client, manifest)))
+    client = Client(apiserver.demanded_credentials(kubeconfig, context))
+    print(asyncio.run(installing.install_policy(client, manifest, RealClock())))

@@ -34,6 +34,8 @@ class KubeVirtAt:
     """What kubectl has written, `-` for standard input."""
     kubeconfig: Path | None = None
     """How its cluster is reached."""
+    context: str = ""
+    """The context of the kubeconfig; empty for its current one."""
 
 
 def surroundings(
@@ -61,7 +63,9 @@ def _kubevirts(at: KubeVirtAt) -> tuple[KubeVirt, ...] | None:
     if at.kubeconfig is not None:
         from gpuvirt.apps.kubevirts import ask_kubevirts
 
-        return ask_kubevirts(at.kubeconfig)
+        return ask_kubevirts(at.kubeconfig, at.context)
+    if at.context:
+        raise ConfigError("is one of a kubeconfig's; expected --kubeconfig, too", where="--context")
     return _read_kubevirts(at.file) if at.file is not None else None
 
 

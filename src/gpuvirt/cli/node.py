@@ -22,6 +22,7 @@ def node(  # noqa: PLR0913  one parameter an option
     pci_ids: options.PciIdsFile = None,
     node_name: apiserver.NodeNameOption = None,
     kubeconfig: apiserver.KubeConfigOption = None,
+    context: apiserver.ContextOption = "",
     plugin_only: Annotated[
         bool,
         typer.Option(
@@ -81,7 +82,7 @@ def node(  # noqa: PLR0913  one parameter an option
     kernel = RealKernel(roots)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
-    cluster = apiserver.cluster_side(node, kubeconfig, config_map)
+    cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
     asyncio.run(
         run_until_told_to_stop(
             NodeOptions(

@@ -11,6 +11,7 @@ from gpuvirt.cli.options import Output
 def status(
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
     namespace: apiserver.HomeOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
@@ -21,7 +22,7 @@ def status(
     from gpuvirt.apps.clusterstatus import ask
     from gpuvirt.cli import render, statusrender
 
-    credentials = apiserver.demanded_credentials(kubeconfig)
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
     found = asyncio.run(ask(credentials, apiserver.home_of(namespace, credentials)))
     if output is Output.JSON:
         render.json_lines(found)

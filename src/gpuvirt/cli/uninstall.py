@@ -11,6 +11,7 @@ from gpuvirt.cli import apiserver
 def uninstall(
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
     namespace: apiserver.HomeOption = "",
     coexist: Annotated[
         bool,
@@ -29,6 +30,6 @@ def uninstall(
     from gpuvirt.apps.uninstall import run
     from gpuvirt.cluster.operator.uninstall import Goals
 
-    credentials = apiserver.demanded_credentials(kubeconfig)
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
     home = apiserver.home_of(namespace, credentials)
     asyncio.run(run(credentials, Goals(home, beside=coexist, crds=crds), lambda line: print(line, flush=True)))

@@ -1,7 +1,6 @@
 """`gpuvirt validate`: the checks of a node for containers, in containers before and beside NVIDIA's."""
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,21 +80,18 @@ def plugin(
     *,
     node_name: apiserver.NodeNameOption = None,
     kubeconfig: apiserver.KubeConfigOption = None,
+    context: apiserver.ContextOption = "",
     validations_dir: Folder = FOLDER,
     wait: Wait = False,
 ) -> None:
     """Check that the node offers GPUs to containers: plugin-ready."""
     from gpuvirt.apps import validation
-    from gpuvirt.cluster import credentials
     from gpuvirt.cluster.client import Client
 
     node = apiserver.node_name_of(node_name)
     if node is None:
         raise ConfigError("is needed: the node that is to offer GPUs", where="--node-name")
-    if kubeconfig is not None:
-        found: credentials.Credentials | None = credentials.from_kubeconfig(kubeconfig)
-    else:
-        found = credentials.in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+    found = apiserver.credentials_of(kubeconfig, context)
     if found is None:
         raise ConfigError("is needed: the pod has no service account's token", where="--kubeconfig")
     _validate(validation.plugin_check(Client(found), node), validations_dir / validation.PLUGIN, wait=wait)

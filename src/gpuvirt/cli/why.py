@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuvirt.cli import options
+from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.options import Output
 from gpuvirt.errors import InvalidIdError
 
@@ -51,6 +51,7 @@ def why(  # noqa: PLR0913  one parameter an option
     pci_ids: options.PciIdsFile = None,
     kubevirt: options.KubeVirtFile = None,
     kubeconfig: ClusterFile = None,
+    context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Name the one thing that keeps a GPU from a virtual machine, or a VM or pod from its GPUs, and what mends it.
@@ -67,10 +68,10 @@ def why(  # noqa: PLR0913  one parameter an option
     from gpuvirt.model.walk import walk
 
     if (found := _object_in(target)) is not None:
-        whyvm.explain(found, namespace, kubeconfig, output)
+        whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output)
         return
     where = Where(host_root, system_root, kubelet_dir)
-    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig))
+    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     way = walk(gather(kernel, around), target)
     if output is Output.JSON:
         json_lines(way)

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from gpuvirt import nulls
 from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import Asked, NotUnderstoodError, Status, failure
 from gpuvirt.cluster.lines import Lines
@@ -244,6 +245,6 @@ async def _watched(asked: Asked, answer: Answer, shape: type[T]) -> AsyncIterato
 
 def _decoded(asked: Asked, content: bytes | msgspec.Raw, shape: type[D]) -> D:
     try:
-        return msgspec.json.decode(content, type=shape)
+        return nulls.decode(content, shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotUnderstoodError(f"{asked.text}: the answer is not what was expected: {error}") from error

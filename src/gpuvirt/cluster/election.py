@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.conflicts import retried
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.resources import Metadata, Resource
 
@@ -142,7 +143,7 @@ class Election:
 
     async def _try(self) -> bool:
         """Take or renew the lease; return whether this process leads. Who leads is None where that is not known."""
-        candidacy, at = self._candidacy, leases(self._candidacy.namespace)
+        candidacy = self._candidacy
         try:
             lease = await self._read()
             self._look_at(lease)
@@ -151,10 +152,7 @@ class Election:
             if mine is None:
                 self.leader = lease.spec.holder_identity
                 return False
-            if lease.metadata.resource_version:
-                written = await self._client.update(at, candidacy.name, mine, Lease)
-            else:
-                written = await self._client.create(at, mine, Lease)
+            written = await self._put(mine)
         except ConflictError:
             self.leader = None  # somebody was faster, and is seen at the next try
             return False
@@ -173,6 +171,13 @@ class Election:
         except NotFoundError:
             return Lease(Metadata(candidacy.name, candidacy.namespace))
 
+    async def _put(self, lease: Lease) -> Lease:
+        """Write the lease, which has the version that was read; raises ConflictError where it has another by now."""
+        at, name = leases(self._candidacy.namespace), self._candidacy.name
+        if lease.metadata.resource_version:
+            return await self._client.update(at, name, lease, Lease)
+        return await self._client.create(at, lease, Lease)
+
     def _look_at(self, lease: Lease) -> None:
         if lease.metadata.resource_version != self._seen or not self._seen:
             self._seen, self._seen_at_s = lease.metadata.resource_version, self._clock.monotonic_s()
@@ -182,23 +187,25 @@ class Election:
 
         Who led before sees it when it renews next, and stops: `RENEW_S` later nothing more is written.
         """
-        at, name = leases(self._candidacy.namespace), self._candidacy.name
-        lease, now = await self._read(), f"{self._clock.now():%Y-%m-%dT%H:%M:%S.%fZ}"
-        mine = LeaseSpec(self._candidacy.me, for_s, now, now, (lease.spec.lease_transitions or 0) + 1)
-        if lease.metadata.resource_version:
-            await self._client.update(at, name, replace(lease, spec=mine), Lease)
-        else:
-            await self._client.create(at, replace(lease, spec=mine), Lease)
+
+        async def take() -> None:
+            lease, now = await self._read(), f"{self._clock.now():%Y-%m-%dT%H:%M:%S.%fZ}"
+            mine = LeaseSpec(self._candidacy.me, for_s, now, now, (lease.spec.lease_transitions or 0) + 1)
+            await self._put(replace(lease, spec=mine))
+
+        await retried(take, self._clock)  # a leader renews it at the same time
 
     async def _give_back(self) -> None:
         """Say that nobody leads, where this process did."""
-        candidacy = self._candidacy
+
+        async def release() -> None:
+            lease = await self._read()
+            if lease.spec.holder_identity == self._candidacy.me:
+                await self._put(replace(lease, spec=replace(lease.spec, holder_identity="")))
+
         try:
             async with asyncio.timeout(RENEW_S):
-                lease = await self._read()
-                if lease.spec.holder_identity == candidacy.me:
-                    nobody = replace(lease, spec=replace(lease.spec, holder_identity=""))
-                    await self._client.update(leases(candidacy.namespace), candidacy.name, nobody, Lease)
+                await retried(release, self._clock)
         except (ApiError, TimeoutError) as error:
             log.info("the lease runs out by itself: %s", error)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gpuvirt import nulls
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.errors import GpuvirtError
 
@@ -23,6 +24,10 @@ class ApiError(GpuvirtError):
 
 class UnreachableError(ApiError):
     """There was no answer: no connection, a broken or slow one, a certificate that can't be trusted, or no HTTP."""
+
+
+class CredentialsError(ApiError):
+    """Nothing was asked: there are no credentials to ask with."""
 
 
 class NotUnderstoodError(ApiError):
@@ -108,7 +113,7 @@ def failure(asked: Asked, code: int, body: bytes, *, retry_after: str = "") -> A
 
 def _said(body: bytes) -> str:
     try:
-        said = msgspec.json.decode(body, type=Status).message
+        said = nulls.decode(body, Status).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         said = ""
     line = " ".join((said or body.decode(errors="replace")).split())

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpuvirt import nulls
 from gpuvirt.cluster.resources import Metadata
 
 Fields = dict[str, msgspec.Raw]
@@ -36,11 +37,12 @@ def _missing(wanted: Sequence[dict[str, str | None]], has: dict[str, str]) -> di
 
 def patched(whole: Fields, patch: Patch) -> Fields:
     """Return an object with a patch in it, and everything else as it was."""
-    metadata = msgspec.json.decode(whole["metadata"], type=Fields)
+    metadata = nulls.decode(whole["metadata"], Fields)
     for field, changes in (("labels", patch.metadata.labels), ("annotations", patch.metadata.annotations)):
         if not changes:
             continue
-        before = msgspec.json.decode(metadata[field], type=dict[str, str]) if field in metadata else {}
+        has = field in metadata and not nulls.is_null(metadata[field])
+        before = nulls.decode(metadata[field], dict[str, str]) if has else {}
         after = {key: value for key, value in (before | changes).items() if value is not None}
         metadata[field] = msgspec.Raw(msgspec.json.encode(after))
     return whole | {"metadata": msgspec.Raw(msgspec.json.encode(metadata))}

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 import h11
 
 from gpuvirt import __version__
-from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.credentials import Credentials, Streams
 from gpuvirt.cluster.failures import NotUnderstoodError, UnreachableError
 
 CONNECT_S = 10.0
 ANSWER_S = 30.0
 """Until an answer begins, and between two parts of one that does not wait for news."""
 READ_BYTES = 1 << 16
+UNAUTHORIZED = 401
 MOST_BYTES = 32 << 20
 """Of one answer, or of one line of a watch: a page of 500 nodes with all their images is a third of that."""
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -67,14 +68,32 @@ class Transport:
     async def ask(self, request: Request, *, quiet_s: float = ANSWER_S) -> AsyncIterator[Answer]:
         """Send a request, and give its answer for as long as the context lasts. Raises UnreachableError.
 
+        With a credential plugin, raises CredentialsError; and a server that does not know its credentials is asked once
+        more with new ones.
         `quiet_s` is how long the body may bring nothing.
         """
-        reader, writer = await self._connect()
+        plugin = self.credentials.plugin
+        if plugin is None:
+            async with self._ask(self.credentials, request, quiet_s) as answer:
+                yield answer
+            return
+        issued = await plugin.credentials()
+        async with self._ask(self.credentials.with_issued(issued), request, quiet_s) as answer:
+            if answer.status != UNAUTHORIZED:
+                yield answer
+                return
+        plugin.reject(issued)
+        async with self._ask(self.credentials.with_issued(await plugin.credentials()), request, quiet_s) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def _ask(self, credentials: Credentials, request: Request, quiet_s: float) -> AsyncIterator[Answer]:
+        reader, writer = await self._connect(credentials)
         try:
             http = h11.Connection(h11.CLIENT)
             with self._broken():
                 async with asyncio.timeout(ANSWER_S):
-                    writer.write(self._head(http, request))
+                    writer.write(_head(credentials, http, request))
                     await writer.drain()
                     head = await _next(http, reader)
             if not isinstance(head, h11.Response):
@@ -84,41 +103,15 @@ class Transport:
         finally:
             writer.transport.abort()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        credentials = self.credentials
+    async def _connect(self, credentials: Credentials) -> Streams:
         with self._broken():
             async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(
-                    credentials.host,
-                    credentials.port,
-                    ssl=credentials.context(),
-                    server_hostname=credentials.server_name or credentials.host,
-                    limit=READ_BYTES,
-                )
+                reader, writer = await _opened(credentials)
         tcp = writer.get_extra_info("socket")
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE:
             tcp.setsockopt(socket.IPPROTO_TCP, option, value)
         return reader, writer
-
-    def _head(self, http: h11.Connection, request: Request) -> bytes:
-        """Return the request as bytes. Raises OSError where the token can't be read."""
-        credentials = self.credentials
-        headers = {
-            "Host": f"{credentials.host}:{credentials.port}",
-            "User-Agent": f"gpuvirt/{__version__}",
-            "Accept": "application/json",
-            "Connection": "close",
-            **request.headers,
-        }
-        if (authorization := credentials.authorization()) is not None:
-            headers["Authorization"] = authorization
-        if request.body:
-            headers["Content-Length"] = str(len(request.body))
-        target = credentials.path + request.target
-        head = http.send(h11.Request(method=request.method, target=target, headers=list(headers.items())))
-        body = http.send(h11.Data(data=request.body)) if request.body else b""
-        return (head or b"") + (body or b"") + (http.send(h11.EndOfMessage()) or b"")
 
     async def _parts(self, http: h11.Connection, reader: asyncio.StreamReader, quiet_s: float) -> AsyncIterator[bytes]:
         while True:
@@ -139,6 +132,42 @@ class Transport:
             raise UnreachableError(f"{self._where}: nothing was heard in time") from error
         except (OSError, ValueError, h11.ProtocolError) as error:
             raise UnreachableError(f"{self._where}: {str(error) or type(error).__name__}") from error
+
+
+async def _opened(credentials: Credentials) -> Streams:
+    """Return a connection to the API server. Raises OSError and ValueError."""
+    host, port, context = credentials.host, credentials.port, credentials.context()
+    name = credentials.server_name or host
+    if credentials.tunnel is None:
+        return await asyncio.open_connection(host, port, ssl=context, server_hostname=name, limit=READ_BYTES)
+    reader, writer = await credentials.tunnel.open(host, port)
+    try:
+        await writer.start_tls(context, server_hostname=name)
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return reader, writer
+
+
+def _head(credentials: Credentials, http: h11.Connection, request: Request) -> bytes:
+    """Return the request as bytes. Raises OSError where the token can't be read."""
+    host = f"[{credentials.host}]" if ":" in credentials.host else credentials.host
+    headers = {
+        "Host": f"{host}:{credentials.port}",
+        "User-Agent": f"gpuvirt/{__version__}",
+        "Accept": "application/json",
+        "Connection": "close",
+        **request.headers,
+    }
+    if (authorization := credentials.authorization()) is not None:
+        headers["Authorization"] = authorization
+    if request.body:
+        headers["Content-Length"] = str(len(request.body))
+    target = credentials.path + request.target
+    sent = [*headers.items(), *credentials.headers]
+    head = http.send(h11.Request(method=request.method, target=target, headers=sent))
+    body = http.send(h11.Data(data=request.body)) if request.body else b""
+    return (head or b"") + (body or b"") + (http.send(h11.EndOfMessage()) or b"")
 
 
 async def _next(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:

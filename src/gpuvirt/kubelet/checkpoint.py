@@ -54,7 +54,7 @@ def parse(content: bytes) -> Checkpoint:
     The checksum is not asked: it is over a dump of Go types, whose names may change with the kubelet's code, and the
     kubelet puts the file in its place whole.
     """
-    return from_json(content, Checkpoint)
+    return from_json(content, Checkpoint, null_is_absent=True)
 
 
 def holders(checkpoint: Checkpoint) -> Mapping[tuple[ResourceName, DeviceId], Consumer]:

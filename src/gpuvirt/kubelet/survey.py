@@ -45,7 +45,7 @@ def _config(path: Path) -> KubeletConfig | Unread | None:
     if found is not True:
         return None if found is False else found
     try:
-        return documents.load(path, KubeletConfig)
+        return documents.load(path, KubeletConfig, null_is_absent=True)
     except ConfigError as error:
         return Unread(HostPath(str(path)), seen=error.message)
 

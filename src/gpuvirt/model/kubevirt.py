@@ -128,11 +128,11 @@ class _List(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse(text: str, *, where: str) -> tuple[KubeVirt, ...]:
     """Return the KubeVirts in what kubectl wrote, YAML or JSON; raise ConfigError."""
-    kind = documents.parse(text, _Kind, where=where).kind
+    kind = documents.parse(text, _Kind, where=where, null_is_absent=True).kind
     found = (
-        documents.parse(text, _List, where=where).items
+        documents.parse(text, _List, where=where, null_is_absent=True).items
         if kind in {"List", "KubeVirtList"}
-        else (documents.parse(text, KubeVirt, where=where),)
+        else (documents.parse(text, KubeVirt, where=where, null_is_absent=True),)
     )
     for one in found:
         if one.kind != "KubeVirt":

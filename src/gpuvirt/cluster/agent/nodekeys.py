@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.failures import ConflictError, ForbiddenError
+from gpuvirt.cluster.conflicts import retried
+from gpuvirt.cluster.failures import ForbiddenError
 from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
 from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES, Metadata, Node
 
 log = logging.getLogger(__name__)
-
-MOST_CONFLICTS = 5
-"""Updates in a row that others were faster with, before it is waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +68,9 @@ class NodeKeys:
         except ForbiddenError as forbidden:
             log.debug("patching nodes is not permitted; the node is updated")
             try:
-                return await self._update_until_done(patch)
+                return await retried(lambda: self._update(patch), self._desk.clock)
             except ForbiddenError:
                 raise forbidden from None  # the lesser of the two to be permitted
-
-    async def _update_until_done(self, patch: Patch) -> Node:
-        for _ in range(MOST_CONFLICTS):
-            try:
-                return await self._update(patch)
-            except ConflictError:
-                log.debug("the node has changed meanwhile; it is read again")
-        return await self._update(patch)
 
     async def _update(self, patch: Patch) -> Node:
         client, node = self._desk.client, self._desk.node

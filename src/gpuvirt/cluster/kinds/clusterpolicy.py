@@ -186,7 +186,7 @@ class StoredPolicy(msgspec.Struct, frozen=True):
     """A ClusterPolicy as it is listed and watched: whatever its spec says, one that is odd stops nobody."""
 
     metadata: Metadata
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    spec: msgspec.Raw = msgspec.Raw(b"null")
     status: Status | None = None
 
 

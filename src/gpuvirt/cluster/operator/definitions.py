@@ -6,7 +6,6 @@ Source of the shapes: Kubernetes' API reference, CustomResourceDefinition v1 api
 
 import msgspec
 
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import GROUP
 from gpuvirt.cluster.resources import Metadata, Resource
 
@@ -46,6 +45,13 @@ class Spec(msgspec.Struct, frozen=True):
     """What is read of what is defined."""
 
     group: str
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A condition of a definition; unlike metav1.Condition it may lack a reason."""
+
+    type: str
+    status: str
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from hashlib import sha256
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt import nulls
 from gpuvirt.cluster.kinds.workloads import Manifest, encoded
 from gpuvirt.cluster.operator.shapes import DaemonSetStatus
 from gpuvirt.cluster.resources import Metadata
@@ -31,6 +32,11 @@ class StoredObject(msgspec.Struct, frozen=True, rename="camel"):
     subjects: msgspec.Raw = NOTHING
     handler: msgspec.Raw = NOTHING
     status: DaemonSetStatus = DaemonSetStatus()
+
+    @property
+    def texts(self) -> dict[str, str] | None:
+        """The data of a ConfigMap; None where it has none."""
+        return None if nulls.is_null(self.data) else nulls.decode(self.data, dict[str, str])
 
     @property
     def version(self) -> str:

@@ -89,13 +89,13 @@ def decide(
 
 def kept_histories(stored: StoredObject | None) -> Histories:
     """Return what a ConfigMap keeps."""
-    data = msgspec.json.decode(stored.data, type=dict[str, str] | None) if stored is not None else None
+    data = stored.texts if stored is not None else None
     return {uid: history.decode(text) for uid, text in (data or {}).items()}
 
 
 def kept_text(stored: StoredObject | None) -> str | None:
     """Return what a ConfigMap says, to be compared with what it is to say."""
-    data = msgspec.json.decode(stored.data, type=dict[str, str] | None) if stored is not None else None
+    data = stored.texts if stored is not None else None
     return _text(data) if data is not None else None
 
 

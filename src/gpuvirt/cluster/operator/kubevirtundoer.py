@@ -5,10 +5,12 @@ It is decided by what is there now, machines and nodes included, and tried again
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.conflicts import retried
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError
 from gpuvirt.cluster.kinds import kubevirt as kinds
 from gpuvirt.cluster.kinds.gpunode import GpuNode
@@ -26,8 +28,8 @@ T = TypeVar("T", bound=KubernetesObject)
 
 PODS = Collection(Resource("pods"), AskingPod)
 """Of all namespaces: KubeVirt's machines are not all that has vGPUs, and a GpuNode may have gone before."""
-MOST_TRIES = 10
-PAUSE_S = 0.5
+CONFLICTS = (ConflictError, RefusedError)
+"""A patch whose condition does not hold any more is refused as not valid (422)."""
 
 
 def held_names(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
@@ -53,30 +55,23 @@ class KubeVirtUndoer:
     async def run(self) -> AsyncIterator[str]:
         """Undo it, and yield a line for each thing that was done, or is left; raises ApiError."""
         for one in (await self._heard(Collection(KUBEVIRTS, KubeVirt))).value or ():
-            async for line in self._undo(one.metadata.uid):
+            uid = one.metadata.uid
+            for line in await retried(partial(self._undo, uid), self._clock, CONFLICTS):
                 yield line
 
-    async def _undo(self, uid: str) -> AsyncIterator[str]:
-        for left in reversed(range(MOST_TRIES)):
-            scene = await self._scene(uid)
-            if scene is None:
-                return
-            found, where = undo(scene), f"{scene.kubevirt.metadata.namespace}/{scene.kubevirt.metadata.name}"
-            if scene.is_opted_out:
-                yield f"left KubeVirt {where} as it is, as its annotation says"
-                return
-            try:
-                if found.resource is not None and found.patch:
-                    await self._client.patch(found.resource, found.name, found.patch, PatchType.JSON, Named)
-                    yield f"{found.resource.plural} {found.name}: took out what was added for KubeVirt {where}"
-            except (ConflictError, RefusedError):
-                if not left:
-                    raise
-                await self._clock.sleep(PAUSE_S)
-                continue
-            for reason in found.reasons:
-                yield reason.text
-            return
+    async def _undo(self, uid: str) -> Sequence[str]:
+        """Undo it in one KubeVirt, and return what was done or is left; raises ApiError."""
+        scene = await self._scene(uid)
+        if scene is None:
+            return ()
+        found, where = undo(scene), f"{scene.kubevirt.metadata.namespace}/{scene.kubevirt.metadata.name}"
+        if scene.is_opted_out:
+            return (f"left KubeVirt {where} as it is, as its annotation says",)
+        left = tuple(reason.text for reason in found.reasons)
+        if found.resource is None or not found.patch:
+            return left
+        await self._client.patch(found.resource, found.name, found.patch, PatchType.JSON, Named)
+        return (f"{found.resource.plural} {found.name}: took out what was added for KubeVirt {where}", *left)
 
     async def _scene(self, uid: str) -> Scene | None:
         """Return all that is to be known of a KubeVirt, None where it has gone."""

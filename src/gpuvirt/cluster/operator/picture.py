@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator.deployment import There
@@ -51,7 +49,7 @@ class Picture:
 
 
 def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
-    return tuple(msgspec.json.decode(config_map.data, type=dict[str, str] | None) or {})
+    return tuple(config_map.texts or {})
 
 
 def apps_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:

@@ -7,12 +7,14 @@ time, after any failure: each step takes away what is there.
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.conflicts import retried
 from gpuvirt.cluster.election import RENEW_S, Election
-from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
@@ -125,7 +127,7 @@ class Uninstaller:
             name = node.metadata.name
             keys = left_of(node.metadata, used=name in self._used, agents_gone=agents_gone, beside=goals.beside)
             if (patch := patch_of([keys], node.metadata)) is not None:
-                await self._client.patch(NODES, name, patch, PatchType.MERGE, NodeObject)
+                await retried(partial(self._client.patch, NODES, name, patch, PatchType.MERGE, NodeObject), self._clock)
                 gone = sorted({**patch.metadata.labels, **patch.metadata.annotations})
                 yield f"node {name}: took away {', '.join(gone)}"
 
@@ -137,7 +139,7 @@ class Uninstaller:
                     nodes = ", ".join(sorted(self._used))
                     yield f"left {resource.plural} {name}: machines have vGPUs on {nodes}; delete it when they end"
                     continue
-                await self._delete(resource, found)
+                await self._delete(resource, found, labelled=OPERAND_LABEL)
                 yield f"deleted {resource.plural} {name}"
 
     async def _wait(self) -> AsyncIterator[str]:
@@ -162,20 +164,22 @@ class Uninstaller:
 
     async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
         for found in await self._listed(resource, Named, labelled=labelled):
-            await self._delete(resource, found)
+            await self._delete(resource, found, labelled=labelled)
             yield f"deleted {kind} {found.metadata.name}"
 
     async def _delete_kinds(self) -> AsyncIterator[str]:
         for name in KINDS:
-            try:
-                found = await self._client.get(DEFINITIONS, name, Definition)
-            except NotFoundError:
-                continue
-            if is_ours(found):
-                await self._delete(DEFINITIONS, found)
-                yield f"deleted the kind {name}, and all of it"
-            else:
-                yield f"left the kind {name}, which another product has made"
+            if (line := await retried(partial(self._delete_kind, name), self._clock)) is not None:
+                yield line
+
+    async def _delete_kind(self, name: str) -> str | None:
+        with suppress(NotFoundError):
+            found = await self._client.get(DEFINITIONS, name, Definition)
+            if not is_ours(found):
+                return f"left the kind {name}, which another product has made"
+            await self._client.delete(DEFINITIONS, name, found.metadata.uid)
+            return f"deleted the kind {name}, and all of it"
+        return None
 
     async def _pods(self) -> tuple[OperandPod, ...]:
         return await self._listed(pods(self._goals.namespace), OperandPod)
@@ -187,6 +191,17 @@ class Uninstaller:
         except NotFoundError:
             return ()
 
-    async def _delete(self, resource: Resource, found: KubernetesObject) -> None:
+    async def _delete(self, resource: Resource, found: KubernetesObject, *, labelled: str = "") -> None:
+        """Delete an object, and one that was made in its place meanwhile and has the labels, too."""
+        name = found.metadata.name
         with suppress(NotFoundError):
-            await self._client.delete(resource, found.metadata.name, found.metadata.uid)
+            try:
+                await self._client.delete(resource, name, found.metadata.uid)
+            except ConflictError:
+                await retried(
+                    partial(self._delete_afresh, Collection(resource, Named, name, labelled=labelled)), self._clock
+                )
+
+    async def _delete_afresh(self, collection: Collection[Named]) -> None:
+        for found in (await self._client.list(collection)).items:
+            await self._client.delete(collection.resource, found.metadata.name, found.metadata.uid)

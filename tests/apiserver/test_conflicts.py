@@ -1,0 +1,172 @@
+"""Another writer is faster: what is written is written from a fresh read, however often that happens."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+from typing_extensions import override
+
+from certificates import Authority, Pair
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.conflicts import MOST_TRIES, retried
+from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.election import Candidacy, Election
+from gpuvirt.cluster.failures import ApiError, ConflictError, ForbiddenError
+from gpuvirt.cluster.operator.uninstall import Goals, Uninstaller
+from scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"
+LEASE = f"{LEASES}/gpuvirt-controller"
+Object = dict[str, dict[str, object]]
+
+
+class Hasty(RealClock):
+    """Waits for nothing, but lets others go on."""
+
+    @override
+    async def sleep(self, seconds: float, /) -> None:
+        await super().sleep(0)
+
+
+class Peer:
+    """An API server's objects, and another writer that changes one each time that it is read: `rivals` times."""
+
+    def __init__(self, rivals: int, objects: dict[str, Object] | None = None) -> None:
+        self.objects: dict[str, Object] = objects if objects is not None else {}
+        """By path."""
+        self._rivals = rivals
+        self.relabels = 0
+        """How often somebody else writes to the lease, and leaves its holder."""
+        self._version = 1
+
+    def answer(self, call: Call) -> Reply:
+        found = self.objects.get(call.path)
+        if call.method == "GET":
+            reply: Reply = (200, json.loads(json.dumps(found))) if found is not None else NOT_FOUND
+            self._interfere(call.path)
+            return reply
+        if call.method == "POST":
+            return CONFLICT if LEASE in self.objects else self._put(LEASE, json.loads(call.body))
+        if found is None:
+            return NOT_FOUND
+        if call.method == "PUT":
+            sent = json.loads(call.body)
+            is_old = sent["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]
+            return CONFLICT if is_old else self._put(call.path, sent)
+        return self._deleted(call, found)
+
+    def _interfere(self, path: str) -> None:
+        if self._rivals and path == LEASE:
+            self._rivals -= 1
+            self._put(path, {"metadata": {"name": "gpuvirt-controller"}, "spec": {"holderIdentity": "rival"}})
+        if self.relabels and path in self.objects:
+            self.relabels -= 1
+            self._put(path, self.objects[path])
+
+    def _put(self, path: str, content: Object) -> Reply:
+        self._version += 1
+        self.objects[path] = {**content, "metadata": {**content["metadata"], "resourceVersion": str(self._version)}}
+        return 200, self.objects[path]
+
+    def _deleted(self, call: Call, found: Object) -> Reply:
+        if json.loads(call.body)["preconditions"]["uid"] != found["metadata"]["uid"]:
+            return CONFLICT
+        del self.objects[call.path]
+        return 200, {"kind": "Status"}
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[Call], Reply], server: Pair, ca: Path) -> AsyncIterator[tuple[ScriptedApi, Client]]:
+    async with scripted(answer, server, ca) as api:
+        yield api, Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+
+
+def election(client: Client, me: str) -> Election:
+    return Election(client, Candidacy("gpuvirt", "gpuvirt-controller", me), Hasty(), Random(1))  # noqa: S311  no secrets
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_an_uninstall_takes_a_lease_that_its_leader_renews_meanwhile(
+    authority: Authority, server: Pair, there: bool
+) -> None:
+    objects: dict[str, Object] = (
+        {LEASE: {"metadata": {"name": "gpuvirt-controller", "resourceVersion": "1"}}} if there else {}
+    )
+    peer = Peer(3, objects)
+    async with serving(peer.answer, server, authority.certificate) as (api, client):
+        uninstaller = Uninstaller(client, Goals("gpuvirt"), Hasty(), election(client, "uninstall-host"))
+        lines = [line async for line in uninstaller.run()]
+    assert lines[0] == "no controller leads for 10 minutes"
+    assert peer.objects[LEASE]["spec"]["holderIdentity"] == "uninstall-host"
+    assert [call.method for call in api.calls if call.path in {LEASE, LEASES}][:8] == (
+        ["GET", "PUT"] * 4 if there else ["GET", "POST", *["GET", "PUT"] * 3]
+    )
+
+
+async def test_a_leader_gives_its_lease_back_though_somebody_writes_to_it(authority: Authority, server: Pair) -> None:
+    peer = Peer(0)
+
+    async def lead() -> None:
+        peer.relabels = 2
+        raise RuntimeError("leading fails")
+
+    async with serving(peer.answer, server, authority.certificate) as (_, client):
+        with pytest.raises(BaseExceptionGroup):
+            await election(client, "me").run(lead)
+    assert peer.relabels == 0
+    assert peer.objects[LEASE]["spec"]["holderIdentity"] == ""
+
+
+async def test_what_was_made_anew_meanwhile_is_taken_away_too(authority: Authority, server: Pair) -> None:
+    """A DaemonSet that a controller makes again between a list and a deletion."""
+    sets = "/apis/apps/v1/namespaces/gpuvirt/daemonsets"
+    there = {"uid": "old"}
+
+    def answer(call: Call) -> Reply:
+        if call.path == f"{sets}/gpuvirt-node" and call.method == "DELETE":
+            asked = json.loads(call.body)["preconditions"]["uid"]
+            if asked == "old":
+                there["uid"] = "new"
+                return CONFLICT
+            there.clear()
+            return 200, {}
+        if call.path == sets and call.method == "GET":
+            items = [{"metadata": {"name": "gpuvirt-node", **there, "labels": {"a": "b"}}}] if there else []
+            return 200, {"metadata": {}, "items": items if "operand" in call.target else []}
+        return Peer.answer(peer, call)
+
+    peer = Peer(0)
+    async with serving(answer, server, authority.certificate) as (_, client):
+        uninstaller = Uninstaller(client, Goals("gpuvirt"), Hasty(), election(client, "uninstall-host"))
+        lines = [line async for line in uninstaller.run()]
+    assert "deleted daemonsets gpuvirt-node" in lines
+    assert not there
+
+
+def failing(times: int, error: ApiError) -> tuple[list[int], Callable[[], Awaitable[str]]]:
+    tries: list[int] = []
+
+    async def attempt() -> str:
+        tries.append(len(tries))
+        if len(tries) <= times:
+            raise error
+        return "done"
+
+    return tries, attempt
+
+
+async def test_a_conflict_that_goes_on_is_told_and_so_is_any_other_error_at_once() -> None:
+    tries, attempt = failing(MOST_TRIES - 1, ConflictError("x"))
+    assert (await retried(attempt, Hasty()), len(tries)) == ("done", MOST_TRIES)
+    tries, attempt = failing(MOST_TRIES, ConflictError("the object has been modified"))
+    with pytest.raises(ConflictError, match="has been modified"):
+        await retried(attempt, Hasty())
+    assert len(tries) == MOST_TRIES
+    tries, attempt = failing(1, ForbiddenError("x"))
+    with pytest.raises(ForbiddenError):
+        await retried(attempt, Hasty())
+    assert len(tries) == 1

@@ -1,0 +1,197 @@
+"""Go programs write null for what is absent: every shape of an API object reads it so, and nothing else changes."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+import gpuvirt.cluster
+from gpuvirt import documents, nulls
+from gpuvirt.cluster.execcredential import ExecCredential
+from gpuvirt.cluster.failures import Status
+from gpuvirt.cluster.keys import Keys, Patch, patched
+from gpuvirt.cluster.kinds import gpunode, podparts, workloads
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
+from gpuvirt.cluster.kubeconfig import KubeConfig
+from gpuvirt.cluster.operator import definitions
+from gpuvirt.cluster.operator.definitions import Definition
+from gpuvirt.cluster.operator.drift import StoredObject
+from gpuvirt.cluster.resources import Metadata, Node
+from gpuvirt.errors import ConfigError, DamagedError
+from gpuvirt.facts.kubelet import KubeletConfig
+from gpuvirt.kubelet.checkpoint import Checkpoint
+from gpuvirt.model import kubevirt
+from gpuvirt.model.kubevirt import KubeVirt
+from gpuvirt.plain import Plain
+from thoroughness import examples
+
+ONLY_WRITTEN = {workloads.__name__, podparts.__name__}
+"""Modules of what is rendered and applied, and never read."""
+
+Pair = tuple[Plain, Plain]
+"""A document with nulls, and the same without the fields that are null."""
+
+
+def _structs(of: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for one in of.__subclasses__():
+        yield one
+        yield from _structs(one)
+
+
+def shapes() -> list[type[msgspec.Struct]]:
+    """Every shape that an object is read into: those with metadata, and the documents that have none."""
+    for module in pkgutil.walk_packages(gpuvirt.cluster.__path__, f"{gpuvirt.cluster.__name__}."):
+        importlib.import_module(module.name)
+    here = (one for one in _structs(msgspec.Struct) if one.__module__.startswith(f"{gpuvirt.cluster.__name__}."))
+    objects = {one for one in here if "metadata" in one.__struct_fields__ and one.__module__ not in ONLY_WRITTEN}
+    documents_of_their_own: set[type[msgspec.Struct]] = {
+        Status,
+        Checkpoint,
+        KubeletConfig,
+        KubeVirt,
+        ExecCredential,
+        KubeConfig,
+    }
+    return sorted(objects | documents_of_their_own, key=lambda one: (one.__module__, one.__qualname__))
+
+
+SCALARS: dict[type[inspect.Type], st.SearchStrategy[Plain]] = {
+    inspect.BoolType: st.booleans(),
+    inspect.IntType: st.integers(0, 99),
+    inspect.FloatType: st.integers(0, 99),
+    inspect.BytesType: st.just("YQ=="),
+    inspect.DateTimeType: st.just(datetime(2026, 1, 1, tzinfo=UTC).isoformat()),
+    inspect.RawType: st.sampled_from([1, "x", [None], {"null": None}]),
+    inspect.CustomType: st.just("x"),
+    inspect.AnyType: st.sampled_from([1, "x", [None], {"null": None}]),
+}
+NULL: st.SearchStrategy[Pair] = st.just((None, None))
+
+
+def takes_null(of: inspect.Type) -> bool:
+    alternatives = of.types if isinstance(of, inspect.UnionType) else (of,)
+    return any(
+        isinstance(one, inspect.NoneType | inspect.AnyType | inspect.RawType | inspect.CustomType)
+        for one in alternatives
+    )
+
+
+def pairs(of: inspect.Type) -> st.SearchStrategy[Pair]:
+    """Return documents of a type, each with nulls and without."""
+    match of:
+        case inspect.Metadata():
+            return pairs(of.type)
+        case inspect.UnionType():
+            return st.one_of(*(pairs(one) for one in of.types if not isinstance(one, inspect.NoneType)))
+        case inspect.StructType():
+            return _objects(of)
+        case inspect.DictType():
+            values = pairs(of.value_type) if takes_null(of.value_type) else pairs(of.value_type) | NULL
+            return st.dictionaries(st.sampled_from("abc"), values, max_size=2).map(_split)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.FrozenSetType():
+            items = st.lists(pairs(of.item_type), max_size=2)
+            return items.map(lambda found: ([one for one, _ in found], [two for _, two in found]))
+        case inspect.EnumType():
+            return st.sampled_from([one.value for one in of.cls]).map(lambda one: (one, one))
+        case inspect.StrType():
+            texts = st.from_regex(of.pattern) if of.pattern else st.sampled_from(["", "x", "null"])
+            return texts.map(lambda one: (one, one))
+        case _:
+            return SCALARS[type(of)].map(lambda one: (one, one))
+
+
+def _objects(of: inspect.StructType) -> st.SearchStrategy[Pair]:
+    required = {field.encode_name: pairs(field.type) for field in of.fields if field.required}
+    optional = {field.encode_name: pairs(field.type) | NULL for field in of.fields if not field.required}
+    return st.fixed_dictionaries(required, optional=optional).map(_split)
+
+
+def _split(found: dict[str, Pair]) -> Pair:
+    with_nulls: dict[str, Plain] = {key: one for key, (one, _) in found.items()}
+    without: dict[str, Plain] = {key: two for key, (_, two) in found.items() if two is not None}
+    return with_nulls, without
+
+
+@pytest.mark.parametrize("shape", shapes(), ids=lambda one: f"{one.__module__}.{one.__qualname__}")
+@settings(max_examples=examples(30), deadline=None)
+@given(data=st.data())
+def test_any_optional_field_may_be_null_and_reads_as_absent(shape: type[msgspec.Struct], data: st.DataObject) -> None:
+    with_nulls, without = data.draw(pairs(inspect.type_info(shape)))
+    expected = msgspec.json.decode(msgspec.json.encode(without), type=shape)
+    assert nulls.decode(msgspec.json.encode(with_nulls), shape) == expected
+
+
+@settings(deadline=None)
+@given(pairs(inspect.type_info(ClusterPolicy)))
+def test_a_policys_spec_may_have_nulls_anywhere(pair: Pair) -> None:
+    policies = [read_policy(nulls.decode(msgspec.json.encode(one), StoredPolicy)) for one in pair]
+    assert isinstance(policies[0], ClusterPolicy)
+    assert policies[0] == policies[1]
+
+
+@settings(deadline=None)
+@given(pairs(inspect.type_info(KubeVirt)))
+def test_what_kubectl_writes_of_kubevirt_may_have_nulls_anywhere(pair: Pair) -> None:
+    written = [{**one, "kind": "KubeVirt"} for one in pair if isinstance(one, dict)]
+    found = [kubevirt.parse(msgspec.json.encode(one).decode(), where="-") for one in written]
+    assert found[0] == found[1]
+
+
+def test_a_kind_that_was_just_made_is_understood() -> None:
+    answer = (
+        b'{"metadata":{"name":"gpunodes.gpuvirt.io"},"spec":{"group":"gpuvirt.io"},'
+        b'"status":{"conditions":null,"acceptedNames":{"plural":"","kind":""},"storedVersions":["v1alpha1"]}}'
+    )
+    assert nulls.decode(answer, Definition).status.conditions == ()
+
+
+def test_a_required_field_that_is_null_is_named() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"Expected `str`, got `null` - at `\$.conditions\[0\].type`"):
+        nulls.decode(b'{"conditions": [{"type": null, "status": "True"}]}', definitions.Status)
+
+
+def test_null_in_a_list_is_no_absent_field() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"got `null` - at `\$.gpus\[0\]`"):
+        nulls.decode(b'{"gpus": [null]}', gpunode.Spec)
+
+
+def test_what_is_kept_as_it_stands_keeps_its_nulls() -> None:
+    """Fields of other programs are written back, and what somebody has set to null is no default."""
+    stored = nulls.decode(b'{"metadata":{"labels":null},"spec":{"a":null,"b":[null]}}', StoredObject)
+    assert bytes(stored.spec) == b'{"a":null,"b":[null]}'
+    policy = nulls.decode(
+        b'{"metadata":{},"spec":{"sandboxDevicePlugin":{"enabled":null}},"status":null}', StoredPolicy
+    )
+    assert bytes(policy.spec) == b'{"sandboxDevicePlugin":{"enabled":null}}'
+    found = read_policy(policy)
+    assert isinstance(found, ClusterPolicy)
+    assert found.spec.sandbox_device_plugin.enabled is None
+
+
+def test_a_node_whose_labels_are_null_can_be_patched() -> None:
+    whole = {"metadata": msgspec.Raw(b'{"labels":null,"annotations":{"a":"b"},"ownerReferences":null}')}
+    written = patched(whole, Patch(Keys({"x": "y"}, {"c": "d"})))
+    assert bytes(written["metadata"]) == (
+        b'{"labels":{"x":"y"},"annotations":{"a":"b","c":"d"},"ownerReferences":null}'
+    )
+
+
+def test_nulls_of_a_persons_file_and_of_our_own_state_are_faults() -> None:
+    """A person who wrote nothing behind a key meant something, and our own files never have it."""
+    with pytest.raises(ConfigError, match="got `null`"):
+        documents.parse("labels:", Metadata, where="f")
+    with pytest.raises(DamagedError, match="got `null`"):
+        documents.from_json(b'{"labels": null}', Metadata)
+
+
+def test_a_document_that_fits_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods and nodes have nulls that nobody reads; they cost nothing."""
+    monkeypatch.delattr(nulls, "removed")
+    body = b'{"metadata":{"name":"a"},"status":{"conditions":[{"lastProbeTime":null}],"allocatable":{}}}'
+    assert nulls.decode(body, Node).metadata.name == "a"

@@ -1,0 +1,28 @@
+"""`gpuvirt install crds` on a real API server that knows none of our kinds, as a first `helm install` runs it."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from clusterlab import GPUVIRT
+from lab.cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
+
+FOLDER = Path(__file__).parent.parent.parent / "deploy/chart/files/crds"
+NAMES = ("clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io")
+
+
+def install(lab: Cluster) -> subprocess.CompletedProcess[str]:
+    command = [*GPUVIRT, "install", "crds", str(FOLDER), "--kubeconfig", str(lab.kubeconfig)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_one_try_installs_all_kinds_and_the_next_changes_nothing(lab: Cluster) -> None:
+    """The API server answers with `conditions: null` while it has not looked at a new kind."""
+    first = install(lab)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert first.stdout.splitlines() == [f"{name}: made" for name in NAMES]
+    for name in NAMES:
+        assert lab.kubectl("get", name).returncode == 0, "the kind is served once the command has ended"
+    assert install(lab).stdout.splitlines() == [f"{name}: up to date" for name in NAMES]

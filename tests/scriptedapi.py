@@ -1,0 +1,110 @@
+"""An HTTPS server that answers as a test says, in an API server's place; it keeps what it was asked."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import h11
+
+from certificates import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    """By names in lower case; one that comes several times has its values joined by commas."""
+    body: bytes
+    client: str | None
+    """The common name in the client's certificate."""
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+
+Reply = tuple[int, object]
+"""A status, and what is answered as JSON."""
+NOT_FOUND: Reply = 404, {"kind": "Status", "message": "there is none", "code": 404}
+CONFLICT: Reply = 409, {"kind": "Status", "message": "the object has been modified", "code": 409}
+
+
+class ScriptedApi:
+    """The server."""
+
+    def __init__(self, answer: Callable[[Call], Reply]) -> None:
+        self._answer = answer
+        self.calls: list[Call] = []
+        self.names: list[str | None] = []
+        """The server names that clients asked for (SNI)."""
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's request."""
+        with suppress(OSError, h11.RemoteProtocolError):
+            http = h11.Connection(h11.SERVER)
+            call = await self._call(http, reader, writer)
+            self.calls.append(call)
+            status, content = self._answer(call)
+            body = json.dumps(content).encode()
+            headers = [("Content-Length", str(len(body))), ("Connection", "close")]
+            writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
+            writer.write((http.send(h11.Data(data=body)) or b"") + (http.send(h11.EndOfMessage()) or b""))
+            await writer.drain()
+        writer.close()
+
+    async def _call(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
+        head, body = None, b""
+        while True:
+            event = http.next_event()
+            if event is h11.NEED_DATA:
+                http.receive_data(await reader.read(65536))
+            elif isinstance(event, h11.Request):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif head is not None and isinstance(event, h11.EndOfMessage):
+                return Call(head.method.decode(), head.target.decode(), _joined(head), body, _client(writer))
+            else:
+                raise OSError("no request")
+
+
+def _joined(head: h11.Request) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name, value in head.headers:
+        key = name.decode()
+        found[key] = f"{found[key]},{value.decode()}" if key in found else value.decode()
+    return found
+
+
+def _client(writer: asyncio.StreamWriter) -> str | None:
+    certificate = writer.get_extra_info("ssl_object").getpeercert() or {}
+    names = (value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName")
+    return next(names, None)
+
+
+@asynccontextmanager
+async def scripted(answer: Callable[[Call], Reply], server: Pair, clients: Path) -> AsyncIterator[ScriptedApi]:
+    """Serve as `server` on a free port of 127.0.0.1; `clients` signs the certificates of clients."""
+    api = ScriptedApi(answer)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(clients))
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.load_cert_chain(server.certificate, server.key)
+
+    def keep_name(_: ssl.SSLObject, name: str | None, __: ssl.SSLContext) -> None:
+        api.names.append(name)
+
+    context.sni_callback = keep_name
+    listening = await asyncio.start_server(api.serve, "127.0.0.1", 0, ssl=context)
+    api.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield api
+    finally:
+        listening.close()
