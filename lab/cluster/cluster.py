@@ -165,7 +165,7 @@ class Cluster:
         layer = images.busybox(Path("/bin/busybox"))
         for name, command in (("pause:1", ["/bin/sleep", "1000000"]), ("box:1", ["/bin/sh", "-c"])):
             archive = self.folder / f"{name.partition(':')[0]}.tar"
-            images.write_archive(archive, name, layer, command)
+            images.write_archive(archive, f"{images.PREFIX}/{name}", layer, command)
             self.import_image(archive)
 
 
