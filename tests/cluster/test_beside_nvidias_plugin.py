@@ -126,8 +126,7 @@ class Operated:
         self.node.kubectl("label", "node", NODE, "--overwrite", *keys)
 
     def label(self, key: str) -> str:
-        path = key.replace(".", r"\.")
-        return self.node.kubectl("get", "node", NODE, "-o", f"jsonpath={{.metadata.labels.{path}}}")
+        return self.node.node().metadata.labels.get(key, "")
 
     def plugin(self) -> str:
         pods = ("get", "pods", "--selector", "app=nvidia-sandbox-device-plugin-daemonset")
