@@ -1,10 +1,10 @@
 # The image that deploy/*.yaml run. Debian's glibc, since protobuf has no fast wheel for musl.
-FROM python:3.13-slim-bookworm AS build
+FROM python:3.13-slim-trixie AS build
 WORKDIR /src
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-FROM python:3.13-slim-bookworm AS gpuvirt
+FROM python:3.13-slim-trixie AS installed
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt /wheels/*.whl && rm -r /wheels
@@ -12,9 +12,9 @@ ENV PYTHONDONTWRITEBYTECODE=1
 USER 0:0
 
 # In the place of NVIDIA's vgpu-device-manager (docs/drop-in.md): docker build --target nvidia-k8s-vgpu-dm .
-FROM gpuvirt AS nvidia-k8s-vgpu-dm
+FROM installed AS nvidia-k8s-vgpu-dm
 ENTRYPOINT ["nvidia-k8s-vgpu-dm"]
 
-FROM gpuvirt
+FROM installed AS gpuvirt
 ENTRYPOINT ["gpuvirt"]
 CMD ["node"]

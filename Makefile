@@ -7,7 +7,7 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-cluster test-kernel lab-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo test test-unit test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench generate pci-ids lock clean
 
 help:  ## List what there is to do
@@ -24,6 +24,12 @@ test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
 
 test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
 	$(VENV)/pytest tests/cluster
+
+lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: Kubernetes, helm, a base image, kernels
+	@$(VENV)/python -m lab.cluster build
+	@$(VENV)/python -m lab.cluster base
+	@$(VENV)/python -m lab.kernel prepare groups
+	@$(VENV)/python -m lab.kernel prepare both
 
 lab-cluster: .venv/made-for-dev  ## Start a real Kubernetes node on this machine, as root (lab/cluster/README.md)
 	@$(VENV)/python -m lab.cluster up

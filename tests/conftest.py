@@ -4,7 +4,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +17,7 @@ from hosts import CdevHost, Host, MemoryHost, mounted
 from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
 from lab.cluster.helm import helm as built_helm
-from lab.cluster.ourimage import make_image
+from lab.cluster.ourimage import build_images
 from lab.kernel.kit import Flavour
 from pristine import clear
 from typing_extensions import override
@@ -71,7 +71,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-ONE_WORKER = {"guest": ("[guest", "/test_guest.py"), "cluster": ("tests/cluster/",), "helm": ("/test_templates.py",)}
+ONE_WORKER = {
+    "guest": ("[guest", "/test_guest.py"),
+    "cluster": ("tests/cluster/", "/test_image.py"),
+    "helm": ("/test_templates.py",),
+}
 """What is there once on a machine, with what is in the ids of the tests that need it."""
 
 
@@ -190,11 +194,16 @@ def lab(running_lab: Cluster) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def image(running_lab: Cluster) -> None:
-    """The image of this tree, on the node."""
-    archive = running_lab.folder / "gpuvirt.tar"
-    make_image(Path(__file__).parent.parent, archive)
-    running_lab.import_image(archive)
+def images(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The images of this tree, built from its Dockerfile."""
+    return build_images(Path(__file__).parent.parent, tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def image(running_lab: Cluster, images: Mapping[str, Path]) -> None:
+    """Those images, on the node."""
+    for archive in images.values():
+        running_lab.import_image(archive)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from lab.cluster.helm import helm_lacks
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
-CLUSTER_TOOLS = ("debootstrap", "etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
+CLUSTER_TOOLS = ("etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
+IMAGE_TOOLS = ("buildah", "debootstrap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,13 @@ def _mount_lacks() -> str | None:
     return None
 
 
+def _image_lacks() -> str | None:
+    if os.geteuid() != 0:
+        return "not root"
+    tools = [name for name in IMAGE_TOOLS if shutil.which(name, path=SEARCH) is None]
+    return f"no {', '.join(tools)}" if tools else None
+
+
 def _cluster_lacks() -> str | None:
     if os.geteuid() != 0:
         return "not root"
@@ -48,6 +56,8 @@ def _cluster_lacks() -> str | None:
     tools += [] if Path("/usr/lib/cni/bridge").exists() else ["CNI plugins"]
     if tools:
         return f"no {', '.join(tools)}"
+    if (no_images := _image_lacks()) is not None:
+        return no_images
     if vfio_of_its_own():
         return "the machine has VFIO devices of its own"
     if another_kubelet(cache_root() / "cluster"):
@@ -88,7 +98,12 @@ RINGS = {
         "the agent on a real Kubernetes node",
         _cluster_lacks,
         "apt-get install etcd-server runc containernetworking-plugins busybox-static iproute2 nftables curl openssl"
-        " debootstrap",
+        " buildah debootstrap",
+    ),
+    "image": Ring(
+        "gpuvirt's images, built from the Dockerfile",
+        _image_lacks,
+        "apt-get install --no-install-recommends buildah debootstrap",
     ),
     "helm": Ring(
         "the chart as helm renders and installs it",

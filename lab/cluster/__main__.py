@@ -1,10 +1,11 @@
-"""`python -m lab.cluster up|down|shell|build`: the lab by hand."""
+"""`python -m lab.cluster up|down|shell|build|base`: the lab by hand."""
 
 import argparse
 import os
 import subprocess
 import sys
 
+from lab.cluster.baseimage import ImageError, base_image
 from lab.cluster.cluster import ClusterError, cluster
 from lab.cluster.golang import BuildError
 from lab.cluster.helm import helm
@@ -13,9 +14,12 @@ from lab.cluster.helm import helm
 def main() -> int:
     """Do what is asked."""
     parser = argparse.ArgumentParser(prog="lab.cluster", description=__doc__)
-    parser.add_argument("what", choices=("up", "down", "shell", "build"))
+    parser.add_argument("what", choices=("up", "down", "shell", "build", "base"))
     arguments = parser.parse_args()
     try:
+        if arguments.what == "base":
+            base_image()
+            return 0
         lab = cluster()
         if arguments.what == "down":
             lab.down()
@@ -23,7 +27,7 @@ def main() -> int:
         charts = helm()
         if arguments.what in {"up", "shell"} and not lab.kubeconfig.exists():
             lab.up()
-    except (BuildError, ClusterError) as error:
+    except (BuildError, ClusterError, ImageError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     if arguments.what == "up":

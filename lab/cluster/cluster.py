@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lab.cache import cache_root
 from lab.cluster import images, leftovers, settings
+from lab.cluster.api import Api
 from lab.cluster.binaries import binaries
 
 READY_WITHIN_S = 120.0
@@ -41,6 +42,11 @@ class Cluster:
     def kubeconfig(self) -> Path:
         """The admin's."""
         return self.folder / "kubeconfig"
+
+    @property
+    def api(self) -> Api:
+        """The API server, for requests without kubectl."""
+        return Api(self.folder / "certs/apiserver.crt")
 
     def up_control_plane(self) -> None:
         """Start the API server with what keeps its objects, and nothing that acts on them; raises ClusterError."""
@@ -95,6 +101,11 @@ class Cluster:
     def start_kubelet(self) -> None:
         """Start the kubelet."""
         self._start("kubelet", "kubelet", *_kubelet(self.folder))
+
+    def runs(self, name: str) -> bool:
+        """Return whether one program runs."""
+        pid_file = self.folder / "log" / f"{name}.pid"
+        return pid_file.exists() and _alive(int(pid_file.read_text()))
 
     def stop(self, name: str) -> None:
         """Stop one program; fine where it does not run."""
@@ -165,7 +176,7 @@ class Cluster:
         layer = images.busybox(Path("/bin/busybox"))
         for name, command in (("pause:1", ["/bin/sleep", "1000000"]), ("box:1", ["/bin/sh", "-c"])):
             archive = self.folder / f"{name.partition(':')[0]}.tar"
-            images.write_archive(archive, name, layer, command)
+            images.write_archive(archive, f"{images.PREFIX}/{name}", layer, command)
             self.import_image(archive)
 
 

@@ -40,9 +40,9 @@ def _version(go: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0,)
 
 
-def run(command: list[str], folder: Path, **environment: str) -> str:
+def run(command: list[str], folder: Path) -> str:
     """Run a command in a folder, and return what it prints; raises BuildError."""
-    settings = os.environ | {"CGO_ENABLED": "0"} | environment
+    settings = os.environ | {"CGO_ENABLED": "0"}
     done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command[:3])} failed:\n{done.stderr[-2000:]}")

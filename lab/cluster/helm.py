@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from lab.cache import cache_root, once
+from lab.cache import cache_root, digest, once
+from lab.cluster import gomodule
 from lab.cluster.binaries import GIVEN
-from lab.cluster.golang import go, of_this_machine, run, say
-
-HELM = "4.3.1"
+from lab.cluster.golang import of_this_machine, say
+from lab.cluster.gomodule import HELM
 
 
 def helm() -> Path:
@@ -31,13 +31,9 @@ def _given() -> Path | None:
 
 
 def _built() -> Path:
-    return cache_root() / f"helm-{HELM}"
+    return cache_root() / f"helm-{HELM}-{digest(gomodule.RECIPE)}"
 
 
 def _build(folder: Path) -> None:
-    say(f"building helm {HELM}: some 3 minutes on 2 cores, once")
-    major = HELM.partition(".")[0]
-    module = f"helm.sh/helm/v{major}"
-    stamp = f"-s -w -X {module}/internal/version.version=v{HELM}"
-    command = [go(), "install", "-trimpath", "-ldflags", stamp, f"{module}/cmd/helm@v{HELM}"]
-    run(command, folder, GOBIN=str(folder))
+    say(f"building helm {HELM}: 3 minutes on 2 cores, once, and less than one after Kubernetes")
+    gomodule.build(folder, "helm.sh/helm/v4/cmd/helm")

@@ -29,8 +29,10 @@ def busybox(binary: Path) -> bytes:
     return data.getvalue()
 
 
-def write_archive(path: Path, name: str, layer: Path | bytes, command: Sequence[str], search: str = "/bin") -> None:
-    """Write a docker archive of one layer; `name` is `box:1` and becomes `docker.io/local/box:1`."""
+def write_archive(
+    path: Path, reference: str, layer: Path | bytes, command: Sequence[str], search: str = "/bin"
+) -> None:
+    """Write a docker archive of one layer; `reference` is the whole name, such as `docker.io/local/box:1`."""
     content = layer if isinstance(layer, bytes) else layer.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     config = json.dumps(
@@ -43,7 +45,7 @@ def write_archive(path: Path, name: str, layer: Path | bytes, command: Sequence[
         }
     ).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [f"{PREFIX}/{name}"], "Layers": [f"{digest}/layer.tar"]}]
+    manifest = [{"Config": config_name, "RepoTags": [reference], "Layers": [f"{digest}/layer.tar"]}]
     with tarfile.open(path, "w") as archive:
         for entry, data in (
             (config_name, config),

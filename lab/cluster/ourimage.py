@@ -1,62 +1,122 @@
-"""An image of gpuvirt without a registry: Debian's smallest system with Python, and the wheel with what it needs."""
+"""gpuvirt's images, built from the Dockerfile by buildah, which needs neither a daemon nor a registry."""
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from lab.cache import cache_root, once
-from lab.cluster import images
+from lab.cache import cache_root, locked
+from lab.cluster.baseimage import REFERENCE, ImageError, base_image, run
+from lab.cluster.images import PREFIX
 
-SUITE = "bookworm"
-PYTHON = "3.11"
-"""Debian 12's."""
-PLACE = "opt/gpuvirt"
-"""Where, in the image, the wheel and what it needs lie."""
-NAME = "gpuvirt:lab"
-
-
-class ImageError(Exception):
-    """The image can't be made; the text says why."""
-
-
-def make_image(tree: Path, archive: Path) -> None:
-    """Write a docker archive of the gpuvirt in `tree`; raises ImageError."""
-    base = _base()
-    with tempfile.TemporaryDirectory(prefix="gpuvirt-image-") as work:
-        wheels, place, layer = Path(work) / "wheels", Path(work) / "place", Path(work) / "layer.tar"
-        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(tree)])
-        (wheel,) = wheels.glob("gpuvirt-*.whl")
-        pins = ["--constraint", str(tree / "constraints.txt"), "--only-binary=:all:", "--python-version", PYTHON]
-        _run([*pip, "install", "--target", str(place), *pins, str(wheel)])
-        shutil.copy(base, layer)
-        with tarfile.open(layer, "a") as tar:
-            tar.add(place, PLACE)
-        command = ["/usr/bin/env", f"PYTHONPATH=/{PLACE}", "/usr/bin/python3", "-m", "gpuvirt"]
-        images.write_archive(archive, NAME, layer, command, "/usr/local/bin:/usr/bin:/bin")
+DEFAULT = "gpuvirt"
+"""What the lab calls the image of `docker build .`, which names no target."""
+NAME = f"{DEFAULT}:lab"
+VGPU_DM = "nvidia-k8s-vgpu-dm:lab"
+STAGE = re.compile(r"^FROM\s.*\sAS\s+(\S+)", re.IGNORECASE | re.MULTILINE)
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+PIP_SETTINGS = {"index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries"}
+"""What of this host's pip settings holds in a build: how to reach the index."""
 
 
-def _base() -> Path:
-    """Return a tar of Debian's smallest system with Python, made once."""
-    if shutil.which("debootstrap") is None:
-        raise ImageError("no debootstrap; install it (Debian: apt-get install debootstrap)")
-    return once(cache_root() / f"debian-{SUITE}-python3", _bootstrap) / "base.tar"
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """buildah, with a storage of its own that has the base image and nothing else."""
+
+    folder: Path
+    options: tuple[str, ...]
+    """How each build runs."""
+
+    def build(self, tree: Path, target: str | None, name: str) -> None:
+        """Build one target of the Dockerfile in `tree`, None for the default one; raises ImageError."""
+        stage = () if target is None else (f"--target={target}",)
+        what = (f"--tag={PREFIX}/{name}", f"--file={tree}/Dockerfile", str(tree))
+        try:
+            self._run("build", *self.options, *stage, *what)
+        except ImageError as error:
+            which = "the default target" if target is None else f"target {target}"
+            hint = f"(The lab's only base image is {REFERENCE}.)"
+            raise ImageError(f"{tree}/Dockerfile: {which}: {error}\n{hint}") from error
+
+    def export(self, name: str, archive: Path) -> None:
+        """Write a docker archive of an image."""
+        archive.unlink(missing_ok=True)
+        self._run("push", f"{PREFIX}/{name}", f"docker-archive:{archive}:{PREFIX}/{name}")
+
+    def load(self, archive: Path) -> None:
+        """Take an image from a docker archive."""
+        self._run("pull", f"docker-archive:{archive}")
+
+    def _run(self, verb: str, *arguments: str) -> None:
+        storage = [f"--root={self.folder}/storage", f"--runroot={self.folder}/run", "--storage-driver=overlay"]
+        run(["buildah", *storage, verb, *arguments])
 
 
-def _bootstrap(folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="debian-") as work:
-        root = Path(work) / "root"
-        _run(["debootstrap", "--variant=minbase", "--include=python3-minimal,libpython3-stdlib", SUITE, str(root)])
-        for waste in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
-            shutil.rmtree(root / waste, ignore_errors=True)
-        with tarfile.open(folder / "base.tar", "w") as out:
-            out.add(root, ".")
+def targets(tree: Path) -> tuple[str, ...]:
+    """Return the named stages of the Dockerfile in `tree`."""
+    return tuple(STAGE.findall((tree / "Dockerfile").read_text()))
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ImageError(f"{' '.join(command[:4])} failed:\n{(done.stderr or done.stdout)[-2000:]}")
+def build_images(tree: Path, folder: Path) -> Mapping[str, Path]:
+    """Build every target of the Dockerfile in `tree`; return docker archives in `folder` of those that pods run.
+
+    Raises ImageError.
+    """
+    base = base_image()
+    with _builder() as builder:
+        builder.load(base)
+        builder.build(tree, None, NAME)
+        for target in targets(tree):
+            builder.build(tree, target, f"{target}:lab")
+        archives = {name: folder / f"{name.partition(':')[0]}.tar" for name in (NAME, VGPU_DM)}
+        for name, archive in archives.items():
+            builder.export(name, archive)
+    return archives
+
+
+@contextmanager
+def _builder() -> Iterator[Builder]:
+    """Have a builder alone on this machine; a build that was killed leaves mounts, which go first."""
+    alone = cache_root() / "image-build-alone"
+    alone.mkdir(exist_ok=True)
+    folder = cache_root() / "image-build"
+    with locked(alone):
+        _clear(folder)
+        folder.mkdir(mode=0o700)
+        try:
+            yield Builder(folder, ("--isolation=chroot", "--pull-never", "--layers", *_pip_mounts(folder)))
+        finally:
+            _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in sorted((mount for mount in mounts if mount.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "-l", mount], check=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _pip_mounts(folder: Path) -> Iterator[str]:
+    """Yield mounts by which pip in a build reaches the index that pip reaches here; the image keeps none of it."""
+    settings = _pip_settings()
+    lines = [f"{key} = {value}" for key, value in settings.items() if key in PIP_SETTINGS]
+    if "cert" in settings:
+        lines.append(f"cert = {CERTIFICATES}")
+        yield f"--volume={Path(settings['cert']).resolve()}:{CERTIFICATES}:ro"
+    file = folder / "pip.conf"
+    file.write_text("\n".join(("[global]", *lines, "")))
+    yield f"--volume={file}:/etc/pip.conf:ro"
+
+
+def _pip_settings() -> Mapping[str, str]:
+    """Return the settings of this host's pip; those of the environment come last, and count."""
+    listed = run([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"])
+    settings = sorted(line.partition("=") for line in listed.splitlines() if "=" in line)
+    settings.sort(key=lambda setting: setting[0].startswith(":env:"))
+    return {key.rpartition(".")[2]: str(ast.literal_eval(value)) for key, _, value in settings}

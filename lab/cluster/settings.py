@@ -23,7 +23,8 @@ AUDIT_LOG = "log/audit.jsonl"
 CLIENT_CA = "certs/clients"
 """Who signs the certificates of users: the certificate `.crt`, and its `.key`."""
 
-TOKENS = """admin-token,admin,1,"system:masters"
+ADMIN_TOKEN = "admin-token"  # noqa: S105  of a cluster that lasts for one run
+TOKENS = f"""{ADMIN_TOKEN},admin,1,"system:masters"
 node-token,system:node:node01,2,"system:nodes"
 """
 
@@ -34,7 +35,7 @@ def write_all(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_keys(folder)
     (folder / "tokens.csv").write_text(TOKENS)
-    (folder / "kubeconfig").write_text(_kubeconfig(folder, "admin", "admin-token"))
+    (folder / "kubeconfig").write_text(_kubeconfig(folder, "admin", ADMIN_TOKEN))
     (folder / "kubeconfig.node").write_text(_kubeconfig(folder, "node", "node-token"))
     (folder / "audit.yaml").write_text(_audit())
     (folder / "kubelet.yaml").write_text(_kubelet(folder))

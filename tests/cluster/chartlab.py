@@ -175,7 +175,7 @@ def import_vgpu_manager(cluster: Cluster, tag: str) -> str:
         entry.size, entry.mode = len(program), 0o755
         tar.addfile(entry, io.BytesIO(program))
     archive = cluster.folder / "vgpu-manager.tar"
-    write_archive(archive, f"vgpu-manager:{tag}", layer.getvalue(), ())
+    write_archive(archive, f"{PREFIX}/vgpu-manager:{tag}", layer.getvalue(), ())
     cluster.import_image(archive)
     return PREFIX
 

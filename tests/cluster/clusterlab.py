@@ -75,9 +75,16 @@ class NodeStatus(msgspec.Struct):
     capacity: dict[str, str] = {}
 
 
+class NodeMetadata(msgspec.Struct):
+    """What tests read of a node's metadata."""
+
+    labels: dict[str, str] = {}
+
+
 class Node(msgspec.Struct):
     """What tests read of a node."""
 
+    metadata: NodeMetadata
     status: NodeStatus
 
 
@@ -200,7 +207,8 @@ class LabNode:
 
     def status(self, name: str) -> PodStatus:
         """Return a pod's status."""
-        found = self.kubectl("get", "pod", name, "-o", "json")
+        found = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
+        assert found is not None, f"there is no pod {name}"
         return msgspec.json.decode(found, type=Pod).status
 
     def output(self, name: str, container: str = "compute") -> Sequence[str]:
@@ -236,8 +244,13 @@ class LabNode:
 
     def allocatable(self, resource: str) -> int:
         """Return how many of a resource the scheduler sees."""
-        node = msgspec.json.decode(self.kubectl("get", "node", settings.NODE, "-o", "json"), type=Node)
-        return int(node.status.allocatable.get(resource, "0"))
+        return int(self.node().status.allocatable.get(resource, "0"))
+
+    def node(self) -> Node:
+        """Return the node as the API server has it."""
+        found = self.cluster.api.get(f"/api/v1/nodes/{settings.NODE}")
+        assert found is not None, "there is no node"
+        return msgspec.json.decode(found, type=Node)
 
     def counted(self, resource: str) -> int:
         """Return how many of a resource the kubelet admits pods by; none while it does not answer."""
@@ -278,18 +291,26 @@ def lab_node(cluster: Cluster, namespace: str) -> Iterator[LabNode]:
     """Give a namespace that lasts as long as the context, on a node whose device plugins are all gone."""
     node = LabNode(cluster, namespace)
     assert cluster.kubectl("create", "namespace", namespace).returncode == 0
-    account = ("get", "serviceaccount", "default", "--namespace", namespace)
-    node.until(lambda: cluster.kubectl(*account).returncode == 0, lambda: "no service account")
+    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+    node.until(lambda: cluster.api.get(account) is not None, lambda: "no service account")
     try:
         yield node
     finally:
         cluster.kubectl("delete", "pods", "--all", "--namespace", namespace, "--grace-period=0", "--force")
         cluster.kubectl("delete", "namespace", namespace, "--wait=false")
-        cluster.stop("kubelet")
-        for path in (KUBELET_ROOT / "device-plugins").iterdir():
-            if path.is_socket() or path.is_file():
-                path.unlink()
-        cluster.start_kubelet()
+        _forget_plugins(cluster)
+
+
+def _forget_plugins(cluster: Cluster) -> None:
+    """Start the kubelet again without what it knows of device plugins, unless there has been none."""
+    folder = KUBELET_ROOT / "device-plugins"
+    if cluster.runs("kubelet") and {path.name for path in folder.iterdir()} <= {"kubelet.sock"}:
+        return
+    cluster.stop("kubelet")
+    for path in folder.iterdir():
+        if path.is_socket() or path.is_file():
+            path.unlink()
+    cluster.start_kubelet()
 
 
 def _container(name: str, limits: Mapping[str, int], script: str) -> Mapping[str, object]:

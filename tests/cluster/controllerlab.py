@@ -59,10 +59,7 @@ class ControlledNode:
         self.node.kubectl("label", "node", NODE, "--overwrite", *labels)
 
     def labels(self) -> Mapping[str, str]:
-        found: Mapping[str, str] = json.loads(
-            self.node.kubectl("get", "node", NODE, "-o", "jsonpath={.metadata.labels}")
-        )
-        return found
+        return self.node.node().metadata.labels
 
     def deployed(self) -> set[str]:
         """Return which operands the node is labelled for."""

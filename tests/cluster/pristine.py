@@ -1,12 +1,13 @@
 """What tests, and the programs that they run, leave in the lab's cluster: taken away, whatever the order of tests."""
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from lab.cluster.cluster import Cluster
 
 NFDS = "feature.node.kubernetes.io/"
+NODES = "/api/v1/nodes"
+KINDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 class _Metadata(msgspec.Struct):
@@ -29,10 +30,20 @@ class _Nodes(msgspec.Struct):
     items: list[_Node]
 
 
+class _Named(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Kinds(msgspec.Struct):
+    items: list[_Named]
+
+
 def clear(cluster: Cluster) -> None:
     """Take away all kinds that are not Kubernetes' own, with their objects, and from all nodes what is not."""
-    _kubectl(cluster, "delete", "crd", "--all", "--wait=true", "--timeout=60s")
-    for node in msgspec.json.decode(_kubectl(cluster, "get", "nodes", "-o", "json"), type=_Nodes).items:
+    if msgspec.json.decode(_listed(cluster, KINDS), type=_Kinds).items:
+        done = cluster.kubectl("delete", "crd", "--all", "--wait=true", "--timeout=60s")
+        assert done.returncode == 0, done.stderr
+    for node in msgspec.json.decode(_listed(cluster, NODES), type=_Nodes).items:
         _clear_node(cluster, node)
 
 
@@ -43,10 +54,9 @@ def _clear_node(cluster: Cluster, node: _Node) -> None:
     1.36.3), so a test would see what an earlier one's device plugin has offered.
     """
     found, counts = node.metadata, node.status
-    metadata = {"labels": _gone(found.labels), "annotations": _gone(found.annotations)}
-    _patch(cluster, found.name, {"metadata": metadata})
-    status = {"capacity": _gone(_resources(counts.capacity)), "allocatable": _gone(_resources(counts.allocatable))}
-    _patch(cluster, found.name, {"status": status}, "--subresource=status")
+    _patch(cluster, found.name, "metadata", {"labels": _gone(found.labels), "annotations": _gone(found.annotations)})
+    gone = {"capacity": _gone(_resources(counts.capacity)), "allocatable": _gone(_resources(counts.allocatable))}
+    _patch(cluster, f"{found.name}/status", "status", gone)
 
 
 def _resources(counts: Iterable[str]) -> Iterator[str]:
@@ -57,11 +67,12 @@ def _gone(keys: Iterable[str]) -> dict[str, None]:
     return {key: None for key in keys if not key.rpartition("/")[0].endswith("kubernetes.io") or key.startswith(NFDS)}
 
 
-def _patch(cluster: Cluster, node: str, patch: object, *options: str) -> None:
-    _kubectl(cluster, "patch", "node", node, "--type=merge", "-p", json.dumps(patch), *options)
+def _patch(cluster: Cluster, path: str, part: str, changes: Mapping[str, Mapping[str, None]]) -> None:
+    if any(changes.values()):
+        cluster.api.patch(f"{NODES}/{path}", {part: changes})
 
 
-def _kubectl(cluster: Cluster, *arguments: str) -> str:
-    done = cluster.kubectl(*arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def _listed(cluster: Cluster, path: str) -> bytes:
+    found = cluster.api.get(path)
+    assert found is not None, f"the API server does not know {path}"
+    return found

@@ -230,10 +230,20 @@ async def test_an_agent_changes_counts_of_extended_resources_in_its_own_nodes_st
     async def patch(name: str, status: object) -> Node:
         return await client.patch(NODES, name, {"status": status}, PatchType.MERGE, Node, part="status")
 
+    async def is_refused(name: str, status: object) -> bool:
+        """Return whether a change is refused; the kubelet may have taken the count away, and then nothing changes."""
+        for _ in range(5):
+            await patch(NODE, counts)
+            try:
+                await patch(name, status)
+            except RefusedError as error:
+                return "an agent of gpuvirt changes" in str(error)
+        return False
+
+    counts = {"allocatable": {"example.com/gpu": "3"}}
     try:
-        counts = {"allocatable": {"example.com/gpu": "3"}}
         assert (await patch(NODE, counts)).status.allocatable["example.com/gpu"] == "3"
-        for name, refused in (
+        for name, status in (
             ("other", counts),
             (NODE, {"allocatable": {"cpu": "1000"}}),
             (NODE, {"allocatable": {"example.com/gpu": None}}),
@@ -241,8 +251,7 @@ async def test_an_agent_changes_counts_of_extended_resources_in_its_own_nodes_st
             (NODE, {"conditions": None}),
             (NODE, {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}),
         ):
-            with pytest.raises(RefusedError, match="an agent of gpuvirt changes"):
-                await patch(name, refused)
+            assert await is_refused(name, status), status
     finally:
         api.kubectl("delete", "node", "other")
 

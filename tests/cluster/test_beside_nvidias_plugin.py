@@ -1,6 +1,5 @@
 """`nvidia-k8s-vgpu-dm` in a pod on a real node, with the roles that NVIDIA's operator gives it, beside a plugin."""
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ import pytest
 import yaml
 from clusterlab import LabNode, Wish
 from lab.cluster.images import PREFIX
-from lab.cluster.ourimage import NAME
+from lab.cluster.ourimage import NAME, VGPU_DM
 from lab.cluster.settings import NODE
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -18,7 +17,6 @@ NAMESPACE = "gpu-operator"
 PLUGIN, VALIDATOR = (f"nvidia.com/gpu.deploy.sandbox-{one}" for one in ("device-plugin", "validator"))
 CONFIG = "nvidia.com/vgpu.config"
 KEYS = (PLUGIN, VALIDATOR, CONFIG, f"{CONFIG}.state")
-PYTHON = "PYTHONPATH=/opt/gpuvirt, /usr/bin/python3"
 MANIFEST = """
 apiVersion: v1
 kind: Namespace
@@ -74,9 +72,8 @@ spec:
       terminationGracePeriodSeconds: 5
       containers:
         - name: manager
-          image: $(image)
+          image: $(manager)
           imagePullPolicy: Never
-          command: [/usr/bin/env, $(python), -c, ENTER(nvidia_k8s_vgpu_dm)]
           securityContext: {privileged: true}
           env:
             - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
@@ -106,9 +103,9 @@ spec:
       terminationGracePeriodSeconds: 5
       containers:
         - name: plugin
-          image: $(image)
+          image: $(plugin)
           imagePullPolicy: Never
-          command: [/usr/bin/env, $(python), -c, ENTER(nvidia_kubevirt_gpu_device_plugin)]
+          command: [nvidia-kubevirt-gpu-device-plugin]
           env: [{name: GPUVIRT_HOST_ROOT, value: /host}]
           volumeMounts:
             - {name: plugins, mountPath: /var/lib/kubelet/device-plugins}
@@ -129,8 +126,7 @@ class Operated:
         self.node.kubectl("label", "node", NODE, "--overwrite", *keys)
 
     def label(self, key: str) -> str:
-        path = key.replace(".", r"\.")
-        return self.node.kubectl("get", "node", NODE, "-o", f"jsonpath={{.metadata.labels.{path}}}")
+        return self.node.node().metadata.labels.get(key, "")
 
     def plugin(self) -> str:
         pods = ("get", "pods", "--selector", "app=nvidia-sandbox-device-plugin-daemonset")
@@ -149,8 +145,8 @@ class Operated:
 def operated(node: LabNode) -> Iterator[Operated]:
     found = Operated(node)
     with node.machine("2xA10-sriov") as host:
-        text = re.sub(r"ENTER\((\w+)\)", r'"from gpuvirt.cli import main; main.\1()"', MANIFEST)
-        for word, value in {"image": f"{PREFIX}/{NAME}", "host": str(host), "python": PYTHON}.items():
+        text = MANIFEST
+        for word, value in {"manager": f"{PREFIX}/{VGPU_DM}", "plugin": f"{PREFIX}/{NAME}", "host": str(host)}.items():
             text = text.replace(f"$({word})", value)
         manifests = list(yaml.safe_load_all(text))
         try:

@@ -1,0 +1,48 @@
+"""Requests to the lab's API server from this process: what is asked hundreds of times needs no kubectl each time."""
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.cluster.settings import ADDRESS, ADMIN_TOKEN, PORT
+
+TIMEOUT_S = 30.0
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class ApiError(Exception):
+    """The API server refused a request; the text says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The API server, as the admin sees it."""
+
+    certificate: Path
+
+    def get(self, path: str) -> bytes | None:
+        """Return an object or a list, None where it does not exist; raises ApiError or OSError."""
+        return self._ask("GET", path)
+
+    def patch(self, path: str, changes: Mapping[str, object]) -> None:
+        """Change an object by a merge patch; raises ApiError or OSError."""
+        self._ask("PATCH", path, json.dumps(changes))
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> bytes | None:
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": MERGE_PATCH}
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        connection = http.client.HTTPSConnection(ADDRESS, PORT, timeout=TIMEOUT_S, context=context)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status == http.HTTPStatus.NOT_FOUND and method == "GET":
+            return None
+        if answer.status >= http.HTTPStatus.BAD_REQUEST:
+            raise ApiError(f"{method} {path}: {answer.status}: {content.decode(errors='replace')[:2000]}")
+        return content
