@@ -20,7 +20,13 @@ DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart"
 INSTALL = ROOT / "docs/install.md"
 KINDS = ("clusterpolicies.yaml", "gpunodes.yaml")
-CONTROLLERS = ("ConfigMap gpuvirt-node", "DaemonSet gpuvirt-node", "Role gpuvirt-node", "RoleBinding gpuvirt-node")
+CONTROLLERS = (
+    "ConfigMap gpuvirt-node",
+    "DaemonSet gpuvirt-node",
+    "NetworkPolicy gpuvirt-node",
+    "Role gpuvirt-node",
+    "RoleBinding gpuvirt-node",
+)
 """What of deploy/node.yaml the controller makes, as the ClusterPolicy says."""
 CHARTS = ("Namespace gpuvirt", "ServiceAccount gpuvirt-node", "ServiceAccount gpuvirt-discover")
 """What helm, or the chart, makes in its own way."""

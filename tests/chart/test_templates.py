@@ -379,6 +379,10 @@ def test_networks_let_in_whoever_reads_metrics_and_out_to_the_api_server(helm: H
         name: at(one, "spec", "ingress", 0, "ports", 0, "port") for name, one in found.items() if name != "gpuvirt"
     }
     assert ports == {"gpuvirt-controller-metrics": 8080, "gpuvirt-discover-metrics": 9410, "gpuvirt-node-metrics": 9410}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    readers = [at(one, "spec", "ingress", 0, "from") for name, one in found.items() if name != "gpuvirt"]
+    assert readers == [[monitoring]] * 3
+    assert list(helm.template(*SEED, "networkPolicy.metricsFrom=null").named("NetworkPolicy")) == ["gpuvirt"]
     assert not helm.template("networkPolicy.enabled=false").named("NetworkPolicy")
 
 
