@@ -3,13 +3,16 @@
 from collections.abc import Iterable, Mapping
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.hardware import attributes
+from gpuvirt.hardware.diskuse import read_disk_use
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
-DISPLAY, STORAGE, NETWORK = 0x03, 0x01, 0x02
+DISPLAY, STORAGE, NETWORK, SERIAL_BUS = 0x03, 0x01, 0x02, 0x0C
+"""Base classes of PCI functions; USB, FireWire and Fibre Channel are serial buses, and may have disks behind them."""
 IFF_UP = 1
+GRAPHICS = HostPath("/sys/class/graphics")
 
 
 def read_host_uses(kernel: Kernel, functions: Iterable[PciFunction]) -> Mapping[PciAddress, str]:
@@ -25,15 +28,23 @@ def read_host_uses(kernel: Kernel, functions: Iterable[PciFunction]) -> Mapping[
 
 def _console(kernel: Kernel, address: PciAddress) -> str | None:
     """The firmware's display, while a framebuffer is on it; without one nobody looks at it."""
-    if attributes.text(kernel, HostPath(f"/sys/bus/pci/devices/{address}/boot_vga")) != "1":
+    boot_vga = attributes.text(kernel, HostPath(f"/sys/bus/pci/devices/{address}/boot_vga"))
+    if isinstance(boot_vga, Unread):
+        return f"may drive the console: {boot_vga.path} can't be read ({boot_vga.said})"
+    if boot_vga != "1":
         return None
-    for name in _names(kernel, "/sys/class/graphics"):
+    names = attributes.names(kernel, GRAPHICS)
+    if isinstance(names, Unread):
+        return f"may drive the console: {names.path} can't be read ({names.said})"
+    for name in names or ():
         if not name.startswith("fb") or name == "fbcon":
             continue
         try:
-            device = kernel.readlink(HostPath(f"/sys/class/graphics/{name}/device"))
-        except OSError:
-            continue
+            device = kernel.readlink(HostPath(f"{GRAPHICS}/{name}/device"))
+        except OSError as error:
+            if error.errno in attributes.ABSENT:
+                continue
+            return f"may drive the console ({name}, whose device can't be read)"
         # The firmware's own framebuffer is a device of the platform, and lies in the memory of the boot display.
         if address in device or any(
             kind in device for kind in ("efi-framebuffer", "simple-framebuffer", "vesa-framebuffer")
@@ -42,28 +53,12 @@ def _console(kernel: Kernel, address: PciAddress) -> str | None:
     return None
 
 
-def _disk(kernel: Kernel, address: PciAddress) -> str | None:
-    mounted = attributes.text(kernel, HostPath("/proc/1/mountinfo"), limit=1 << 20)
-    swaps = attributes.text(kernel, HostPath("/proc/swaps"))
-    for name in _names(kernel, "/sys/class/block"):
-        folder = HostPath(f"/sys/class/block/{name}")
-        try:
-            lies = kernel.readlink(folder)
-        except OSError:
-            continue
-        if f"/{address}/" not in lies:
-            continue
-        number = attributes.text(kernel, HostPath(f"{folder}/dev"))
-        if not isinstance(mounted, str) or not isinstance(number, str):
-            return f"has the disk {name}, of which can't be told whether it is in use"
-        if f" {number} " in mounted or f"/dev/{name} " in f"{swaps} " or _names(kernel, f"{folder}/holders"):
-            return f"has the disk {name}, which is in use"
-    return None
-
-
 def _network(kernel: Kernel, address: PciAddress) -> str | None:
-    folder = f"/sys/bus/pci/devices/{address}/net"
-    for name in _names(kernel, folder):
+    folder = HostPath(f"/sys/bus/pci/devices/{address}/net")
+    names = attributes.names(kernel, folder)
+    if isinstance(names, Unread):
+        return f"may be a network interface in use: {names.path} can't be read ({names.said})"
+    for name in names or ():
         flags = attributes.text(kernel, HostPath(f"{folder}/{name}/flags"))
         try:
             is_up = not isinstance(flags, str) or bool(int(flags, 16) & IFF_UP)
@@ -74,9 +69,4 @@ def _network(kernel: Kernel, address: PciAddress) -> str | None:
     return None
 
 
-def _names(kernel: Kernel, folder: str) -> list[str]:
-    names = attributes.names(kernel, HostPath(folder))
-    return names if isinstance(names, list) else []
-
-
-_READERS = {DISPLAY: _console, STORAGE: _disk, NETWORK: _network}
+_READERS = {DISPLAY: _console, STORAGE: read_disk_use, NETWORK: _network, SERIAL_BUS: read_disk_use}
