@@ -55,6 +55,7 @@ async def test_a_driver_whose_name_is_not_utf_8(
 ) -> None:
     kernel = machine("2xA10")
     kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/driver"), Link(f"../../drivers/{NOT_UTF_8}"))
+    kernel.tree.remove(HostPath(f"{kernel.pci.functions[GPU].folder}/vfio-dev"))
     async with running_node(kernel, tmp_path) as node:
         assert "bound to \\xff\\xfe" in shown(node, capsys)
         assert node.offered == {A10: {OTHER: True}}

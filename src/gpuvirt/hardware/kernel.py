@@ -233,9 +233,13 @@ class RealKernel:
         if target == VFIO_DEVICE:
             return OpenFile(pid, VFIO_DEVICE, 0)
         # Only nodes are looked at further: a stat of a file on a dead NFS server would hang.
-        if target.startswith("/dev/") or VFIO_NODE.search(target):
-            return OpenFile(pid, HostPath(target), self.device_number(link))
-        return None
+        if not (target.startswith("/dev/") or VFIO_NODE.search(target)):
+            return None
+        try:
+            number = self.device_number(link)
+        except FileNotFoundError:  # a host in files: its links lead to nodes of this machine
+            number = 0
+        return OpenFile(pid, HostPath(target), number)
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         """Call `wake` when devices come, go or change driver."""

@@ -106,10 +106,18 @@ def move(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell) -
         if plan.refusals or not plan.steps:
             return plan.refusals
         _record(site, seen, plan)
-        failed = _carry_out(site, seen, plan, tell)
+        taken: list[Step | RollBack] = []
+
+        def take(step: Step | RollBack) -> None:
+            taken.append(step)
+            tell(step)
+
+        failed = _carry_out(site, seen, plan, take)
         if failed is None:
             _forget(site, plan)
             return ()
+        if not taken:
+            return (failed,)
         tell(RollBack(unit))
         return (failed, *_put_back(site, unit, wishes, orders, tell))
 
