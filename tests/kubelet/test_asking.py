@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,20 @@ async def test_a_folder_that_a_kubelet_with_another_root_has_left_proves_nothing
     for name in left:
         (short_path / "pods" / name).mkdir()
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}
+
+
+async def test_pods_whose_folders_went_after_the_checkpoint_was_written_are_gone(short_path: Path) -> None:
+    """The last pod of a node has ended, and nobody has the kubelet write its checkpoint anew."""
+    listener = Listens(0)
+    async with running(short_path, RealClock()) as kubelet:
+        (short_path / "pods/gone").mkdir(parents=True)
+        kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
+        os.utime(kubelet.paths.checkpoint, ns=(0, 1_000_000_000))
+        (short_path / "pods/gone").rmdir()
+        await HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: None).ask(listener)
+    (heard,) = listener.heard
+    assert heard is not None
+    assert heard.devices == {}
 
 
 async def test_where_pods_folders_are_not_seen_none_is_taken_for_gone(short_path: Path) -> None:

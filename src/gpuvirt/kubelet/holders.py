@@ -116,12 +116,20 @@ class HolderWatch:
         """Return what pods have that are not gone.
 
         The checkpoint's folder is the same whatever `--root-dir` a kubelet has, so the pods' folder can be another
-        kubelet's: it counts where a pod of the checkpoint has its folder in it.
+        kubelet's: it counts where a pod of the checkpoint has its folder in it, or a pod came or went in it since the
+        checkpoint was written.
         """
         has_folder = {consumer.pod_uid: self._has_folder(consumer) for consumer in in_file.values()}
-        if True not in has_folder.values():
+        if True not in has_folder.values() and not self._pods_are_newer:
             return in_file
         return {key: one for key, one in in_file.items() if key in in_api or has_folder[one.pod_uid] is not False}
+
+    @property
+    def _pods_are_newer(self) -> bool:
+        try:
+            return self._paths.pods.stat().st_mtime_ns > self._paths.checkpoint.stat().st_mtime_ns
+        except OSError:
+            return False
 
     def _has_folder(self, consumer: Consumer) -> bool | None:
         """Return whether a pod has its folder, None where its UID names none."""
