@@ -131,6 +131,15 @@ class ControlledNode:
         found = json.loads(self._run("status", "-o", "json").stdout)
         return [[one["component"], "yes" if one["ready"] else "no", one["state"]] for one in found["components"]]
 
+    def report(self, *, vfs: int, mode: str) -> None:
+        """Write a GpuNode's status as an agent does that sees a GPU so."""
+        generation = self.node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.metadata.generation}")
+        status = (
+            f'{{"status": {{"observedGeneration": {generation},'
+            f' "gpus": [{{"address": "0000:65:00.0", "mode": "{mode}", "vfs": {vfs}}}]}}}}'
+        )
+        self.node.kubectl("patch", "gpunode", NODE, "--subresource=status", "--type=merge", "-p", status)
+
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         asks = ("--kubeconfig", str(self.node.cluster.kubeconfig), "--namespace", NAMESPACE)
         return subprocess.run([*GPUVIRT, *arguments, *asks], capture_output=True, text=True, check=False)

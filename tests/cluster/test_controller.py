@@ -118,5 +118,9 @@ def test_beside_nvidias_operator_nothing_is_done_but_to_nodes_for_machines_and_t
             mode = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.mode}")
             node.until(lambda: node.cluster.kubectl(*mode).stdout == "vgpu", lambda: node.cluster.kubectl(*mode).stderr)
             cluster.label(f"{WORKLOAD}=container")
+            asked = node.cluster.kubectl
+            node.until(lambda: asked(*mode).stdout == "container", lambda: asked(*mode).stderr)
+            assert cluster.labels()["gpuvirt.io/node"] == "true", "no agent has said that it carries no vGPUs"
+            cluster.report(vfs=0, mode="container")
             node.until(lambda: "gpuvirt.io/node" not in cluster.labels(), lambda: str(cluster.labels()))
             assert "nvidia.com/gpu.deploy.operands" not in cluster.labels()

@@ -2,7 +2,7 @@
 
 import pytest
 from clusterlab import LabNode
-from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
+from controllerlab import PRESENT, WORKLOAD, controlled
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.operator.names import DEPLOY, SETS, VGPU_DRIVER
@@ -23,17 +23,6 @@ def vgpus(node: LabNode) -> dict[str, int]:
 
 def gpus(node: LabNode, field: str) -> set[str]:
     return set(node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={{.status.gpus[*].{field}}}").split())
-
-
-def report(cluster: ControlledNode, *, vfs: int, mode: str) -> None:
-    """Write a status as an agent does that sees its GPUs so."""
-    node = cluster.node
-    generation = node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.metadata.generation}")
-    status = (
-        f'{{"status": {{"observedGeneration": {generation},'
-        f' "gpus": [{{"address": "0000:65:00.0", "mode": "{mode}", "vfs": {vfs}}}]}}}}'
-    )
-    node.kubectl("patch", "gpunode", NODE, "--subresource=status", "--type=merge", "-p", status)
 
 
 def test_without_sriov_manage_nothing_is_removed_and_the_driver_that_brings_it_stays(node: LabNode) -> None:
@@ -67,14 +56,14 @@ def test_the_label_goes_once_gpus_have_left_and_comes_back_with_a_rollback(node:
         cluster.label(f"{WORKLOAD}=vm-passthrough")
         cluster.until_said("of which the agent has not reported yet")
         assert cluster.deployed() == VGPU
-        report(cluster, vfs=32, mode="vgpu")
+        cluster.report(vfs=32, mode="vgpu")
         cluster.until_said("0000:65:00.0 (vgpu, 32 VFs on)")
         assert cluster.deployed() == VGPU
-        report(cluster, vfs=0, mode="container")
+        cluster.report(vfs=0, mode="container")
         cluster.until_deployed(PASSTHROUGH)
-        report(cluster, vfs=32, mode="vgpu")
+        cluster.report(vfs=32, mode="vgpu")
         cluster.until_deployed(PASSTHROUGH | {VGPU_DRIVER})
         cluster.label(f"{driver}=false")
         cluster.until_deployed(PASSTHROUGH)
-        report(cluster, vfs=0, mode="passthrough")
+        cluster.report(vfs=0, mode="passthrough")
         node.until(lambda: driver not in cluster.labels(), lambda: str(cluster.labels()))
