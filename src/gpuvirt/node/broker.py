@@ -22,6 +22,7 @@ from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import lastlook
 from gpuvirt.node.lastlook import Sight
+from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.state import NodeState
 
 Looked = Mapping[DeviceId, Sight]
@@ -101,6 +102,7 @@ class Broker:
         opened = {sight.opened for sight in looked.values() if sight.opened is not None}
         entries = self._state.entries
         attachments: list[Attachment] = []
+        given: list[Candidate] = []
         for ids in containers:
             devices = tuple(self._usable(offer, ids, looked))
             if (reason := find_holds(entries, self._state.resources).in_the_way(resource, devices)) is not None:
@@ -110,8 +112,14 @@ class Broker:
             if devices and (reason := lastlook.missing_node(self._kernel, devices[0].id, nodes, opened)):
                 raise AllocationRefusedError(reason)
             attachments.append(attachment)
+            given += devices
             entries = record(entries, self._entries(resource, devices))
-        self._state.entries = entries
+        try:
+            self._state.gates.allocate(
+                [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
+            )
+        except RefusedError as error:
+            raise AllocationRefusedError(error.reason) from error
         self._given()
         return tuple(attachments)
 
