@@ -300,6 +300,26 @@ def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.Mon
     assert leased
 
 
+async def test_allocate_opens_no_group_of_which_a_pod_has_something(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
+        node.allocate(A10, [FIRST])
+        opened: list[IommuGroup] = []
+
+        def lease(group: IommuGroup) -> AbstractContextManager[None]:
+            opened.append(group)
+            return nullcontext()
+
+        monkeypatch.setattr(kernel, "lease", lease)
+        node.allocate(A10, [FIRST])
+        assert opened == []
+        node.allocate(A10, [SECOND])
+        assert len(opened) == 1
+
+
 def test_a_gate_is_open_again_when_its_change_has_ended() -> None:
     entries: list[Entry] = []
     gates = Gates(lambda: entries)

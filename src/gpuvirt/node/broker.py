@@ -70,7 +70,10 @@ class Broker:
         if inventory is None or offer is None:
             return False
         named = (offer.devices[one] for one in itertools.chain.from_iterable(containers) if one in offer.devices)
-        return any(lastlook.may_sleep(inventory.facts, device.candidate) for device in named)
+        allocated = self._allocated()
+        return any(
+            lastlook.may_sleep(inventory.facts, device.candidate) or allocated(device.candidate) for device in named
+        )
 
     def look(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> Looked:
         """Look once more at the devices that a request names; return what that shows of each.
@@ -81,8 +84,18 @@ class Broker:
         if inventory is None or offer is None:
             return {}
         ids = dict.fromkeys(itertools.chain.from_iterable(containers))
-        devices = offer.devices
-        return {one: lastlook.look(self._kernel, inventory, devices[one].candidate) for one in ids if one in devices}
+        allocated = self._allocated()
+        candidates = {one: offer.devices[one].candidate for one in ids if one in offer.devices}
+        return {
+            one: lastlook.look(self._kernel, inventory, candidate, allocated=allocated(candidate))
+            for one, candidate in candidates.items()
+        }
+
+    def _allocated(self) -> Callable[[Candidate], bool]:
+        """Return how to tell whether a device, or another of its group, is allocated to a pod."""
+        targets = {entry.target for entry in self._state.entries}
+        groups = {entry.group for entry in self._state.entries if entry.group is not None}
+        return lambda candidate: candidate.target in targets or candidate.group in groups
 
     def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
