@@ -15,7 +15,7 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
-from gpuvirt.model.holds import find_holds
+from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.ledger import Entry, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
@@ -49,6 +49,8 @@ class Broker:
         self._name = uuid.uuid4().hex
         """Tells the allocations of this agent from those of the one before, whatever its clock says."""
         self._numbers = itertools.count(1)
+        self._found: tuple[tuple[Entry, ...], Holds] | None = None
+        """What was allocated last, and what follows from it."""
 
     def prefer(
         self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
@@ -59,7 +61,7 @@ class Broker:
             device.id: Place(device.candidate.numa_node, device.candidate.group, device.candidate.target.gpu)
             for device in offer.devices.values()
         }
-        holds = find_holds(self._state.entries, self._state.resources)
+        holds = self._holds(self._state.entries)
         companions = [one.id for one in holds.companions(device.candidate for device in offer.devices.values())]
         spread = self._state.settings.vgpu_placement
         return prefer(available, must_include, size, places, spread, companions=companions)
@@ -70,9 +72,9 @@ class Broker:
         if inventory is None or offer is None:
             return False
         named = (offer.devices[one] for one in itertools.chain.from_iterable(containers) if one in offer.devices)
-        allocated = self._allocated()
+        holds = self._holds(self._state.entries)
         return any(
-            lastlook.may_sleep(inventory.facts, device.candidate) or allocated(device.candidate) for device in named
+            lastlook.may_sleep(inventory.facts, device.candidate) or holds.has_any(device.candidate) for device in named
         )
 
     def look(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> Looked:
@@ -84,18 +86,19 @@ class Broker:
         if inventory is None or offer is None:
             return {}
         ids = dict.fromkeys(itertools.chain.from_iterable(containers))
-        allocated = self._allocated()
+        holds = self._holds(self._state.entries)
         candidates = {one: offer.devices[one].candidate for one in ids if one in offer.devices}
         return {
-            one: lastlook.look(self._kernel, inventory, candidate, allocated=allocated(candidate))
+            one: lastlook.look(self._kernel, inventory, candidate, allocated=holds.has_any(candidate))
             for one, candidate in candidates.items()
         }
 
-    def _allocated(self) -> Callable[[Candidate], bool]:
-        """Return how to tell whether a device, or another of its group, is allocated to a pod."""
-        targets = {entry.target for entry in self._state.entries}
-        groups = {entry.group for entry in self._state.entries if entry.group is not None}
-        return lambda candidate: candidate.target in targets or candidate.group in groups
+    def _holds(self, entries: tuple[Entry, ...]) -> Holds:
+        """Return what is allocated, found once for as long as it is the same."""
+        found, ours = self._found, self._state.resources
+        if found is None or found[0] is not entries or found[1].ours is not ours:
+            found = self._found = entries, find_holds(entries, ours)
+        return found[1]
 
     def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
@@ -118,7 +121,7 @@ class Broker:
         given: list[Candidate] = []
         for ids in containers:
             devices = tuple(self._usable(offer, ids, looked))
-            if (reason := find_holds(entries, self._state.resources).in_the_way(resource, devices)) is not None:
+            if (reason := self._holds(entries).in_the_way(resource, devices)) is not None:
                 raise AllocationRefusedError(reason)
             attachment = attach(inventory, resource, devices, self._state.settings)
             nodes = attachment.device_nodes

@@ -21,7 +21,6 @@ from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import Progress, StateName
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import RollBack, Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.vgpuwanted import Wanted
@@ -113,7 +112,7 @@ class Overseer(Hearer, Protocol):
         """Return what a carver must know, also that the kubelet was not heard since the last withdrawal."""
         ...
 
-    def carving(self, unit: UnitId, gpu: PciAddress, wish: CarveWish, /) -> Change:
+    def carving(self, gpu: PciAddress, wish: CarveWish, /) -> Change:
         """Return the change that has a GPU carry what is wished."""
         ...
 
@@ -153,9 +152,7 @@ class Carvings:
                         self._asking.add(gpu)
                         group.create_task(self._ask(agent, gpu, wish, asked))
                 for gpu, wish in self._due(agent).items():
-                    if agent.inventory is not None:
-                        change = agent.carving(agent.inventory.gpus[gpu].unit, gpu, wish)
-                        group.create_task(self._carve(agent, gpu, wish, change))
+                    group.create_task(self._carve(agent, gpu, wish, agent.carving(gpu, wish)))
                 if not self._is_carving(agent):
                     self._schedulers.ask_next(agent, group)
                 agent.vgpu_states.set(self._state(agent))
@@ -298,7 +295,7 @@ def _circumstances(agent: Overseer, gpu: PciAddress, given: Given) -> Circumstan
     inventory = agent.inventory
     vgpus = inventory.vgpus if inventory is not None else {}
     offered = frozenset(one for one in given.offered if one in vgpus and vgpus[one].gpu == gpu)
-    return Circumstances(wish, plan.pending, (plan, offered, tuple(sorted(given.moves.items()))))
+    return Circumstances(wish, (plan.pending, given.unknown), (plan, offered, tuple(sorted(given.moves.items()))))
 
 
 def _is_coming(agent: Overseer, inventory: Inventory, gpu: PciAddress) -> bool:

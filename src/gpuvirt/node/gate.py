@@ -53,13 +53,16 @@ class Gates:
 class Change:
     """A change of one isolation unit: it claims its devices, then takes its steps, each after the same questions."""
 
-    def __init__(self, gates: Gates, unit: str, is_desired: Callable[[], bool]) -> None:
-        """`is_desired` returns whether the desired state is still that of the plan; any thread calls it."""
-        self.unit = unit
+    def __init__(self, gates: Gates, subject: str, is_desired: Callable[[], bool]) -> None:
+        """`is_desired` returns whether the desired state is still that of the plan; any thread calls it.
+
+        `subject` is what reasons name: an isolation unit, or a GPU.
+        """
         self.scope = Scope()
         """The devices that it may touch."""
         self.step_text: str | None = None
         """The step under way."""
+        self._subject = subject
         self._gates = gates
         self._is_desired = is_desired
         self._expired = False
@@ -121,19 +124,19 @@ class Change:
         for entry in self._gates.allocated():
             # A vGPU that the host has not shown since it was started is not there to be touched.
             if scope.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None):
-                return refusals.plan_outdated(self.unit, f"{entry.device} is allocated to {entry.holder}")
+                return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.holder}")
         if self._rolling_back:
             return None
         if self._expired:
-            return refusals.plan_outdated(self.unit, f"{self.step_text or 'a step'} did not return in time")
+            return refusals.plan_outdated(self._subject, f"{self.step_text or 'a step'} did not return in time")
         if not self._is_desired():
-            return refusals.plan_outdated(self.unit, "the desired state has changed")
+            return refusals.plan_outdated(self._subject, "the desired state has changed")
         return None
 
 
-def by_hand(unit: str) -> Change:
+def by_hand(subject: str) -> Change:
     """Return a change that somebody makes beside the agent: its plan alone says what it may do."""
-    return Change(Gates(lambda: ()), unit, lambda: True)
+    return Change(Gates(lambda: ()), subject, lambda: True)
 
 
 def pods_by_gpu(entries: Iterable[Entry]) -> Mapping[PciAddress, tuple[str, ...]]:

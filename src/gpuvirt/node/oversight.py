@@ -176,7 +176,7 @@ class Oversight:
         """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them."""
         return Change(self._state.gates, unit, lambda: wishes.items() <= self._desired.moves.items())
 
-    def carving(self, unit: UnitId, gpu: PciAddress, wish: CarveWish) -> Change:
+    def carving(self, gpu: PciAddress, wish: CarveWish) -> Change:
         """Return the change that has a GPU carry what is wished, for as long as that is wanted.
 
         What is wanted of a GPU follows from what the host shows, too, which a change may hide for a while.
@@ -186,7 +186,7 @@ class Oversight:
         def is_desired() -> bool:
             return self._desired.vgpus.get(gpu) == wish or self._desired.origin_of(gpu) == origin
 
-        return Change(self._state.gates, unit, is_desired)
+        return Change(self._state.gates, gpu, is_desired)
 
     @property
     def clears_way(self) -> bool:
