@@ -166,6 +166,8 @@ async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(machi
                 give_all(node, given)
                 assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}
             assert given == {FIRST, SECOND}
+            overrides = [HostPath(f"/sys/bus/pci/devices/{one}/driver_override") for one in (FIRST, SECOND)]
+            assert {kernel.read(one).strip() for one in overrides} == {b"vfio-pci"}
             assert {note.code for note in node.view.notes} == set()
 
 

@@ -69,11 +69,12 @@ def plan_return(seen: Seen, unit: UnitId, before: Mapping[PciAddress, bool]) -> 
     refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native)))
     if refused:
         return Plan(unit, refusals=refused)
-    kept = [one for one in there if not before[one] and one not in to_native]
+    kept = {one: _function(seen, one).driver for one in there if one not in to_vfio and one not in to_native}
+    overrides = {one: driver if before[one] and isinstance(driver, str) else None for one, driver in kept.items()}
     return Plan(
         unit,
         steps=(
-            *(Override(one, None) for one in kept),
+            *(Override(one, driver) for one, driver in overrides.items()),
             *_steps_to_vfio(seen, to_vfio),
             *_steps_to_native(seen, to_native, probe=not _probes_are_for_people(seen, unit)),
         ),
