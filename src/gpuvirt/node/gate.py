@@ -65,13 +65,13 @@ class Change:
         self._subject = subject
         self._gates = gates
         self._is_desired = is_desired
-        self._expired = False
+        self._slept_at: str | None = None
         self._rolling_back = False
 
     @property
     def expired(self) -> bool:
         """Whether the plan is too old, since a step took too long."""
-        return self._expired
+        return self._slept_at is not None
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -104,7 +104,7 @@ class Change:
 
     def expire(self) -> None:
         """Have no further step of the plan taken: the one under way has not returned in time."""
-        self._expired = True
+        self._slept_at = self.step_text or "the look at the host"
 
     def roll_back(self) -> None:
         """Take steps from now on that put back what the change has done, whatever is desired by now."""
@@ -127,8 +127,8 @@ class Change:
                 return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.holder}")
         if self._rolling_back:
             return None
-        if self._expired:
-            return refusals.plan_outdated(self._subject, f"{self.step_text or 'a step'} did not return in time")
+        if self._slept_at is not None:
+            return refusals.plan_outdated(self._subject, f"it slept in the kernel ({self._slept_at})")
         if not self._is_desired():
             return refusals.plan_outdated(self._subject, "the desired state has changed")
         return None
