@@ -30,7 +30,7 @@ from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_machine
 from rings import RINGS
-from simnode import SimNode, running_node
+from simnode import SimNode, Workers, running_node
 
 NAMESPACES = itertools.count(1)
 RING_TIMEOUT_S = 600
@@ -225,3 +225,9 @@ def user(lab: Cluster, image: None) -> Iterator[Install]:  # noqa: ARG001
     """A user of the chart, in a cluster that has nothing of ours."""
     with chart_user(lab) as user:
         yield user
+
+
+@pytest.fixture(params=["inline", "paced"])
+def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with changes that happen at a stroke, and with changes that yield at each kernel operation."""
+    monkeypatch.setattr(Workers, "paced", request.param == "paced")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
@@ -23,8 +24,16 @@ from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
+from pacedworker import PacedKernel, PacedTools, PacedWorker
 
 IDS = PciIds((pciids.shipped(),))
+
+
+class Workers:
+    """How the jobs of a node's changes run where a test does not say it."""
+
+    paced = False
+    """Whether the event loop goes on at each kernel operation of a job."""
 
 
 class SimNode:
@@ -101,6 +110,10 @@ class SimNode:
         await self.settle()
 
 
+def _paced(clock: SimClock) -> Callable[[str], Lane]:
+    return lambda _: PacedWorker(clock)
+
+
 @asynccontextmanager
 async def running_node(
     kernel: SimKernel,
@@ -110,7 +123,7 @@ async def running_node(
     ids: PciIds = IDS,
     giving: Lane | None = None,
     tools: Tools | None = None,
-    moving: Callable[[str], Lane] = lambda _: InlineLane(),
+    moving: Callable[[str], Lane] | None = None,
     pace: Pace | None = None,
     carves_only: bool = False,
     tells_scheduler: bool = False,
@@ -119,6 +132,10 @@ async def running_node(
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
+    host = binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks")
+    if moving is None and Workers.paced:
+        host = replace(host, kernel=PacedKernel(kernel), tools=PacedTools(host.tools))
+        moving = _paced(clock)
     site = Site(
         kernel=kernel,
         clock=clock,
@@ -134,10 +151,7 @@ async def running_node(
         tells_scheduler=tells_scheduler,
         hears_spec=hears_spec,
         awaits_controller=awaits_controller,
-        moving=Moving(
-            binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks"),
-            moving,
-        ),
+        moving=Moving(host, moving or (lambda _: InlineLane())),
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
     agent = Agent(site, settings or Settings(), ids, who, pace or Pace())

@@ -18,6 +18,8 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
+pytestmark = pytest.mark.usefixtures("worker")
+
 NO_FILE = NodeRequest(configs=Heard(None))
 
 Machine = Callable[[str], SimKernel]

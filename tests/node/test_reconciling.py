@@ -22,6 +22,8 @@ from gpuvirt.sim.machine import load_machine
 from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
+pytestmark = pytest.mark.usefixtures("worker")
+
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 A10 = "nvidia.com/GA102GL_A10"
@@ -50,12 +52,18 @@ async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(mac
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.advance(5)
+        assert kernel.writes == [], "it is unknown whether a pod has what its native driver serves"
+        assert notes(node) == {ReasonCode.CARRIES_VGPUS, ReasonCode.HOLDERS_UNHEARD}
+        node.count("nvidia.com/GRID_T4-8Q", *kernel.mdev.devices)
+        await node.say_holders()
+        await node.advance(5)
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert node.offered["nvidia.com/TU104GL_TESLA_T4"] == {T4[2]: True}
-        assert notes(node) == {ReasonCode.CARRIES_VGPUS, ReasonCode.HOLDERS_UNHEARD}
+        assert notes(node) >= {ReasonCode.CARRIES_VGPUS}
         assert [driver(kernel, one) for one in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
         assert node.gpu(T4[0]).wanted == "passthrough"
         assert node.agent.telemetry.moves["passthrough", "done"] == 1
+        node.count("nvidia.com/GRID_T4-8Q")
         await heard(node)
         assert [driver(kernel, one) for one in T4] == ["vfio-pci"] * 4
         assert notes(node) == set()
@@ -117,6 +125,7 @@ async def test_no_wish_means_leave_alone(machine: Machine, tmp_path: Path) -> No
 async def test_single_gpus_have_modes_of_their_own(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH})) as node:
+        await node.say_holders()
         await node.advance(5)
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert notes(node) == set()
@@ -126,6 +135,7 @@ async def test_single_gpus_have_modes_of_their_own(machine: Machine, tmp_path: P
 async def test_what_somebody_rebinds_comes_back(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
+        await node.say_holders()
         await node.advance(5)
         kernel.rebind(FIRST, "nvidia")
         await node.advance(5)
@@ -152,6 +162,7 @@ async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(machine: Machi
     kernel = machine("4xT4")
     process = kernel.start_process("python3", "/dev/nvidia2")
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH})) as node:
+        await node.say_holders()
         await node.advance(60)
         assert driver(kernel, T4[2]) == "nvidia"
         assert notes(node) == {ReasonCode.IN_USE}
@@ -233,6 +244,7 @@ async def test_a_driver_that_is_not_there_is_said_and_tried_again(machine: Machi
     kernel.pci.forget_driver("vfio-pci")
     missing = SimTools(kernel, ())
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH}), tools=missing) as node:
+        await node.say_holders()
         await node.advance(5)
         assert notes(node) == {ReasonCode.STEP_FAILED}
         kernel.pci.add_driver("vfio-pci")
@@ -255,6 +267,7 @@ async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(
     modes: dict[str, WantedMode] = dict.fromkeys((T4[1], T4[2]), WantedMode.PASSTHROUGH)
     pace = Pace(move_s=0.2)
     async with running_node(kernel, tmp_path, Settings(modes=modes), moving=ThreadLane, pace=pace) as node:
+        await node.say_holders()
         for _ in range(400):
             await RealClock().sleep(0.01)
             await node.advance(0.1)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, StateName
@@ -12,6 +14,8 @@ from gpuvirt.model.view import Registration
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
 from simnode import SimNode, running_node
+
+pytestmark = pytest.mark.usefixtures("worker")
 
 FOLLOWS = Settings(workload_label=True)
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]

@@ -171,9 +171,9 @@ class CarvePlan:
         return not (self.steps or self.pending or self.refusals)
 
     @property
-    def removes(self) -> bool:
-        """Whether vGPUs are removed by its steps."""
-        return any(isinstance(step, RemoveVgpu) for step in self.steps)
+    def destroys(self) -> bool:
+        """Whether its steps touch anything that is there, which a pod may have."""
+        return any(not isinstance(step, CreateInstance | CreateVgpu | SetScheduler) for step in self.steps)
 
 
 def meant(name: str, known: Iterable[VgpuType]) -> VgpuType | None:

@@ -61,6 +61,10 @@ class Holds:
             if own is None and any(_comes_with(candidate, entry) for entry in self._in_group(candidate)):
                 yield candidate
 
+    def has_any(self, candidate: Candidate) -> bool:
+        """Return whether a device, or another of its group, is allocated."""
+        return candidate.target in self.by_target or bool(self._in_group(candidate))
+
     def _in_group(self, candidate: Candidate) -> tuple[Entry, ...]:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
 

@@ -15,6 +15,7 @@ from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Named, Naming
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.scope import Scope
 from gpuvirt.model.settings import Settings
 
 
@@ -81,6 +82,8 @@ class Ground:
     """vGPUs that are to be removed."""
     withheld: Mapping[ResourceName, Reason] = field(default_factory=dict)
     """Resources that are not to be offered; what pods have of them stays listed."""
+    changing: Scope = field(default_factory=Scope)
+    """The devices that changes under way may touch."""
 
 
 def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
@@ -138,6 +141,8 @@ def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Cand
     if candidate.target.vgpu in ground.unwanted:
         return refusals.unwanted(candidate.id)
     held = candidate.target in holds.by_target
+    if not held and ground.changing.covers(candidate.target):
+        return refusals.changing(candidate.id, None)
     if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):
         return Reason(
             ReasonCode.HOLDERS_UNHEARD,

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import User
+from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason
@@ -103,7 +104,7 @@ class Seen:
     """What the host itself needs a function for: `drives the console`."""
     native_users: Mapping[PciAddress, tuple[User, ...]] | None = None
     """Processes that use a function through its native driver; None where that could not be looked for."""
-    pods: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
+    pods: Allocations | Unknown = field(kw_only=True)
     """Pods that have a GPU, or a part of it."""
     originals: Mapping[PciAddress, str] = field(default_factory=dict)
     """The drivers that functions had before they were first moved."""

@@ -7,10 +7,11 @@ driver gets none of a group that is still held, and a virtual machine none of a 
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model import refusals
+from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.isolation import UnitId, spoilers
 from gpuvirt.model.modalias import FALLBACK
 from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Seen, Step, Unbind, Wish, Wishes
@@ -46,15 +47,45 @@ def plan_unit(seen: Seen, unit: UnitId, wishes: Wishes) -> Plan:
     refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native)))
     if refused:
         return Plan(unit, refusals=refused)
-    held = {_function(seen, one).iommu_group for one in to_native if _function(seen, one).on_vfio}
     by_hand = _probes_are_for_people(seen, unit)
     return Plan(
         unit,
         steps=(*_steps_to_vfio(seen, to_vfio), *_steps_to_native(seen, to_native, probe=not by_hand)),
-        leases=tuple(sorted(group for group in held if isinstance(group, int))),
+        leases=_leases(seen, to_native),
         locks=tuple(one for one in to_vfio if _function(seen, one).driver == "nvidia"),
         notes=tuple(_notes(to_native)) if by_hand else (),
     )
+
+
+def plan_return(seen: Seen, unit: UnitId, before: Mapping[PciAddress, bool]) -> Plan:
+    """Return what puts back the functions that a change has touched, and no others.
+
+    `before` says of each whether it was on a VFIO driver.
+    """
+    there = [one for one in sorted(before) if one in seen.inventory.facts.functions]
+    to_vfio = [one for one in there if before[one] and not _function(seen, one).on_vfio]
+    to_native = [one for one in there if not before[one] and _is_away(seen, one)]
+    wanted = {one: Wish.PASSTHROUGH if before[one] else Wish.NATIVE for one in there}
+    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native)))
+    if refused:
+        return Plan(unit, refusals=refused)
+    kept = {one: _function(seen, one).driver for one in there if one not in to_vfio and one not in to_native}
+    overrides = {one: driver if before[one] and isinstance(driver, str) else None for one, driver in kept.items()}
+    return Plan(
+        unit,
+        steps=(
+            *(Override(one, driver) for one, driver in overrides.items()),
+            *_steps_to_vfio(seen, to_vfio),
+            *_steps_to_native(seen, to_native, probe=not _probes_are_for_people(seen, unit)),
+        ),
+        leases=_leases(seen, to_native),
+        locks=tuple(one for one in to_vfio if _function(seen, one).driver == "nvidia"),
+    )
+
+
+def _leases(seen: Seen, to_native: Iterable[PciAddress]) -> tuple[IommuGroup, ...]:
+    held = {_function(seen, one).iommu_group for one in to_native if _function(seen, one).on_vfio}
+    return tuple(sorted(group for group in held if isinstance(group, int)))
 
 
 def _function(seen: Seen, address: PciAddress) -> PciFunction:
@@ -143,8 +174,16 @@ def _native_users(seen: Seen, function: PciFunction) -> Iterator[Reason]:
         yield refusals.users_unseen(function.address)
     if users := refusals.serious((seen.native_users or {}).get(function.address, ())):
         yield refusals.in_use(function.address, users, forcible=True)
-    if pods := seen.pods.get(function.address, ()):
-        yield refusals.held(function.address, pods)
+    yield from _pods(seen, function.address)
+
+
+def _pods(seen: Seen, address: PciAddress) -> Iterator[Reason]:
+    """Yield the pods that a function is allocated to, or that this is unknown of one that would lose its driver."""
+    if isinstance(seen.pods, Unknown):
+        if _function(seen, address).driver is not None:
+            yield refusals.pods_unheard(address)
+    elif pods := seen.pods.get(address, ()):
+        yield refusals.held(address, pods)
 
 
 def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Iterator[Reason]:
@@ -153,8 +192,9 @@ def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Itera
         yield refusals.vfs_enabled(function)
     if users := _vfio_users(seen, function):
         yield refusals.in_use(address, users, forcible=False)
-    if pods := seen.pods.get(address, ()):
-        yield refusals.held(address, pods)
+    for member in sorted({address, *_neighbours(seen, [address])}):  # the lease takes the whole group
+        if _function(seen, member).on_vfio or member == address:
+            yield from _pods(seen, member)
     for other in sorted(_neighbours(seen, [address]) & seen.inventory.gpus.keys()):
         if _function(seen, other).on_vfio and wanted.get(other) is not Wish.NATIVE:
             yield refusals.torn(other, address)

@@ -53,6 +53,7 @@ class ReasonCode(StrEnum):
     STEP_FAILED = "StepFailed"
     WRITE_BLOCKED = "WriteBlocked"
     UNIT_BUSY = "UnitBusy"
+    PLAN_OUTDATED = "PlanOutdated"
     MANAGED = "ManagedByAgent"
 
     # not carved into the vGPUs that are wanted

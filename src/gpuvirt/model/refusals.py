@@ -203,7 +203,7 @@ def pods_unheard(unit: str) -> Reason:
     return Reason(
         ReasonCode.HOLDERS_UNHEARD,
         unit,
-        "is to go back to the host, and it is not known yet whether a pod has it",
+        "is to get another driver, and it is not known yet whether it is allocated to a pod",
         fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
     )
 
@@ -238,6 +238,28 @@ def operands_there(subject: str, heard: OperandsHeard | None) -> Reason:
 def busy(unit: str, said: str) -> Reason:
     """Somebody else moves it."""
     return Reason(ReasonCode.UNIT_BUSY, unit, "is being moved by another process", seen=said, fix="wait for its end")
+
+
+def changing(device: str, step: str | None) -> Reason:
+    """The agent changes it now."""
+    return Reason(
+        ReasonCode.UNIT_BUSY,
+        device,
+        "is being changed by this node's agent, so no pod gets it before that ends",
+        seen=f"the step under way: {step}" if step is not None else None,
+        fix="wait for its end, then create the pod again; a pod of a controller (Deployment, VirtualMachine) is"
+        " created again by it",
+    )
+
+
+def plan_outdated(unit: str, why: str) -> Reason:
+    """The change has stopped, to be planned from what is so now."""
+    return Reason(
+        ReasonCode.PLAN_OUTDATED,
+        unit,
+        f"is not changed as it was planned: {why}",
+        fix="nothing: the agent plans again from what it observes now",
+    )
 
 
 def withdrawn(address: PciAddress) -> Reason:

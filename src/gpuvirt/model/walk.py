@@ -31,6 +31,7 @@ MOVES = frozenset(
         ReasonCode.STEP_FAILED,
         ReasonCode.WRITE_BLOCKED,
         ReasonCode.UNIT_BUSY,
+        ReasonCode.PLAN_OUTDATED,
     }
 )
 """Why a GPU is not moved to the driver that is wanted for it."""

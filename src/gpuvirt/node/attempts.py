@@ -6,13 +6,16 @@ its own steps is tried again only when something else than these steps has chang
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.gate import Change
 from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.tasks import backoff_s
 
+T = TypeVar("T")
 HearTrouble = Callable[[str, Reason | None], None]
 Job = Callable[[], tuple[Reason, ...]]
 
@@ -20,6 +23,22 @@ Job = Callable[[], tuple[Reason, ...]]
 MOST_PAUSE_S = 300.0
 MOST_PAUSE_AFTER_ROLLBACK_S = 3600.0
 """Each of these tries removes devices and makes them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLane:
+    """The lane of a change: the plan of one that sleeps in the kernel is old, and the step that sleeps is its last."""
+
+    lane: Lane
+    change: Change
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        """Return what `job` returns; raise LaneBlockedError as the lane does."""
+        try:
+            return await self.lane.run(job, name=name, timeout_s=timeout_s)
+        except LaneBlockedError:
+            self.change.expire()
+            raise
 
 
 def _pauses() -> Iterator[float]:
@@ -89,7 +108,14 @@ class Attempts:
         self.rolled_back = True
 
     async def run(
-        self, subject: str, job: Job, taken: Sequence[str], *, lane: Lane, name: str, timeout_s: float
+        self,
+        subject: str,
+        job: Job,
+        taken: Sequence[str],
+        *,
+        lane: Lane,
+        name: str,
+        timeout_s: float,
     ) -> tuple[Reason, ...]:
         """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
         self.rolled_back = False

@@ -14,14 +14,16 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.tools import HostTools, ToolError, Tools
 from gpuvirt.model import refusals
+from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
-from gpuvirt.model.plan import Override, Plan, Probe, RollBack, Seen, Step, Wish, Wishes
-from gpuvirt.model.planning import HEADS, plan_unit
+from gpuvirt.model.plan import Override, Plan, Probe, RollBack, Seen, Step, Unbind, Wish, Wishes
+from gpuvirt.model.planning import HEADS, plan_return, plan_unit
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originals
 from gpuvirt.node.executor import execute
+from gpuvirt.node.gate import Change, StalePlanError, by_hand
 from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostRoots
@@ -40,6 +42,7 @@ WAITING = frozenset(
         ReasonCode.UNBIND_PENDING,
         ReasonCode.DRIVER_LOCK,
         ReasonCode.UNIT_BUSY,
+        ReasonCode.PLAN_OUTDATED,
     }
 )
 """What passes by itself when somebody has ended."""
@@ -67,8 +70,8 @@ def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Sit
 class Orders:
     """What the admin adds to a wish."""
 
-    pods: Mapping[PciAddress, tuple[str, ...]]
-    """The pods that have GPUs, as far as is known."""
+    pods: Allocations | Unknown
+    """The pods that GPUs are allocated to."""
     allowed: frozenset[PciAddress] = frozenset()
     forced: bool = False
 
@@ -95,36 +98,44 @@ def look(site: Site, orders: Orders) -> Seen:
     )
 
 
-def move(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell) -> tuple[Reason, ...]:
+def move(
+    site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell, change: Change | None = None
+) -> tuple[Reason, ...]:
     """Bring one unit to where it is wanted; return why that failed, and why putting it back did, if it did.
 
-    The host is looked at anew under the unit's lock, so that the steps follow from what is there.
+    The host is looked at anew under the unit's lock, so that the steps follow from what is there. `change` is the
+    agent's; somebody who moves GPUs by hand has none.
     """
-    with unit_locked(site.locks, unit):
+    change = change or by_hand(unit)
+    with unit_locked(site.locks, unit), change.under_way():
         seen = look(site, orders)
         plan = plan_unit(seen, unit, wishes)
         if plan.refusals or not plan.steps:
             return plan.refusals
         _record(site, seen, plan)
-        taken: list[Step | RollBack] = []
+        touched: set[PciAddress] = set()
 
-        def take(step: Step | RollBack) -> None:
-            taken.append(step)
+        def begin(step: Step | RollBack) -> None:
+            if isinstance(step, Override | Unbind | Probe):
+                touched.add(step.address)
             tell(step)
 
-        failed = _carry_out(site, seen, plan, take)
+        failed = _carry_out(site, seen, plan, begin, change)
         if failed is None:
             _forget(site, plan)
             return ()
-        if not taken:
-            return (failed,)
+        before = {one: seen.inventory.facts.functions[one].on_vfio for one in touched}
+        if not isinstance(failed, StalePlanError):  # a driver that does not take its GPU back would not the next time
+            before = {one: on_vfio for one, on_vfio in before.items() if not on_vfio}
+        if not before:
+            return (failed.reason,)
         tell(RollBack(unit))
-        return (failed, *_put_back(site, unit, wishes, orders, tell))
+        return (failed.reason, *_put_back(site, unit, before, orders, tell, change))
 
 
 def obstacles(site: Site, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
     """Return why GPUs of a unit could not get VFIO drivers even when they carry nothing and nobody uses them."""
-    seen = look(site, Orders({}))
+    seen = look(site, Orders(Unknown("nobody was asked")))
     lasting = tuple(one for one in plan_unit(seen, unit, wishes).refusals if one.code not in WAITING)
     return lasting or tuple(_missing_modules(site, seen, unit, wishes))
 
@@ -141,26 +152,28 @@ def _missing_modules(site: Site, seen: Seen, unit: UnitId, wishes: Wishes) -> It
             yield refusals.module_missing(gpu, driver, str(error))
 
 
-def _carry_out(site: Site, seen: Seen, plan: Plan, tell: Tell) -> Reason | None:
+def _carry_out(site: Site, seen: Seen, plan: Plan, tell: Tell, change: Change) -> RefusedError | None:
     try:
-        execute(site.kernel, site.tools, seen.inventory.facts.functions, plan, tell)
+        execute(site.kernel, site.tools, seen.inventory.facts.functions, plan, tell, change)
     except RefusedError as error:
-        return error.reason
+        return error
     return None
 
 
-def _put_back(site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell) -> tuple[Reason, ...]:
-    """Give what was to go to machines, and came only half the way, back to its driver."""
-    away = {address: Wish.NATIVE for address, wish in wishes.items() if wish is Wish.PASSTHROUGH}
-    seen = look(site, replace(orders, forced=False))
-    plan = plan_unit(seen, unit, away)
+def _put_back(
+    site: Site, unit: UnitId, before: Mapping[PciAddress, bool], orders: Orders, tell: Tell, change: Change
+) -> tuple[Reason, ...]:
+    """Put back the functions that a change has touched; `before` says which of them were on VFIO drivers."""
+    change.roll_back()
+    seen = look(site, replace(orders, forced=False, pods=change.allocations(orders.pods)))
+    plan = plan_return(seen, unit, before)
     if plan.refusals or not plan.steps:
         return plan.refusals
-    failed = _carry_out(site, seen, plan, tell)
+    failed = _carry_out(site, seen, plan, tell, change)
     if failed is None:
         _forget(site, plan)
         return ()
-    return (failed,)
+    return (failed.reason,)
 
 
 def _record(site: Site, seen: Seen, plan: Plan) -> None:

@@ -15,13 +15,14 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
-from gpuvirt.model.holds import find_holds
+from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.ledger import Entry, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import lastlook
 from gpuvirt.node.lastlook import Sight
+from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.state import NodeState
 
 Looked = Mapping[DeviceId, Sight]
@@ -48,6 +49,8 @@ class Broker:
         self._name = uuid.uuid4().hex
         """Tells the allocations of this agent from those of the one before, whatever its clock says."""
         self._numbers = itertools.count(1)
+        self._found: tuple[tuple[Entry, ...], Holds] | None = None
+        """What was allocated last, and what follows from it."""
 
     def prefer(
         self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
@@ -58,7 +61,7 @@ class Broker:
             device.id: Place(device.candidate.numa_node, device.candidate.group, device.candidate.target.gpu)
             for device in offer.devices.values()
         }
-        holds = find_holds(self._state.entries, self._state.resources)
+        holds = self._holds(self._state.entries)
         companions = [one.id for one in holds.companions(device.candidate for device in offer.devices.values())]
         spread = self._state.settings.vgpu_placement
         return prefer(available, must_include, size, places, spread, companions=companions)
@@ -69,7 +72,10 @@ class Broker:
         if inventory is None or offer is None:
             return False
         named = (offer.devices[one] for one in itertools.chain.from_iterable(containers) if one in offer.devices)
-        return any(lastlook.may_sleep(inventory.facts, device.candidate) for device in named)
+        holds = self._holds(self._state.entries)
+        return any(
+            lastlook.may_sleep(inventory.facts, device.candidate) or holds.has_any(device.candidate) for device in named
+        )
 
     def look(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> Looked:
         """Look once more at the devices that a request names; return what that shows of each.
@@ -80,8 +86,19 @@ class Broker:
         if inventory is None or offer is None:
             return {}
         ids = dict.fromkeys(itertools.chain.from_iterable(containers))
-        devices = offer.devices
-        return {one: lastlook.look(self._kernel, inventory, devices[one].candidate) for one in ids if one in devices}
+        holds = self._holds(self._state.entries)
+        candidates = {one: offer.devices[one].candidate for one in ids if one in offer.devices}
+        return {
+            one: lastlook.look(self._kernel, inventory, candidate, allocated=holds.has_any(candidate))
+            for one, candidate in candidates.items()
+        }
+
+    def _holds(self, entries: tuple[Entry, ...]) -> Holds:
+        """Return what is allocated, found once for as long as it is the same."""
+        found, ours = self._found, self._state.resources
+        if found is None or found[0] is not entries or found[1].ours is not ours:
+            found = self._found = entries, find_holds(entries, ours)
+        return found[1]
 
     def allocate(
         self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
@@ -101,17 +118,24 @@ class Broker:
         opened = {sight.opened for sight in looked.values() if sight.opened is not None}
         entries = self._state.entries
         attachments: list[Attachment] = []
+        given: list[Candidate] = []
         for ids in containers:
             devices = tuple(self._usable(offer, ids, looked))
-            if (reason := find_holds(entries, self._state.resources).in_the_way(resource, devices)) is not None:
+            if (reason := self._holds(entries).in_the_way(resource, devices)) is not None:
                 raise AllocationRefusedError(reason)
             attachment = attach(inventory, resource, devices, self._state.settings)
             nodes = attachment.device_nodes
             if devices and (reason := lastlook.missing_node(self._kernel, devices[0].id, nodes, opened)):
                 raise AllocationRefusedError(reason)
             attachments.append(attachment)
+            given += devices
             entries = record(entries, self._entries(resource, devices))
-        self._state.entries = entries
+        try:
+            self._state.gates.allocate(
+                [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
+            )
+        except RefusedError as error:
+            raise AllocationRefusedError(error.reason) from error
         self._given()
         return tuple(attachments)
 

@@ -38,6 +38,8 @@ class CarvePlans:
         """What of the wanted vGPUs can't be on the GPUs for which they are wanted."""
         self.by_gpu: dict[PciAddress, tuple[CarveWish, CarvePlan]] = {}
         """What is wanted of each GPU that is to be carved, and what is to be done to it."""
+        self.desired: Mapping[PciAddress, CarveWish] = {}
+        """What is wanted of each GPU, whether there is anything to be done for it or not."""
         self.smi: dict[PciAddress, tuple[CarveWish, SmiReport]] = {}
         """What nvidia-smi said of GPUs, and for which wish it was asked."""
         self.questions: Mapping[PciAddress, tuple[CarveWish, Questions]] = {}
@@ -76,6 +78,7 @@ class CarvePlans:
         modes = {gpu: wanted.of(gpu) for gpu in inventory.gpus}
         carved = [gpu for gpu, mode in modes.items() if mode is WantedMode.VGPU]
         self.wanted, self.by_gpu, self.questions, self.time_shared, self.invalid = Wanted(), {}, {}, {}, ()
+        self.desired = {gpu: CarveWish(whole=True) for gpu, mode in modes.items() if mode in WHOLE}
         if carved:
             gpus = self._plan(inventory, holdings, carved)
             self.invalid = tuple(self._invalid([gpu for gpu in gpus if gpu.address in carved], named))
@@ -99,6 +102,7 @@ class CarvePlans:
         gpus = config_gpus(inventory, boards)
         self.wanted = resolve(self.config, self.book, gpus)
         wishes = {gpu: self.wanted.wishes[gpu] for gpu in carved if gpu in self.wanted.wishes}
+        self.desired = {**self.desired, **wishes}
         self.questions = {
             gpu: (wish, asked)
             for gpu, wish in wishes.items()

@@ -21,16 +21,18 @@ from gpuvirt.hardware.scan import scan, scan_some, with_users
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.model import gpumodes, scheduling, shortfalls
+from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.board import GIVER, Board, Holding, board_of, host_namespace, with_report
 from gpuvirt.model.carveplanning import no_host, plan_gpu
-from gpuvirt.model.carving import CarvePlan, CarveWish, RemoveVgpu
+from gpuvirt.model.carving import CarvePlan, CarveWish, CreateVgpu, RemoveVgpu
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.plan import RollBack, Wishes
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node import preflight
 from gpuvirt.node.binder import Site
-from gpuvirt.node.carvesteps import SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
+from gpuvirt.node.carvesteps import Run, SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
+from gpuvirt.node.gate import Change, by_hand
 from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
@@ -52,6 +54,10 @@ class Given:
     """The vGPUs that a pod could be given at any moment, which are as good as in use."""
     moves: Wishes = field(default_factory=dict)
     """With which drivers GPUs are wanted once they carry nothing."""
+    unknown: Unknown | None = None
+    """Why pods may have more than `holdings`; nothing that is there is touched then."""
+    change: Change | None = None
+    """The agent's change; None by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,34 +167,43 @@ def carve(
     if gpu not in first.gpus:
         return (shortfalls.gone(gpu),)
     unit = first.gpus[gpu].unit
-    with unit_locked(site.locks, unit):
-        refused: dict[PciAddress, str] = {}
-        held: dict[VgpuId, str] = {}
-        before: Board | None = None
-        for _ in range(MOST_ROUNDS):
-            seen = replace(_look_at(site, given, gpu, first), refused=refused, remembered=_types(before), held=held)
-            if gpu not in seen.inventory.gpus:
-                return (shortfalls.gone(gpu),)
-            if before is None and seen.inventory.gpus[gpu].unit != unit:
-                raise UnitBusyError(f"{unit}: {gpu} is of another unit by now, which this lock does not guard")
-            board = seen.asked_board(gpu, wish)
-            function = seen.inventory.facts.functions[gpu]
-            next_plan = _first_plan(seen, board, gpu, wish) if before is None else plan_gpu(function, board, wish)
-            if not next_plan.steps:
-                return (*next_plan.refusals, *next_plan.pending, *_quarantined(refused))
-            before = before or board
-            try:
-                take_all(site, seen.inventory, board, next_plan, tell)
-            except SlotRefusedError as error:
-                refused[error.slot] = error.reason.seen or str(error)
-            except VgpusHeldError as error:
-                held |= error.users
-            except SchedulerRefusedError as error:
-                return (error.reason, *_quarantined(refused))
-            except RefusedError as error:
-                tell(RollBack(gpu))
-                return (error.reason, *_put_back(site, gpu, before, seen, tell))
-        return (shortfalls.not_nearer(gpu, MOST_ROUNDS), *_quarantined(refused))
+    run = Run(tell, given.change or by_hand(unit))
+    with unit_locked(site.locks, unit), run.change.under_way():
+        return _carve(site, gpu, wish, given, first, run)
+
+
+def _carve(
+    site: Site, gpu: PciAddress, wish: CarveWish, given: Given, first: Inventory, run: Run
+) -> tuple[Reason, ...]:
+    unit = first.gpus[gpu].unit
+    refused: dict[PciAddress, str] = {}
+    held: dict[VgpuId, str] = {}
+    before: Board | None = None
+    for _ in range(MOST_ROUNDS):
+        seen = replace(_look_at(site, given, gpu, first), refused=refused, remembered=_types(before), held=held)
+        if gpu not in seen.inventory.gpus:
+            return (shortfalls.gone(gpu),)
+        if before is None and seen.inventory.gpus[gpu].unit != unit:
+            raise UnitBusyError(f"{unit}: {gpu} is of another unit by now, which this lock does not guard")
+        board = seen.asked_board(gpu, wish)
+        function = seen.inventory.facts.functions[gpu]
+        next_plan = _first_plan(seen, board, gpu, wish) if before is None else plan_gpu(function, board, wish)
+        if given.unknown is not None and next_plan.destroys:
+            next_plan = CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
+        if not next_plan.steps:
+            return (*next_plan.refusals, *next_plan.pending, *_quarantined(refused))
+        before = before or board
+        try:
+            take_all(site, seen.inventory, board, next_plan, run)
+        except SlotRefusedError as error:
+            refused[error.slot] = error.reason.seen or str(error)
+        except VgpusHeldError as error:
+            held |= error.users
+        except SchedulerRefusedError as error:
+            return (error.reason, *_quarantined(refused))
+        except RefusedError as error:
+            return (error.reason, *_put_back(site, gpu, before, seen, run))
+    return (shortfalls.not_nearer(gpu, MOST_ROUNDS), *_quarantined(refused))
 
 
 def _types(board: Board | None) -> Mapping[VgpuId, VgpuType]:
@@ -196,8 +211,17 @@ def _types(board: Board | None) -> Mapping[VgpuId, VgpuType]:
     return {one.id: one.type for one in live if not isinstance(one.type, Unread)}
 
 
-def _put_back(site: Site, gpu: PciAddress, before: Board | None, last: Look, tell: Tell) -> Iterator[Reason]:
-    """Plan toward what a GPU carried, with the ids that it had and in the mode that it was in."""
+def _put_back(site: Site, gpu: PciAddress, before: Board | None, last: Look, run: Run) -> Iterator[Reason]:
+    """Plan toward what a GPU carried, with the ids that it had and in the mode that it was in.
+
+    Of what it carries now, only what the change has made goes. A change that slept in the kernel has left a past that
+    nobody may want back: it leaves what there is to be planned from.
+    """
+    if not run.taken or run.change.expired:
+        return
+    run.tell(RollBack(gpu))
+    run.change.roll_back()
+    made = {step.vgpu for step in run.taken if isinstance(step, CreateVgpu)}
     if before is None:
         return
     had = _types(before)
@@ -206,6 +230,8 @@ def _put_back(site: Site, gpu: PciAddress, before: Board | None, last: Look, tel
     wish = CarveWish(Counter(had.values()), sizes)
     for _ in range(MOST_ROUNDS):
         seen = replace(_look_at(site, last.given, gpu, last.inventory), remembered=had)
+        others = {one: vgpu for one, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and one not in made}
+        seen = replace(seen, held=dict.fromkeys(others, "whoever made it"))
         if gpu not in seen.inventory.gpus:
             yield shortfalls.gone(gpu)
             return
@@ -215,7 +241,7 @@ def _put_back(site: Site, gpu: PciAddress, before: Board | None, last: Look, tel
             yield from back.refusals
             return
         try:
-            take_all(site, seen.inventory, board, back, tell)
+            take_all(site, seen.inventory, board, back, run)
         except RefusedError as error:
             yield error.reason
             return
@@ -229,6 +255,8 @@ def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
         return CarvePlan(gpu)
     if isinstance(live.type, Unread):
         return CarvePlan(gpu, refusals=(shortfalls.unread(vgpu, live.type),))
+    if seen.given.unknown is not None:
+        return CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
     if users := board.users.get(vgpu, ()):
         return CarvePlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
     return CarvePlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),))
@@ -241,8 +269,9 @@ def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell, 
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_removal(seen, gpu, vgpu)
+        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit))
         try:
-            take_all(site, seen.inventory, seen.board(gpu), next_plan, tell)
+            take_all(site, seen.inventory, seen.board(gpu), next_plan, run)
         except VgpusHeldError as error:
             next_plan = plan_removal(replace(seen, held=error.users), gpu, vgpu)
         except RefusedError as error:
@@ -274,8 +303,9 @@ def set_scheduler(
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_scheduler(seen, gpu, wanted)
+        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit))
         try:
-            take_all(site, seen.inventory, seen.board(gpu), next_plan, tell)
+            take_all(site, seen.inventory, seen.board(gpu), next_plan, run)
         except RefusedError as error:
             return (error.reason,)
         return (*next_plan.refusals, *next_plan.pending)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
@@ -31,7 +32,9 @@ from gpuvirt.model.carving import (
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.scope import Scope
 from gpuvirt.node.binder import Site
+from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
 from gpuvirt.paths import HostPath
 
@@ -58,18 +61,38 @@ class SchedulerRefusedError(RefusedError):
     """The scheduler could not be set; what was carved before is as it should be."""
 
 
-def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarvePlan, tell: Tell) -> None:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The steps of one change, as they are taken."""
+
+    tell: Tell
+    change: Change
+    taken: list[CarveStep] = field(default_factory=list)
+    """Those that were begun."""
+
+    @contextlib.contextmanager
+    def step(self, scope: Scope, step: CarveStep) -> Iterator[None]:
+        """Take a step, unless the plan of the change is out of date."""
+        with self.change.step(scope, step.text):
+            self.taken.append(step)
+            self.tell(step)
+            yield
+
+
+def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarvePlan, run: Run) -> None:
     """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should.
 
     Where some of the vGPUs that are to go first turn out to be in use, that is VgpusHeldError, after all of them.
+    What is allocated gets no lease: the change asks for it first.
     """
     held: dict[VgpuId, HeldError] = {}
+    run.change.claim(Scope().with_all(_scope(inventory, board, step) for step in plan.steps))
     for step in plan.steps:
         if held and not isinstance(step, RemoveVgpu):
             break
-        tell(step)
         try:
-            _take(site, inventory, board, step)
+            with run.step(_scope(inventory, board, step), step):
+                _take(site, inventory, board, step)
         except HeldError as error:
             if not isinstance(step, RemoveVgpu):
                 raise
@@ -80,6 +103,20 @@ def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarveP
             raise (SchedulerRefusedError if isinstance(step, SetScheduler) else RefusedError)(reason) from error
     if held:
         raise VgpusHeldError(held)
+
+
+def _scope(inventory: Inventory, board: Board | None, step: CarveStep) -> Scope:
+    """Return what a step may touch: what it makes is nobody's yet, and an instance that goes carries nothing."""
+    match step:
+        case EnableVfs(gpu) | DisableVfs(gpu) | SetMixedSizes(gpu) | SetMigMode(gpu):
+            return Scope(frozenset({gpu, *inventory.facts.functions[gpu].virtfns}))
+        case RemoveVgpu(vgpu, _, slot):
+            if board is None or board.host.framework is Framework.MDEV:
+                return Scope(vgpus=frozenset({vgpu}))
+            vfs = inventory.facts.functions[board.host.gpu].virtfns
+            return Scope(frozenset(vfs if board.host.framework is Framework.SRIOV_VF else (slot,)), frozenset({vgpu}))
+        case _:
+            return Scope()
 
 
 def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep) -> None:

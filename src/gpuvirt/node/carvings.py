@@ -25,10 +25,11 @@ from gpuvirt.model.plan import RollBack, Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.vgpuwanted import Wanted
 from gpuvirt.node import carver
-from gpuvirt.node.attempts import Attempts, Circumstances
+from gpuvirt.node.attempts import Attempts, ChangeLane, Circumstances
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.schedulers import Hearer, Schedulers
@@ -43,6 +44,7 @@ WAITING = frozenset(
         ReasonCode.STILL_COUNTED,
         ReasonCode.OPERANDS_THERE,
         ReasonCode.UNIT_BUSY,
+        ReasonCode.PLAN_OUTDATED,
     }
 )
 """What passes by itself when somebody has ended."""
@@ -106,8 +108,12 @@ class Overseer(Hearer, Protocol):
         """Have nobody else offer what is to be carved while the context lasts; it gives why that can't be had."""
         ...
 
-    def given(self) -> Given | None:
-        """Return what a carver must know, None where the kubelet was not heard since the last withdrawal."""
+    def given(self) -> Given:
+        """Return what a carver must know, also that the kubelet was not heard since the last withdrawal."""
+        ...
+
+    def carving(self, gpu: PciAddress, wish: CarveWish, /) -> Change:
+        """Return the change that has a GPU carry what is wished."""
         ...
 
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
@@ -146,7 +152,7 @@ class Carvings:
                         self._asking.add(gpu)
                         group.create_task(self._ask(agent, gpu, wish, asked))
                 for gpu, wish in self._due(agent).items():
-                    group.create_task(self._carve(agent, gpu, wish))
+                    group.create_task(self._carve(agent, gpu, wish, agent.carving(gpu, wish)))
                 if not self._is_carving(agent):
                     self._schedulers.ask_next(agent, group)
                 agent.vgpu_states.set(self._state(agent))
@@ -166,7 +172,7 @@ class Carvings:
             if not plan.met and self._is_due(agent, gpu, wish, plan, given)
         }
 
-    def _is_due(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, plan: CarvePlan, given: Given | None) -> bool:
+    def _is_due(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, plan: CarvePlan, given: Given) -> bool:
         """Return whether an unmet plan is to be tried now; where it can't be, let it be seen why."""
         attempts = self._attempts.setdefault(gpu, Attempts())
         if not plan.steps:
@@ -176,17 +182,17 @@ class Carvings:
             return False
         if self._looks.get(gpu) == agent.looks:
             return False
-        if given is None and plan.removes:
+        if given.unknown is not None and plan.destroys:
             if not attempts.running and not attempts.rolled_back:
                 self._conclude(agent, gpu, (shortfalls.pods_unheard(gpu),))
             return False
-        return attempts.begin(_circumstances(agent, gpu, given or Given()), self._clock.monotonic_s())
+        return attempts.begin(_circumstances(agent, gpu, given), self._clock.monotonic_s())
 
     def _is_carving(self, agent: Overseer) -> bool:
         """Return whether a GPU is being carved, or will be as soon as the kubelet is heard: what is shown can wait."""
         if self._asking or any(attempts.running for attempts in self._attempts.values()):
             return True
-        return agent.given() is None and any(plan.steps for _, plan in agent.carve_plans.values())
+        return agent.given().unknown is not None and any(plan.steps for _, plan in agent.carve_plans.values())
 
     async def _ask(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, asked: Questions) -> None:
         """Have nvidia-smi asked, in the unit's lane, since it opens the GPU for a moment."""
@@ -205,13 +211,13 @@ class Carvings:
         finally:
             self._asking.discard(gpu)
 
-    async def _carve(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> None:
+    async def _carve(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, change: Change) -> None:
         attempts = self._attempts[gpu]
         try:
             reasons = await self._refused(agent, gpu, wish) if agent.clears_way else ()
             if not reasons:
                 async with agent.clear_way(gpu, lambda reason: self._conclude(agent, gpu, (reason,))) as obstacle:
-                    reasons = await self._carved(agent, gpu, wish) if obstacle is None else (obstacle,)
+                    reasons = await self._carved(agent, gpu, wish, change) if obstacle is None else (obstacle,)
             self._looks[gpu] = agent.looks
             agent.hear_smi(gpu, wish, None)
             agent.hear_carved(str(reasons[0].code) if reasons else "done")
@@ -221,7 +227,7 @@ class Carvings:
 
     async def _refused(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
         """Return why a change would be refused, before others' programs are taken away for it."""
-        given, inventory = agent.given() or Given(), agent.inventory
+        given, inventory = agent.given(), agent.inventory
         if inventory is None or gpu not in inventory.gpus:
             return ()
         once_away = replace(given, offered=frozenset())
@@ -233,16 +239,10 @@ class Carvings:
         lane = self._lanes(inventory.gpus[gpu].unit)
         return await self._attempts[gpu].run(gpu, job, (), lane=lane, name="check", timeout_s=self._pace.carve_s)
 
-    async def _carved(self, agent: Overseer, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
+    async def _carved(self, agent: Overseer, gpu: PciAddress, wish: CarveWish, change: Change) -> tuple[Reason, ...]:
         given, inventory = agent.given(), agent.inventory
-        plan = agent.carve_plans.get(gpu, (wish, CarvePlan(gpu)))[1]
         if inventory is None or gpu not in inventory.gpus:
             return ()
-        if given is None:
-            if plan.removes:
-                return (shortfalls.pods_unheard(gpu),)
-            given = Given()
-        unit, known = inventory.gpus[gpu].unit, given
         taken: list[str] = []
         attempts = self._attempts[gpu]
 
@@ -253,9 +253,9 @@ class Carvings:
             log.info("%s", step.text, extra={"gpu": gpu})
 
         def job() -> tuple[Reason, ...]:
-            return carver.carve(self._site, gpu, wish, known, tell, inventory)
+            return carver.carve(self._site, gpu, wish, replace(given, change=change), tell, inventory)
 
-        lane = self._lanes(unit)
+        lane = ChangeLane(self._lanes(inventory.gpus[gpu].unit), change)
         return await attempts.run(gpu, job, taken, lane=lane, name="carve", timeout_s=self._pace.carve_s)
 
     def _conclude(self, agent: Overseer, gpu: PciAddress, reasons: tuple[Reason, ...]) -> None:
@@ -295,7 +295,7 @@ def _circumstances(agent: Overseer, gpu: PciAddress, given: Given) -> Circumstan
     inventory = agent.inventory
     vgpus = inventory.vgpus if inventory is not None else {}
     offered = frozenset(one for one in given.offered if one in vgpus and vgpus[one].gpu == gpu)
-    return Circumstances(wish, plan.pending, (plan, offered, tuple(sorted(given.moves.items()))))
+    return Circumstances(wish, (plan.pending, given.unknown), (plan, offered, tuple(sorted(given.moves.items()))))
 
 
 def _is_coming(agent: Overseer, inventory: Inventory, gpu: PciAddress) -> bool:

@@ -15,6 +15,8 @@ from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.hardware.users import cdevs_of
 from gpuvirt.model import refusals
 from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Step, Unbind
+from gpuvirt.model.scope import Scope
+from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, RefusedError, leased
 from gpuvirt.paths import HostPath
 
@@ -28,11 +30,14 @@ def execute(
     functions: Mapping[PciAddress, PciFunction],
     plan: Plan,
     tell: Callable[[Step], None],
+    change: Change,
 ) -> None:
     """Take all steps of a plan that has no refusals; raise RefusedError at the first that can't be taken.
 
-    `functions` are those that the plan was made from; `tell` hears each step before it is begun.
+    `functions` are those that the plan was made from; `tell` hears each step before it is begun. What is allocated gets
+    no lease and no lock: `change` asks for it first.
     """
+    change.claim(_scope(functions, plan))
     with contextlib.ExitStack() as held:
         for group in plan.leases:
             members = [one for one in functions.values() if one.iommu_group == group]
@@ -40,8 +45,19 @@ def execute(
         for address in plan.locks:
             held.enter_context(_locked(kernel, address))
         for step in plan.steps:
-            tell(step)
-            _take(kernel, tools, step)
+            with change.step(_scope_of_step(step), step.text):
+                tell(step)
+                _take(kernel, tools, step)
+
+
+def _scope(functions: Mapping[PciAddress, PciFunction], plan: Plan) -> Scope:
+    """Return what a plan may touch: the functions of its steps, and all of the groups that it leases."""
+    leased_functions = [one.address for one in functions.values() if one.iommu_group in plan.leases]
+    return Scope(frozenset(leased_functions)).with_all(_scope_of_step(step) for step in plan.steps)
+
+
+def _scope_of_step(step: Step) -> Scope:
+    return Scope() if isinstance(step, LoadModule) else Scope(frozenset({step.address}))
 
 
 def _take(kernel: Kernel, tools: Tools, step: Step) -> None:

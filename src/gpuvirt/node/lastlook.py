@@ -35,10 +35,13 @@ class Sight:
     """The node that was opened, which is how it is known to be there and to be nobody's."""
 
 
-def look(kernel: Kernel, inventory: Inventory, device: Candidate) -> Sight:
-    """Look at a device; the first thing that speaks against it counts."""
+def look(kernel: Kernel, inventory: Inventory, device: Candidate, *, allocated: bool) -> Sight:
+    """Look at a device; the first thing that speaks against it counts.
+
+    `allocated`: the device, or another of its group, is allocated to a pod already.
+    """
     changed = next(changes(kernel, inventory, device), None)
-    return Sight(changed) if changed is not None else users(kernel, inventory.facts, device)
+    return Sight(changed) if changed is not None else users(kernel, inventory.facts, device, allocated=allocated)
 
 
 def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
@@ -64,16 +67,17 @@ def may_sleep(facts: Facts, device: Candidate) -> bool:
     return device.framework is Framework.VENDOR_VFIO or not _opens_by_group(facts, device)
 
 
-def users(kernel: Kernel, facts: Facts, device: Candidate) -> Sight:
+def users(kernel: Kernel, facts: Facts, device: Candidate, *, allocated: bool) -> Sight:
     """Look whether a device is in use; nothing speaks against it when nobody has it open or that can't be told.
 
     The group is opened, which tests it and takes it in one step, and closed again. The kubelet takes the device to be
-    free, so no virtual machine of a pod can be hurt by finding its group busy for that moment. Where groups have no
-    nodes, the processes that have the device's own node open are looked for.
+    free, so no virtual machine of a pod can be hurt by finding its group busy for that moment. A group of which
+    something is allocated is not opened: a VM of its pod may just be starting. There, and where groups have no nodes,
+    the processes that have the nodes open are looked for.
     """
     if device.group is None:
         return Sight(None)
-    if not _opens_by_group(facts, device):
+    if allocated or not _opens_by_group(facts, device):
         found = _users(kernel, facts, device.group)
         return Sight(_in_use(device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}") if found else None)
     try:

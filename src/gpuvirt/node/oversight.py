@@ -2,25 +2,29 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.model import shortfalls
+from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.carving import CarvePlan, CarveWish
 from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.scheduling import Footing, Told
-from gpuvirt.model.vgpuwanted import Wanted
+from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted
+from gpuvirt.model.wanted import Modes
 from gpuvirt.node.attempts import HearTrouble
 from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.gate import Change, pods_by_gpu
 from gpuvirt.node.operands import Operands, Tell, Way
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.telemetry import Telemetry
@@ -34,6 +38,20 @@ class Bells:
     """Looks at the host, for a cause."""
     conclude_soon: Callable[[], None]
     hear_trouble: HearTrouble
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What is desired of a node's GPUs, as it was last concluded; any thread reads it."""
+
+    moves: Wishes = field(default_factory=dict)
+    vgpus: Mapping[PciAddress, CarveWish] = field(default_factory=dict)
+    modes: Modes = field(default_factory=Modes)
+    config: tuple[Book | None, ConfigName | None] = (None, None)
+
+    def origin_of(self, gpu: PciAddress) -> object:
+        """Return what a GPU's desired state follows from, besides what the host shows."""
+        return self.modes.of(gpu), self.config
 
 
 class Oversight:
@@ -59,6 +77,7 @@ class Oversight:
         """When devices were last taken from what is offered."""
         self._withdrawn: frozenset[str] = frozenset()
         self._operands = operands
+        self._desired = Desired()
         self.looks = 0
         """How often the host was looked at."""
 
@@ -141,23 +160,33 @@ class Oversight:
         if self._state.carving.hear_scheduler(gpu, told):
             self._conclude_soon()
 
-    def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
-        """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""
-        if not self.heard_since:
-            return None
-        found: dict[PciAddress, tuple[str, ...]] = {}
-        for entry in self._state.entries:
-            found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.holder)
-        return found
+    def pods(self) -> Allocations | Unknown:
+        """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
+        return pods_by_gpu(self._state.entries) if self.heard_since else Unknown()
 
-    def given(self) -> Given | None:
-        """Return what a carver must know, None where the kubelet was not heard since what is offered became less."""
+    def given(self) -> Given:
+        """Return what a carver must know; while the kubelet was not heard, pods may have more than the ledger knows."""
         inventory = self._state.inventory
-        if inventory is None or not self.heard_since:
-            return None
         free = self._state.unwanted - self._state.leaving
-        offered = frozenset[VgpuId](inventory.vgpus) - free
-        return Given(self._state.holdings, self._state.type_names, offered, self._state.wishes)
+        offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
+        unknown = None if inventory is not None and self.heard_since else Unknown()
+        return Given(self._state.holdings, self._state.type_names, offered, self._state.wishes, unknown)
+
+    def moving(self, unit: UnitId, wishes: Wishes) -> Change:
+        """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them."""
+        return Change(self._state.gates, unit, lambda: wishes.items() <= self._desired.moves.items())
+
+    def carving(self, gpu: PciAddress, wish: CarveWish) -> Change:
+        """Return the change that has a GPU carry what is wished, for as long as that is wanted.
+
+        What is wanted of a GPU follows from what the host shows, too, which a change may hide for a while.
+        """
+        origin = self._desired.origin_of(gpu)
+
+        def is_desired() -> bool:
+            return self._desired.vgpus.get(gpu) == wish or self._desired.origin_of(gpu) == origin
+
+        return Change(self._state.gates, gpu, is_desired)
 
     @property
     def clears_way(self) -> bool:
@@ -190,6 +219,8 @@ class Oversight:
 
     def conclude(self) -> bool:
         """Take that conclusions were drawn; return whether something was withdrawn by them."""
+        carving = self._state.carving
+        self._desired = Desired(self._state.wishes, carving.desired, self._state.modes, (carving.book, carving.config))
         withdrawn = frozenset[str](self._state.withdrawn) | self._state.unwanted
         news = bool(withdrawn - self._withdrawn)
         self._withdrawn = withdrawn
@@ -204,11 +235,13 @@ class Oversight:
         """Take that a move has ended."""
         self._telemetry.moves[str(wish), outcome] += 1
         self._look_soon("move")
+        self._conclude_soon()  # what the change kept from being offered
 
     def hear_carved(self, outcome: str) -> None:
         """Take that a GPU was carved, or could not be."""
         self._telemetry.moves["vgpus", outcome] += 1
         self._look_soon("carving")
+        self._conclude_soon()  # what the change kept from being offered
 
     @property
     def heard_since(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Protocol
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model import refusals
+from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.heard import Progress, StateName
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
@@ -22,9 +23,10 @@ from gpuvirt.model.plan import RollBack, Step, Wish, Wishes
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
-from gpuvirt.node.attempts import Attempts, Circumstances
+from gpuvirt.node.attempts import Attempts, ChangeLane, Circumstances
 from gpuvirt.node.binder import Orders, Site
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.pace import Pace
 
@@ -69,8 +71,12 @@ class Overseer(Protocol):
         """How far it has come, for the cluster."""
         ...
 
-    def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
-        """Return which pods have which GPUs, None where the kubelet was not heard since the last withdrawal."""
+    def pods(self) -> Allocations | Unknown:
+        """Return which pods have which GPUs, unknown where the kubelet was not heard since the last withdrawal."""
+        ...
+
+    def moving(self, unit: UnitId, wishes: Wishes, /) -> Change:
+        """Return the change that brings GPUs of a unit to these drivers."""
         ...
 
     @property
@@ -152,7 +158,7 @@ class Reconciler:
 
     async def _moved(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
         pods = agent.pods()
-        if pods is None and Wish.NATIVE in wishes.values():
+        if isinstance(pods, Unknown) and Wish.NATIVE in wishes.values():
             return (refusals.pods_unheard(unit),)
         if counted := _counted(agent, unit):
             return tuple(refusals.still_counted(one) for one in sorted(counted))
@@ -165,10 +171,12 @@ class Reconciler:
             taken.append(step.text)
             log.info("%s", step.text, extra={"unit": unit})
 
-        def job() -> tuple[Reason, ...]:
-            return binder.move(self._site, unit, wishes, Orders(pods or {}), tell)
+        change = agent.moving(unit, wishes)
 
-        lane = self._lanes(unit)
+        def job() -> tuple[Reason, ...]:
+            return binder.move(self._site, unit, wishes, Orders(pods), tell, change)
+
+        lane = ChangeLane(self._lanes(unit), change)
         return await attempts.run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
 
 
@@ -190,7 +198,7 @@ def _circumstances(agent: Overseer, inventory: Inventory, unit: UnitId, wishes: 
         desired=tuple(sorted(wishes.items())),
         users=(
             tuple((group, used) for group, used in users.items() if group in groups),
-            {gpu: names for gpu, names in (pods or {}).items() if gpu in wishes},
+            pods if isinstance(pods, Unknown) else {gpu: names for gpu, names in pods.items() if gpu in wishes},
         ),
-        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), pods is None),
+        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), isinstance(pods, Unknown)),
     )

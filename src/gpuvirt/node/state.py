@@ -26,6 +26,7 @@ from gpuvirt.model.wanted import Modes, wishes_of, withdrawn
 from gpuvirt.model.withholding import Withholding
 from gpuvirt.model.workload import addresses_of_settings
 from gpuvirt.node.carveplans import CarvePlans
+from gpuvirt.node.gate import Gates
 from gpuvirt.node.invalidstates import InvalidStates
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
@@ -83,10 +84,10 @@ class NodeState:
         """Resources that are not to be offered."""
         self._waiting: Mapping[ResourceName, Withholding] = {}
         """Resources that are not to be registered yet."""
+        self.gates = Gates(lambda: self.entries)
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
-        self._ids = ids
-        self._agent = agent
+        self._ids, self._agent = ids, agent
 
     @property
     def naming(self) -> Naming:
@@ -156,6 +157,10 @@ class NodeState:
             self.entries = adopt(self.entries, holders, _known(self.inventory))
         return (self.entries, self.holders_heard, self.still_counted, self.leaving) != before
 
+    def hear_entries(self, entries: tuple[Entry, ...]) -> None:
+        """Take what is allocated."""
+        self.entries = entries
+
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take what is wrong, None when nothing is any more; return whether it is news."""
         if self.notes.get(who) == reason:
@@ -185,6 +190,7 @@ class NodeState:
             self.withdrawn,
             self.unwanted,
             {name: one.reason for name, one in self.withholdings.items()},
+            self.gates.closed,
         )
         if not self._carves_only:
             self.offers = self._make_offers(self.inventory, ground)

@@ -1,0 +1,346 @@
+"""Desired state and allocations that change in the middle of a change: no device that a pod has is touched."""
+
+import errno
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from carvednode import VGPU
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.model.candidates import Target
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+from gpuvirt.model.ledger import Entry
+from gpuvirt.model.plan import Wish
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.scope import Scope
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node import binder
+from gpuvirt.node.binder import Orders
+from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.gate import Change, Gates, StalePlanError
+from gpuvirt.node.lane import ThreadLane
+from gpuvirt.node.leasing import RefusedError
+from gpuvirt.node.pace import Pace
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.sim.kernel import Process, SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+from pacedworker import OPERATION_S
+from simnode import SimNode, Workers, running_node
+
+GPU, OTHER = PciAddress("0000:b1:00.0"), PciAddress("0000:4b:00.0")
+SMALL, LARGE = "A10-4Q", "A10-12Q"
+CONFIGS = ConfigText(
+    "version: v1\nvgpu-configs:\n"
+    "  A10-4Q: [{devices: [1], vgpu-devices: {A10-4Q: 6}}]\n"
+    "  A10-12Q: [{devices: [1], vgpu-devices: {A10-12Q: 2}}]\n",
+    "a ConfigMap",
+)
+FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+A10 = "nvidia.com/GA102GL_A10"
+
+Machine = Callable[[str], SimKernel]
+
+
+@pytest.fixture(autouse=True)
+def _paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "paced", True)
+
+
+def live(kernel: SimKernel) -> dict[str, str]:
+    """The types of the GPU's vGPUs, by their ids."""
+    found = kernel.mdev.devices.items()
+    return {one: str(mdev.spec.name).rpartition(" ")[2] for one, mdev in found if mdev.slot.startswith("0000:b1:")}
+
+
+async def want(node: SimNode, name: str) -> None:
+    node.agent.hear_wish(NodeRequest(Heard(name), Heard(CONFIGS)))
+    await node.settle()
+
+
+async def reached(node: SimNode, done: Callable[[], bool]) -> None:
+    """Let time pass, an operation of a change at a time, until something is so."""
+    for turn in range(3000):
+        if done():
+            return
+        if turn % 50 == 0:
+            await node.say_holders()
+        await node.advance(OPERATION_S)
+    raise AssertionError("never reached")
+
+
+def give_all(node: SimNode, given: set[str]) -> None:
+    """Have pods ask for everything that is offered and that none has."""
+    for resource, devices in node.offered.items():
+        for device, healthy in devices.items():
+            if healthy and device not in given:
+                try:
+                    node.allocate(resource, [device])
+                except AllocationRefusedError:
+                    continue
+                given.add(device)
+                node.hold(resource, device, pod=f"vm-{len(given)}")
+
+
+@pytest.mark.parametrize("removals", [0, 1, 5])
+async def test_a_label_that_goes_back_in_mid_change_takes_no_vgpu_from_a_pod(
+    machine: Machine, tmp_path: Path, removals: int
+) -> None:
+    kernel = machine("2xA10-vgpu")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, SMALL)
+        await reached(node, lambda: list(live(kernel).values()) == [SMALL] * 6)
+        await node.advance(30)
+        before = set(live(kernel))
+        await want(node, LARGE)
+        await reached(node, lambda: node.agent.vgpu_states.get() is not None and len(live(kernel)) <= 6 - removals)
+        given: set[str] = set()
+        await want(node, SMALL)
+        for _ in range(120):
+            give_all(node, given)
+            await node.advance(OPERATION_S)
+            assert given & before <= set(live(kernel)), "removed, and a pod has it"
+        for _ in range(6):
+            await node.say_holders()
+            await node.advance(10)
+            give_all(node, given)
+            assert given & before <= set(live(kernel))
+        assert set(live(kernel)) == before, "what was removed is back, with the same ids"
+        assert given >= before
+        assert {note.code for note in node.view.notes} == set()
+
+
+async def test_allocate_refuses_what_a_change_is_about_to_remove(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("2xA10-vgpu")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        await want(node, SMALL)
+        await reached(node, lambda: list(live(kernel).values()) == [SMALL] * 6)
+        await node.advance(30)
+        await want(node, LARGE)
+        await reached(node, lambda: len(live(kernel)) == 5)
+        await want(node, SMALL)
+        await node.advance(0.2 * OPERATION_S)
+        one = min(live(kernel))
+        assert node.refused("nvidia.com/NVIDIA_A10-4Q", [one]) is ReasonCode.UNIT_BUSY
+
+
+def driver(kernel: SimKernel, address: PciAddress) -> str | None:
+    return kernel.pci.functions[address].driver
+
+
+async def mode(node: SimNode, name: str) -> None:
+    node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard(name)))
+    await node.settle()
+
+
+async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(machine: Machine, tmp_path: Path) -> None:
+    for operation in range(1, 12):
+        kernel = machine("2xA10")
+        folder = tmp_path / str(operation)
+        folder.mkdir()
+        async with running_node(kernel, folder, Settings(workload_label=True)) as node:
+            await mode(node, "vm-passthrough")
+            await node.say_holders()
+            await node.advance(30)
+            assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+            kernel.writes.clear()
+            await mode(node, "container")
+            await node.say_holders()
+            for _ in range(operation):
+                await node.advance(OPERATION_S)
+            await mode(node, "vm-passthrough")
+            given: set[str] = set()
+            for _ in range(60):
+                give_all(node, given)
+                await node.advance(OPERATION_S)
+                assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}, "taken, and a pod has it"
+            for _ in range(4):
+                await node.say_holders()
+                await node.advance(10)
+                give_all(node, given)
+                assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}
+            assert given == {FIRST, SECOND}
+            overrides = [HostPath(f"/sys/bus/pci/devices/{one}/driver_override") for one in (FIRST, SECOND)]
+            assert {kernel.read(one).strip() for one in overrides} == {b"vfio-pci"}
+            assert {note.code for note in node.view.notes} == set()
+
+
+SIZES = ConfigText(
+    "version: v1\nvgpu-configs:\n  mine: [{devices: [0], vgpu-devices: {A10-12Q: 1, A10-4Q: 1}, sizes: mixed}]\n",
+    "a ConfigMap",
+)
+A10_4Q = "nvidia.com/NVIDIA_A10-4Q"
+
+
+def placed(kernel: SimKernel) -> dict[str, str]:
+    """The slots of the other GPU's vGPUs, by their ids."""
+    return {one: mdev.slot for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:4b:")}
+
+
+async def test_a_pods_vgpu_stays_where_it_is_while_allocations_are_unknown(machine: Machine, tmp_path: Path) -> None:
+    """Its larger neighbour is gone, and comes back by a plan that would move it if nobody had it."""
+    kernel = machine("2xA10-vgpu")
+    mine = next(one for one, mdev in kernel.mdev.devices.items() if mdev.spec.name.endswith(SMALL))
+    other = next(one for one in placed(kernel) if one != mine)
+    async with running_node(kernel, tmp_path) as node:
+        node.hold(A10_4Q, mine)
+        await node.say_holders()
+        node.allocate(A10_4Q, [mine])
+        await node.say_holders()
+        held = dict(node.held)
+    place = placed(kernel)[mine]
+    kernel.write(HostPath(f"/sys/bus/mdev/devices/{other}/remove"), b"1")
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        node.held = held
+        node.agent.hear_wish(NodeRequest(Heard("mine"), Heard(SIZES)))
+        await node.advance(60)
+        assert placed(kernel)[mine] == place
+        assert not any(str(path).endswith(f"{mine}/remove") for path, _ in kernel.writes)
+        for _ in range(4):
+            await node.say_holders()
+            await node.advance(10)
+        assert placed(kernel)[mine] == place
+
+
+RTX, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")
+
+
+@pytest.mark.parametrize("reported", [False, True])
+async def test_a_failed_change_puts_back_only_what_it_touched(
+    machine: Machine, tmp_path: Path, *, reported: bool
+) -> None:
+    """The audio function of a card that a pod has lost its driver, and a VFIO driver does not take it."""
+    kernel = machine("4xRTX2060")
+    passthrough = Settings(modes={RTX: WantedMode.PASSTHROUGH})
+    async with running_node(kernel, tmp_path, passthrough) as node:
+        await node.say_holders()
+        await node.advance(30)
+        assert (driver(kernel, RTX), driver(kernel, AUDIO)) == ("vfio-pci", "vfio-pci")
+        resource = next(name for name, devices in node.offered.items() if RTX in devices)
+        node.allocate(resource, [RTX])
+        node.hold(resource, RTX)
+        await node.say_holders()
+        held = dict(node.held)
+    kernel.rebind(AUDIO, None)
+    kernel.faults.refuse(HostPath("/sys/bus/pci/drivers_probe"), errno.EIO)
+    kernel.writes.clear()
+    async with running_node(kernel, tmp_path, passthrough) as node:
+        node.held = held
+        if reported:
+            await node.say_holders()
+        await node.advance(60)
+        assert driver(kernel, RTX) == "vfio-pci"
+        assert not any(str(path).endswith("/unbind") for path, _ in kernel.writes)
+        assert not any(RTX in str(path) for path, _ in kernel.writes), "not even its override"
+
+
+def is_unbind(write: tuple[HostPath, bytes]) -> bool:
+    return str(write[0]).endswith("/unbind")
+
+
+async def test_a_change_that_slept_takes_no_further_step_of_its_plan(tmp_path: Path) -> None:
+    kernel = build_machine(load_machine("4xT4"), wait=True)
+    gpu = PciAddress("0000:86:00.0")
+    started: list[Process] = []
+    lock = HostPath(f"/proc/driver/nvidia/gpus/{gpu}/unbindLock")
+    kernel.faults.before_read(lock, lambda: started.append(kernel.start_process("python3", "/dev/nvidia2")))
+    settings = Settings(modes={gpu: WantedMode.PASSTHROUGH})
+    async with running_node(kernel, tmp_path, settings, moving=ThreadLane, pace=Pace(move_s=0.2)) as node:
+        await node.say_holders()
+
+        async def until(done: Callable[[], bool]) -> None:
+            for _ in range(400):
+                if done():
+                    return
+                await RealClock().sleep(0.01)
+                await node.advance(1)
+            raise AssertionError([note.text for note in node.view.notes])
+
+        await until(lambda: ReasonCode.WRITE_BLOCKED in {note.code for note in node.view.notes})
+        since = len(kernel.writes)
+        kernel.end_machine(started[0])
+        await until(lambda: driver(kernel, gpu) == "vfio-pci")
+        await until(lambda: not node.view.notes)
+    after = [write for write in kernel.writes[since:] if "unbindLock" not in write[0]]
+    override = HostPath(f"/sys/bus/pci/devices/{gpu}/driver_override")
+    probe = HostPath("/sys/bus/pci/drivers_probe")
+    put_back = [write for write in after if not is_unbind(write)][:2]
+    assert put_back == [(override, b"\n"), (probe, gpu.encode())], "the old plan would probe for vfio-pci"
+
+
+def entry_of(gpu: PciAddress) -> Entry:
+    return Entry(ResourceName(A10), DeviceId(gpu), Target(gpu), IommuGroup(22), "allocate:1", BEGINNING)
+
+
+def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod got the GPU when the plan was made: its VM may just be starting, and would find its group busy."""
+    kernel = build_machine(load_machine("2xA10"))
+    leased: list[IommuGroup] = []
+
+    def lease(group: IommuGroup) -> AbstractContextManager[None]:
+        leased.append(group)
+        return nullcontext()
+
+    monkeypatch.setattr(kernel, "lease", lease)
+    site = binder.Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks")
+    unit = binder.look(site, Orders({})).inventory.gpus[FIRST].unit
+    kernel.writes.clear()
+    entries = [entry_of(FIRST)]
+    change = Change(Gates(lambda: entries), unit, lambda: True)
+    reasons = binder.move(site, unit, {FIRST: Wish.NATIVE}, Orders({}), lambda _: None, change)
+    assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
+    assert (leased, kernel.writes) == ([], [])
+    entries.clear()
+    change = Change(Gates(lambda: entries), unit, lambda: True)
+    assert binder.move(site, unit, {FIRST: Wish.NATIVE}, Orders({}), lambda _: None, change) == ()
+    assert leased
+
+
+async def test_allocate_opens_no_group_of_which_a_pod_has_something(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
+        node.allocate(A10, [FIRST])
+        opened: list[IommuGroup] = []
+
+        def lease(group: IommuGroup) -> AbstractContextManager[None]:
+            opened.append(group)
+            return nullcontext()
+
+        monkeypatch.setattr(kernel, "lease", lease)
+        node.allocate(A10, [FIRST])
+        assert opened == []
+        node.allocate(A10, [SECOND])
+        assert len(opened) == 1
+
+
+def test_a_gate_is_open_again_when_its_change_has_ended() -> None:
+    entries: list[Entry] = []
+    gates = Gates(lambda: entries)
+    given = [(DeviceId(FIRST), Target(FIRST))]
+    change = Change(gates, "unit", lambda: True)
+    with change.under_way():
+        gates.allocate(given, lambda: None)  # nothing is claimed yet
+        change.claim(Scope(frozenset({FIRST})))
+        with pytest.raises(RefusedError) as refused:
+            gates.allocate(given, lambda: entries.append(entry_of(FIRST)))
+        assert refused.value.reason.code is ReasonCode.UNIT_BUSY
+        assert refused.value.reason.fix is not None
+        gates.allocate([(DeviceId(SECOND), Target(SECOND))], lambda: None)
+        change.expire()
+        with pytest.raises(StalePlanError), change.step(Scope(), "a step"):
+            raise AssertionError("taken")
+        change.roll_back()
+        with change.step(Scope(frozenset({FIRST})), "a step that puts back"):
+            pass
+    gates.allocate(given, lambda: entries.append(entry_of(FIRST)))
+    with change.under_way(), pytest.raises(StalePlanError, match="is allocated to"):
+        change.claim(Scope(frozenset({FIRST})))

@@ -1,0 +1,160 @@
+"""A serial worker that yields to the event loop at each kernel operation of its jobs, always in the same order.
+
+A job runs in a thread that takes turns with the event loop, so that a label, an Allocate or a process can come in
+between any two operations of a change. A job whose worker is cancelled ends at the operation where it stands, as in an
+agent that is killed.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.tools import Program, Tools
+from gpuvirt.paths import HostPath
+
+T = TypeVar("T")
+
+OPERATION_S = 0.01
+"""How long each operation of a job takes, in the test's time."""
+
+
+class KilledError(BaseException):
+    """The agent of the job is no more."""
+
+
+class PacedWorker:
+    """The worker of one isolation unit."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._idle = asyncio.Lock()
+        self._to_loop = threading.Semaphore(0)
+        self._to_job = threading.Semaphore(0)
+        self._killed = False
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        """Return what `job` returns; no job takes too long."""
+        del timeout_s
+        async with self._idle:
+            outcome: Future[T] = Future()
+            self._killed = False
+            thread = threading.Thread(target=self._work, args=(job, outcome), name=name, daemon=True)
+            thread.start()
+            try:
+                while True:
+                    self._to_loop.acquire()
+                    if outcome.done():
+                        return outcome.result()
+                    await self._clock.sleep(OPERATION_S)
+                    self._to_job.release()
+            except asyncio.CancelledError:
+                self._killed = True
+                self._to_job.release()
+                thread.join()
+                raise
+
+    def yield_to_loop(self) -> None:
+        """Let the event loop go on, in the job's thread, until it lets the job go on."""
+        if not self._killed:
+            self._to_loop.release()
+            self._to_job.acquire()
+            if self._killed:
+                raise KilledError
+
+    def _work(self, job: Callable[[], T], outcome: "Future[T]") -> None:
+        _HERE.worker = self
+        try:
+            outcome.set_result(job())
+        except BaseException as error:  # noqa: BLE001  it belongs to whoever waits for the job
+            outcome.set_exception(error)
+        self._to_loop.release()
+
+
+class _Here(threading.local):
+    worker: PacedWorker | None = None
+
+
+_HERE = _Here()
+
+
+def _yield_to_loop() -> None:
+    if _HERE.worker is not None:
+        _HERE.worker.yield_to_loop()
+
+
+class PacedKernel:
+    """A kernel of which each write and each lease takes time, where a paced worker's job makes it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def pid(self) -> int:
+        return self._kernel.pid
+
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        return self._kernel.read(path, limit=limit)
+
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        _yield_to_loop()
+        self._kernel.write(path, data)
+        _yield_to_loop()
+
+    def listdir(self, path: HostPath, /) -> Sequence[str]:
+        return self._kernel.listdir(path)
+
+    def readlink(self, path: HostPath, /) -> str:
+        return self._kernel.readlink(path)
+
+    def device_number(self, path: HostPath, /) -> int:
+        return self._kernel.device_number(path)
+
+    def lease(self, group: IommuGroup, /) -> AbstractContextManager[None]:
+        _yield_to_loop()
+        return self._kernel.lease(group)
+
+    def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
+        _yield_to_loop()
+        return self._kernel.lease_devices(names)
+
+    def open_files(self) -> Iterator[OpenFile]:
+        _yield_to_loop()
+        return self._kernel.open_files()
+
+    def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
+        return self._kernel.on_uevent(wake)
+
+
+class PacedTools:
+    """Programs that take time, where a paced worker's job runs them."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+
+    def modprobe(self, module: str) -> None:
+        _yield_to_loop()
+        self._tools.modprobe(module)
+        _yield_to_loop()
+
+    def sriov_manage(self, address: PciAddress, enable: bool) -> None:
+        _yield_to_loop()
+        self._tools.sriov_manage(address, enable)
+        _yield_to_loop()
+
+    def nvidia_smi(self, *arguments: str) -> str:
+        _yield_to_loop()
+        said = self._tools.nvidia_smi(*arguments)
+        _yield_to_loop()
+        return said
+
+    def demand(self, program: Program) -> None:
+        self._tools.demand(program)
+
+    def demand_module(self, module: str) -> None:
+        self._tools.demand_module(module)
