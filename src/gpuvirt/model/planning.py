@@ -6,6 +6,7 @@ driver gets none of a group that is still held, and a virtual machine none of a 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
@@ -14,6 +15,7 @@ from gpuvirt.model import refusals
 from gpuvirt.model.isolation import UnitId, spoilers
 from gpuvirt.model.modalias import FALLBACK
 from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Seen, Step, Unbind, Wish, Wishes
+from gpuvirt.model.podallocations import unmapped_reasons
 from gpuvirt.model.reasons import Reason
 
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
@@ -125,6 +127,8 @@ def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
     if function.driver is None and (leaving := _vfio_users(seen, function)):
         yield refusals.pending(address, leaving)
     yield from _parts(seen, function)
+    yield from _allocated(seen, function)
+    yield from unmapped_reasons(function, seen.unmapped)
     if not seen.forced:
         yield from _native_users(seen, function)
 
@@ -143,8 +147,14 @@ def _native_users(seen: Seen, function: PciFunction) -> Iterator[Reason]:
         yield refusals.users_unseen(function.address)
     if users := refusals.serious((seen.native_users or {}).get(function.address, ())):
         yield refusals.in_use(function.address, users, forcible=True)
+
+
+def _allocated(seen: Seen, function: PciFunction) -> Iterator[Reason]:
+    """Yield whose a function is by the kubelet's account, or why that is not known."""
     if pods := seen.pods.get(function.address, ()):
         yield refusals.held(function.address, pods)
+    if seen.allocations_unknown is not None:
+        yield replace(seen.allocations_unknown, subject=function.address)
 
 
 def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Iterator[Reason]:
@@ -153,8 +163,7 @@ def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Itera
         yield refusals.vfs_enabled(function)
     if users := _vfio_users(seen, function):
         yield refusals.in_use(address, users, forcible=False)
-    if pods := seen.pods.get(address, ()):
-        yield refusals.held(address, pods)
+    yield from _allocated(seen, function)
     for other in sorted(_neighbours(seen, [address]) & seen.inventory.gpus.keys()):
         if _function(seen, other).on_vfio and wanted.get(other) is not Wish.NATIVE:
             yield refusals.torn(other, address)

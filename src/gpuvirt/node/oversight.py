@@ -14,7 +14,9 @@ from gpuvirt.model.gpumodes import Questions
 from gpuvirt.model.heard import Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.ledger import allocations_of
 from gpuvirt.model.plan import Wish, Wishes
+from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.scheduling import Footing, Told
 from gpuvirt.model.vgpuwanted import Wanted
@@ -145,10 +147,25 @@ class Oversight:
         """Return which pods have which GPUs, None where that was not heard since what is offered last became less."""
         if not self.heard_since:
             return None
-        found: dict[PciAddress, tuple[str, ...]] = {}
+        allocations, inventory = self._allocations, self._state.inventory
+        found = {} if inventory is None else dict(allocations.by_gpu(inventory))
         for entry in self._state.entries:
-            found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.holder)
+            holders = found.get(entry.target.gpu, ())
+            found[entry.target.gpu] = holders if entry.holder in holders else (*holders, entry.holder)
         return found
+
+    @property
+    def unmapped(self) -> tuple[Allocation, ...]:
+        """The GPUs that pods have by ids which could not be mapped to a GPU of this host."""
+        return self._allocations.unmapped
+
+    @property
+    def _allocations(self) -> PodAllocations:
+        """What pods have by the kubelet's account, by whatever plugin's ids."""
+        heard, inventory = self._state.holders, self._state.inventory
+        if heard is None or inventory is None:
+            return PodAllocations()
+        return map_allocations(inventory, allocations_of(heard.devices))
 
     def given(self) -> Given | None:
         """Return what a carver must know, None where the kubelet was not heard since what is offered became less."""
@@ -157,7 +174,8 @@ class Oversight:
             return None
         free = self._state.unwanted - self._state.leaving
         offered = frozenset[VgpuId](inventory.vgpus) - free
-        return Given(self._state.holdings, self._state.type_names, offered, self._state.wishes)
+        names, wishes = self._state.type_names, self._state.wishes
+        return Given(self._state.holdings, names, offered, self._allocations, moves=wishes)
 
     @property
     def clears_way(self) -> bool:

@@ -19,6 +19,7 @@ from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import RollBack, Step, Wish, Wishes
+from gpuvirt.model.podallocations import Allocation
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
@@ -71,6 +72,11 @@ class Overseer(Protocol):
 
     def pods(self) -> Mapping[PciAddress, tuple[str, ...]] | None:
         """Return which pods have which GPUs, None where the kubelet was not heard since the last withdrawal."""
+        ...
+
+    @property
+    def unmapped(self) -> tuple[Allocation, ...]:
+        """The GPUs that pods have by ids which could not be mapped to a GPU of this host."""
         ...
 
     @property
@@ -166,7 +172,7 @@ class Reconciler:
             log.info("%s", step.text, extra={"unit": unit})
 
         def job() -> tuple[Reason, ...]:
-            return binder.move(self._site, unit, wishes, Orders(pods or {}), tell)
+            return binder.move(self._site, unit, wishes, Orders(pods or {}, unmapped=agent.unmapped), tell)
 
         lane = self._lanes(unit)
         return await attempts.run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
@@ -192,5 +198,5 @@ def _circumstances(agent: Overseer, inventory: Inventory, unit: UnitId, wishes: 
             tuple((group, used) for group, used in users.items() if group in groups),
             {gpu: names for gpu, names in (pods or {}).items() if gpu in wishes},
         ),
-        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), pods is None),
+        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), pods is None, agent.unmapped),
     )
