@@ -91,6 +91,15 @@ ClusterFile = Annotated[
         help="Ask the cluster that this file tells of for its KubeVirts.",
     ),
 ]
+AssumeUnallocated = Annotated[
+    bool,
+    typer.Option(
+        "--assume-unallocated",
+        envvar="GPUVIRT_ASSUME_UNALLOCATED",
+        help="Where the kubelet's account of its pods can't be read: take it that they have no more devices than is"
+        " known. A pod that has one loses it.",
+    ),
+]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")

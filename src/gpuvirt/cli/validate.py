@@ -10,7 +10,7 @@ import typer
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli import apiserver, options
 from gpuvirt.errors import ConfigError
-from gpuvirt.paths import HostPath
+from gpuvirt.paths import HostPath, HostRoots
 
 if TYPE_CHECKING:
     from gpuvirt.apps.validation import Check
@@ -107,12 +107,12 @@ def unused(
     driver-manager takes all GPUs of a host from their drivers, whoever uses them; it runs after this check.
     """
     from gpuvirt.apps import validation
-    from gpuvirt.cli.vfio import host
+    from gpuvirt.cli import vfio
     from gpuvirt.clock import RealClock
     from gpuvirt.node import binder
 
     def look() -> "Seen":
-        here = host(host_root, kubelet_dir)
+        here = vfio.host(vfio.account(HostRoots.under(host_root), kubelet_dir))
         return binder.look(here.site, here.orders)
 
     _run(validation.validate(validation.unused_check(look), None, RealClock(), wait=wait))

@@ -13,6 +13,7 @@ from gpuvirt.cli.options import Output
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 if TYPE_CHECKING:
+    from gpuvirt.cli.podaccount import PodAccount
     from gpuvirt.cli.vfiorender import Result
     from gpuvirt.facts.ids import PciAddress
     from gpuvirt.model.plan import Plan, RollBack, Seen, Step, Wish
@@ -38,7 +39,10 @@ Also = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the steps, and take none.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Take a GPU from processes of the host, after a question; never from a machine.")
+    bool,
+    typer.Option(
+        "--force", help="Take a GPU from processes of the host, after a question; never from a pod or a machine."
+    ),
 ]
 
 
@@ -67,7 +71,7 @@ def status(
     from gpuvirt.model.planning import plan_units
     from gpuvirt.node import binder
 
-    here = host(host_root, kubelet_dir)
+    here = host(account(HostRoots.under(host_root), kubelet_dir))
     seen = binder.look(here.site, here.orders)
     # Each alone: what GPUs of one group say about each other is just what is asked.
     rows = [(gpu, plan_units(seen, {gpu: Wish.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
@@ -85,6 +89,7 @@ def bind(  # noqa: PLR0913  a command's options
     force: Force = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Give GPUs, with all functions of their slots, to the VFIO driver that knows them best.
@@ -93,7 +98,8 @@ def bind(  # noqa: PLR0913  a command's options
     """
     from gpuvirt.model.plan import Wish
 
-    here = host(host_root, kubelet_dir, also=also or (), force=force)
+    known = account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    here = host(known, also=also or (), force=force)
     move(here, Wish.PASSTHROUGH, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 
 
@@ -106,12 +112,13 @@ def unbind(  # noqa: PLR0913  a command's options
     dry_run: DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Give GPUs back to the drivers that they came from; one that a virtual machine has stays."""
+    """Give GPUs back to the drivers that they came from; one that a pod or a virtual machine has stays."""
     from gpuvirt.model.plan import Wish
 
-    here = host(host_root, kubelet_dir)
+    here = host(account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated))
     move(here, Wish.NATIVE, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 
 
@@ -126,18 +133,26 @@ class Chosen:
     """Whose devices `every` means; None: all vendors' that make GPUs for machines."""
 
 
-def host(host_root: Path, kubelet_dir: Path | None, *, also: Iterable[str] = (), force: bool = False) -> Host:
-    """Return the host that is meant, with what is known of its pods."""
+def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> "PodAccount":
+    """Return who tells what pods have of the host that is meant."""
+    from gpuvirt.cli.podaccount import PodAccount
     from gpuvirt.hardware.kernel import RealKernel
+
+    kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
+    ledgers = (roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+    return PodAccount(RealKernel(roots), roots, kubelet, ledgers, assume_unallocated)
+
+
+def host(account: "PodAccount", *, also: Iterable[str] = (), force: bool = False) -> Host:
+    """Return the host that is meant, with what its agent keeps."""
     from gpuvirt.node import binder
     from gpuvirt.node.binder import Orders
 
-    roots = HostRoots.under(host_root)
-    site = binder.site_of(RealKernel(roots), roots)
-    view = _view(roots, KubeletPaths(kubelet_dir or roots.local(options.KUBELET)), site)
+    site = binder.site_of(account.kernel, account.roots)
+    view = _view(account.roots, account.kubelet, site)
     managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
     carved = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
-    return Host(site, Orders(_pods(view), frozenset(parsed(also)), forced=force), managed, carved)
+    return Host(site, Orders({}, frozenset(parsed(also)), forced=force, ask=account.allocations), managed, carved)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: "Site") -> "NodeView":
@@ -153,15 +168,6 @@ def _view(roots: HostRoots, kubelet: KubeletPaths, site: "Site") -> "NodeView":
         return view
     ledger = onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
     return onelook.take(site.kernel, Settings(), options.read_pci_ids(None, roots), clock, ledger)
-
-
-def _pods(view: "NodeView") -> Mapping["PciAddress", tuple[str, ...]]:
-    found: dict[PciAddress, tuple[str, ...]] = {}
-    for resource in view.resources:
-        for device in resource.devices:
-            if device.holder is not None:
-                found[device.gpu] = (*found.get(device.gpu, ()), device.holder)
-    return found
 
 
 def parsed(texts: Iterable[str]) -> "Iterable[PciAddress]":

@@ -4,6 +4,7 @@ It does what `gpuvirt vfio` does, to NVIDIA's devices alone. Where the original 
 for each device and ends with 1; `unbind` gives devices back to their drivers, where the original leaves them without.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +13,10 @@ import typer
 from gpuvirt.cli import options, vfio
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.vfio import Chosen
+from gpuvirt.paths import HostRoots
 
 if TYPE_CHECKING:
+    from gpuvirt.cli.podaccount import PodAccount
     from gpuvirt.model.plan import Wish
 
 app = typer.Typer(
@@ -41,12 +44,15 @@ def bind(
     every: Every = False,
     device_id: DeviceId = None,
     host_root: HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     nvswitches: BindSwitches = False,
 ) -> None:
     """Bind GPUs to the VFIO driver that knows them best."""
     from gpuvirt.model.plan import Wish
 
-    _manage(Wish.PASSTHROUGH, host_root, device_id, every=every, nvswitches=nvswitches)
+    account = vfio.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    _manage(Wish.PASSTHROUGH, account, device_id, every=every, nvswitches=nvswitches)
 
 
 @app.command("unbind")
@@ -55,20 +61,32 @@ def unbind(
     every: Every = False,
     device_id: DeviceId = None,
     host_root: HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     nvswitches: UnbindSwitches = False,
 ) -> None:
     """Give GPUs back to the drivers that they came from."""
     from gpuvirt.model.plan import Wish
 
-    _manage(Wish.NATIVE, host_root, device_id, every=every, nvswitches=nvswitches)
+    account = vfio.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    _manage(Wish.NATIVE, account, device_id, every=every, nvswitches=nvswitches)
 
 
-def _manage(wish: "Wish", host_root: Path, device_id: str | None, *, every: bool, nvswitches: bool) -> None:
+def _roots(host_root: Path) -> HostRoots:
+    """Return the host's folders: in a pod, the host's `/proc` shows all processes, or else this one's own may."""
+    from gpuvirt.hardware.processes import shows_all
+
+    roots = HostRoots.under(host_root)
+    own = HostRoots.under(options.ROOT).proc
+    return replace(roots, proc=own) if shows_all(own) and not shows_all(roots.proc) else roots
+
+
+def _manage(wish: "Wish", account: "PodAccount", device_id: str | None, *, every: bool, nvswitches: bool) -> None:
     from gpuvirt.facts.pci import NVIDIA
 
     if every == (device_id is not None):
         raise typer.BadParameter("give exactly one of --all and --device-id")
-    host = vfio.host(host_root, None)
+    host = vfio.host(account)
     if device_id is not None and (why := _why_skipped(host, device_id, nvswitches=nvswitches)) is not None:
         typer.echo(f"{device_id}: {why}", err=True)
         return

@@ -40,19 +40,20 @@ Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address
 
 
 @app.command("apply")
-def apply(
+def apply(  # noqa: PLR0913  a command's options
     *,
     config_file: ConfigFile = None,
     selected: Selected = None,
     dry_run: DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Have GPUs carry the vGPUs that a config wants of them; one that is in use is never removed."""
     from gpuvirt.cli import vgpuapply
 
-    site = vgpuapply.Where(host_root, kubelet_dir, output)
+    site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.apply(site, config_file, selected, dry_run=dry_run)
 
 
@@ -122,12 +123,13 @@ def create(  # noqa: PLR0913  a command's options
     dry_run: DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Make vGPUs on a GPU beside those that it carries."""
     from gpuvirt.cli import vgpuapply
 
-    site = vgpuapply.Where(host_root, kubelet_dir, output)
+    site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.create(site, address, vgpu_type, count, dry_run=dry_run)
 
 
@@ -138,12 +140,13 @@ def delete(
     dry_run: DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Remove vGPUs; one that is in use stays, and the command says whose it is."""
     from gpuvirt.cli import vgpuapply
 
-    site = vgpuapply.Where(host_root, kubelet_dir, output)
+    site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.delete(site, vgpus, dry_run=dry_run)
 
 

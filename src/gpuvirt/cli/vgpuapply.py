@@ -28,6 +28,7 @@ class Where:
     host_root: Path
     kubelet_dir: Path | None
     output: Output
+    assume_unallocated: bool = False
 
     @property
     def as_json(self) -> bool:
@@ -86,7 +87,7 @@ def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
 
 
 def _seen(where: Where) -> tuple[vgpuhost.Host, Look]:
-    here = vgpuhost.host(where.host_root, where.kubelet_dir)
+    here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
     return here, carver.look(here.site, here.given)
 
 
@@ -103,7 +104,7 @@ def _carry(
     results: list[Result] = []
     for gpu, wish in sorted(wished.items()):
         would = vgpuhost.would(seen, gpu, wish)
-        leave = dry_run or not would.steps
+        leave = dry_run or not (would.steps or would.reasons)
         results.append(would if leave else vgpuhost.carved(here, seen, gpu, wish, quiet=where.as_json))
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):

@@ -5,17 +5,13 @@ end half the way, this one changes what differs, leaves what is in use, and puts
 the GPUs that the config is for, and not of all that the host has.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpuvirt import __version__
 from gpuvirt.cli import options
 from gpuvirt.cli.options import Output
-
-if TYPE_CHECKING:
-    from gpuvirt.cli.vgpuapply import Where
 
 app = typer.Typer(
     name="nvidia-vgpu-dm",
@@ -73,11 +69,14 @@ def apply(
     selected: Selected = None,
     *,
     host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
 ) -> None:
     """Have the GPUs of this host carry what a config wants of them."""
     from gpuvirt.cli import vgpuapply
 
-    vgpuapply.apply(_where(host_root), config_file, selected, dry_run=False)
+    where = vgpuapply.Where(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
+    vgpuapply.apply(where, config_file, selected, dry_run=False)
 
 
 @app.command("assert")
@@ -94,10 +93,4 @@ def assert_(
     """End with 0 if the GPUs that a config is for carry what it wants, with 1 if not."""
     from gpuvirt.cli import vgpuapply
 
-    vgpuapply.check(_where(host_root), config_file, selected, valid_only=valid_config)
-
-
-def _where(host_root: Path) -> "Where":
-    from gpuvirt.cli import vgpuapply
-
-    return vgpuapply.Where(host_root, None, Output.TABLE)
+    vgpuapply.check(vgpuapply.Where(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import typer
 
-from gpuvirt.cli import options, vfio
+from gpuvirt.cli import vfio
 from gpuvirt.cli.inlane import in_lane
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model import refusals
-from gpuvirt.model.board import Board, holdings_of
+from gpuvirt.model.board import Board
 from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish
 from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import Reason
@@ -19,7 +19,7 @@ from gpuvirt.node import carver, onelook
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given, Look
 from gpuvirt.node.carvesteps import Tell
-from gpuvirt.paths import HostRoots, KubeletPaths
+from gpuvirt.paths import HostRoots
 
 CARVE_TIMEOUT_S = 180.0
 """sriov-manage takes some seconds a GPU, and tries again where somebody looks at the GPU meanwhile."""
@@ -35,15 +35,12 @@ class Host:
     """The vGPU configs by which the agent keeps GPUs carved."""
 
 
-def host(host_root: Path, kubelet_dir: Path | None) -> Host:
-    """Return the host that is meant, with what is known of its pods."""
-    here = vfio.host(host_root, kubelet_dir)
-    roots = HostRoots.under(host_root)
-    kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
-    ledger = onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
-    same_boot = ledger.boot_id == onelook.boot_id(here.site.kernel)
-    holdings = holdings_of(ledger.entries, same_boot=same_boot)
-    return Host(here.site, Given(holdings, ledger.type_names), here.carved)
+def host(host_root: Path, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> Host:
+    """Return the host that is meant, with who tells what pods have of it."""
+    account = vfio.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    here = vfio.host(account)
+    names = onelook.read_ledger(*account.ledgers).type_names
+    return Host(here.site, Given(type_names=names, renew=account.given), here.carved)
 
 
 def boards(seen: Look) -> Mapping[PciAddress, Board]:

@@ -45,6 +45,7 @@ def set_(  # noqa: PLR0913  a command's options
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Let a GPU's vGPUs share its time in another way, at once and until its driver is loaded again.
@@ -54,6 +55,7 @@ def set_(  # noqa: PLR0913  a command's options
     from gpuvirt.cli import schedulers, vgpuhost
     from gpuvirt.facts.vgpu import Scheduler
 
-    here, roots = vgpuhost.host(host_root, kubelet_dir), schedulers.roots(host_root)
+    here = vgpuhost.host(host_root, kubelet_dir, assume_unallocated=assume_unallocated)
+    roots = schedulers.roots(host_root)
     order = schedulers.Order(Scheduler(policy, timeslice_ms), persist=persist, dry_run=dry_run)
     schedulers.set_(here, roots, address, order, as_json=output is Output.JSON)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuvirt.facts.deviceids import DeviceIds
 from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import VgpuHost
@@ -62,6 +63,8 @@ class Facts:
     """Who has which group open; None where it was not looked, or could not be."""
     users_of_lost_nodes: tuple[User, ...] = ()
     """Who has a device open whose own node is gone, since its driver is to let go; it has no driver link any more."""
+    device_ids: DeviceIds = field(default_factory=DeviceIds)
+    """What other programs call the GPUs."""
     oddities: tuple[Oddity, ...] = ()
     unread: tuple[Unread, ...] = ()
     """Folders that could not be listed; what they hold is as the look before saw it."""

@@ -16,6 +16,7 @@ from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, Oddity, Platform
 from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.hardware import attributes, egm, iommu, pci
+from gpuvirt.hardware.deviceids import read_device_ids
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.users import cdevs_of, read_users
 from gpuvirt.hardware.vgpu.registry import LOOKED_FOR
@@ -60,6 +61,7 @@ def _scanned(look: "_Look", taken: Mapping[PciAddress, PciFunction], *, brief: b
         cdev_nodes=cdev_nodes,
         users=look.before.users,
         users_of_lost_nodes=look.before.users_of_lost_nodes,
+        device_ids=look.before.device_ids,
         oddities=tuple(look.oddities),
         unread=tuple(look.unread),
     )
@@ -71,6 +73,11 @@ def with_users(kernel: Kernel, facts: Facts) -> Facts:
     if isinstance(found, Unread):
         return replace(facts, users=None, users_of_lost_nodes=())
     return replace(facts, users=found.by_group, users_of_lost_nodes=found.of_lost_nodes)
+
+
+def with_device_ids(kernel: Kernel, facts: Facts) -> Facts:
+    """Return `facts` with what other programs call the GPUs now."""
+    return replace(facts, device_ids=read_device_ids(kernel, facts.functions.values()))
 
 
 @dataclass(slots=True)

@@ -1,24 +1,21 @@
 """Asking the kubelet which pods have which devices: by its API where we reach it, else from its checkpoint."""
 
 import logging
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnheardError
-from gpuvirt.model.ledger import Consumer, Holders
+from gpuvirt.kubelet.gonepods import without_gone
+from gpuvirt.kubelet.podresources import Held, PodResources, PodResourcesUnheardError
+from gpuvirt.model.ledger import Holders
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.pace import Pace
 from gpuvirt.paths import KubeletPaths
 
 log = logging.getLogger(__name__)
-
-UID = re.compile(r"[0-9A-Za-z-]+")
-"""A pod's, which names its folder; those of pods from files are other than UUIDs."""
 
 
 class Listener(Protocol):
@@ -41,9 +38,6 @@ class Listener(Protocol):
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
         """Take what is wrong, None when nothing is any more."""
         ...
-
-
-Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
 
 class HolderWatch:
@@ -101,7 +95,7 @@ class HolderWatch:
             troubles = f"{told}; {written}"
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
         in_checkpoint: Held = {} if isinstance(written, OSError | DamagedError) else written
-        in_file = self._without_gone(in_checkpoint, in_api)
+        in_file = without_gone(self._paths, in_checkpoint, in_api)
         counted = await self._counted()
         self._tells_counted = counted is not None
         listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, counted or frozenset()))
@@ -111,30 +105,6 @@ class HolderWatch:
         if isinstance(told, PodResourcesUnheardError):
             return False
         return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
-
-    def _without_gone(self, in_file: Held, in_api: Held) -> Held:
-        """Return what pods have that are not gone.
-
-        The checkpoint's folder is the same whatever `--root-dir` a kubelet has, so the pods' folder can be another
-        kubelet's: it counts where a pod of the checkpoint has its folder in it, or a pod came or went in it since the
-        checkpoint was written.
-        """
-        has_folder = {consumer.pod_uid: self._has_folder(consumer) for consumer in in_file.values()}
-        if True not in has_folder.values() and not self._pods_are_newer:
-            return in_file
-        return {key: one for key, one in in_file.items() if key in in_api or has_folder[one.pod_uid] is not False}
-
-    @property
-    def _pods_are_newer(self) -> bool:
-        try:
-            return self._paths.pods.stat().st_mtime_ns > self._paths.checkpoint.stat().st_mtime_ns
-        except OSError:
-            return False
-
-    def _has_folder(self, consumer: Consumer) -> bool | None:
-        """Return whether a pod has its folder, None where its UID names none."""
-        uid = consumer.pod_uid
-        return (self._paths.pods / uid).exists() if uid is not None and UID.fullmatch(uid) is not None else None
 
     def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
         """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""

@@ -3,7 +3,7 @@
 Containers that only initialise a pod are not listed by the kubelet, and what they alone hold is not shown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -27,6 +27,7 @@ class PodResourcesUnheardError(GpuvirtError):
 
 
 Devices = frozenset[tuple[ResourceName, DeviceId]]
+Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
 
 def ask_allocatable(socket: Path) -> Devices:
@@ -37,6 +38,36 @@ def ask_allocatable(socket: Path) -> Devices:
             return _devices(call(b"", timeout=TIMEOUT_S))
         except grpc.RpcError as error:
             raise PodResourcesUnheardError(f"{socket}: {error}") from error
+
+
+def ask_holders(socket: Path) -> Held:
+    """Return what `PodResources.holders` does, and wait for it."""
+    with grpc.insecure_channel(f"unix:{socket}", options=OPTIONS) as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{LIST}")
+        answer = call.future(b"", timeout=TIMEOUT_S)
+        try:
+            return _held(answer.result())
+        except grpc.RpcError as error:
+            raise PodResourcesUnheardError(f"{socket}: {answer.code().name}: {answer.details()}") from error
+
+
+def _held(answer: bytes) -> Held:
+    found: dict[tuple[ResourceName, DeviceId], Consumer] = {}
+    for pod in pb.ListPodResourcesResponse.FromString(answer).pod_resources:
+        for container in pod.containers:
+            consumer = Consumer(namespace=pod.namespace, pod=pod.name, container=container.name)
+            found |= dict.fromkeys(_ids(container), consumer)
+    return found
+
+
+def _ids(container: pb.ContainerResources) -> Iterator[tuple[ResourceName, DeviceId]]:
+    """Yield what a container has: by resource, or by claim (DRA), which stands under the name of its driver."""
+    for devices in container.devices:
+        for device in devices.device_ids:
+            yield ResourceName(devices.resource_name), DeviceId(device)
+    for claim in container.dynamic_resources:
+        for claimed in claim.claim_resources:
+            yield ResourceName(claimed.driver_name), DeviceId(claimed.device_name)
 
 
 def _devices(answer: bytes) -> Devices:
@@ -54,18 +85,9 @@ class PodResources:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
 
-    async def holders(self) -> Mapping[tuple[ResourceName, DeviceId], Consumer]:
+    async def holders(self) -> Held:
         """Return who has which device; raise PodResourcesUnheardError."""
-        answer = pb.ListPodResourcesResponse.FromString(await self._ask(LIST))
-        return {
-            (ResourceName(devices.resource_name), DeviceId(device)): Consumer(
-                namespace=pod.namespace, pod=pod.name, container=container.name
-            )
-            for pod in answer.pod_resources
-            for container in pod.containers
-            for devices in container.devices
-            for device in devices.device_ids
-        }
+        return _held(await self._ask(LIST))
 
     async def allocatable(self) -> Devices:
         """Return the healthy devices that it counts, given away or not; raise PodResourcesUnheardError.

@@ -1,17 +1,20 @@
 """Which pods have which GPUs, or that this is unknown: two types, and no default turns one into the other."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.reasons import Reason
+
+Allocations = Mapping[PciAddress, tuple[str, ...]]
+"""The pods that have each GPU, or a part of it; a GPU that is missing is allocated to none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """Any device may be allocated."""
 
-    why: str = "the kubelet has not been asked since what is offered last became less"
-
-
-Allocations = Mapping[PciAddress, tuple[str, ...]]
-"""The pods that have each GPU, or a part of it; a GPU that is missing is allocated to none."""
+    reason: Reason | None = None
+    """Why that is so; None: the kubelet has not been asked since what is offered last became less."""
+    known: Allocations = field(default_factory=dict)
+    """What pods have at least."""

@@ -5,12 +5,13 @@ its pods confirms it and names the pod. It ends when the kubelet has said twice 
 the kubelet is not heard, it stays.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName, VgpuType
 from gpuvirt.model.candidates import Target
+from gpuvirt.model.podallocations import Allocation
 
 Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
 """What the devices of a host are, by the ids that a kubelet could know them by; a group of None is not known."""
@@ -91,6 +92,11 @@ class Ledger:
     """What vGPU types are called, by the host's ids of them."""
     boot_id: BootId | None = None
     """The boot of the host in which the entries' groups were seen; the next one numbers groups anew."""
+
+
+def allocations_of(devices: Mapping[tuple[ResourceName, DeviceId], Consumer]) -> Iterator[Allocation]:
+    """Yield what the kubelet says that pods have."""
+    return (Allocation(resource, device, consumer.text) for (resource, device), consumer in devices.items())
 
 
 def settle(entries: Iterable[Entry], holders: Holders | None) -> tuple[Entry, ...]:

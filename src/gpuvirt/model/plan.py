@@ -9,6 +9,7 @@ from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.podallocations import Allocation
 from gpuvirt.model.reasons import Reason
 
 
@@ -106,12 +107,14 @@ class Seen:
     """Processes that use a function through its native driver; None where that could not be looked for."""
     pods: Allocations | Unknown = field(kw_only=True)
     """Pods that have a GPU, or a part of it."""
+    unmapped: tuple[Allocation, ...] = ()
+    """GPUs that pods have, and that could not be found on this host."""
     originals: Mapping[PciAddress, str] = field(default_factory=dict)
     """The drivers that functions had before they were first moved."""
     allowed: frozenset[PciAddress] = frozenset()
     """Functions of other slots that the admin lets move with a GPU of their group."""
     forced: bool = False
-    """Processes and pods that use a function natively don't keep it from being moved; VFIO's users always do."""
+    """Processes that use a function natively don't keep it from being moved; pods and VFIO's users always do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ driver gets none of a group that is still held, and a virtual machine none of a 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
@@ -15,6 +16,7 @@ from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.isolation import UnitId, spoilers
 from gpuvirt.model.modalias import FALLBACK
 from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Seen, Step, Unbind, Wish, Wishes
+from gpuvirt.model.podallocations import unmapped_reasons
 from gpuvirt.model.reasons import Reason
 
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
@@ -156,6 +158,8 @@ def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
     if function.driver is None and (leaving := _vfio_users(seen, function)):
         yield refusals.pending(address, leaving)
     yield from _parts(seen, function)
+    yield from _allocated(seen, address)
+    yield from unmapped_reasons(function, seen.unmapped)
     if not seen.forced:
         yield from _native_users(seen, function)
 
@@ -174,16 +178,16 @@ def _native_users(seen: Seen, function: PciFunction) -> Iterator[Reason]:
         yield refusals.users_unseen(function.address)
     if users := refusals.serious((seen.native_users or {}).get(function.address, ())):
         yield refusals.in_use(function.address, users, forcible=True)
-    yield from _pods(seen, function.address)
 
 
-def _pods(seen: Seen, address: PciAddress) -> Iterator[Reason]:
-    """Yield the pods that a function is allocated to, or that this is unknown of one that would lose its driver."""
-    if isinstance(seen.pods, Unknown):
-        if _function(seen, address).driver is not None:
-            yield refusals.pods_unheard(address)
-    elif pods := seen.pods.get(address, ()):
+def _allocated(seen: Seen, address: PciAddress) -> Iterator[Reason]:
+    """Yield the pods that a function is allocated to, or why that is unknown of one that would lose its driver."""
+    known = seen.pods.known if isinstance(seen.pods, Unknown) else seen.pods
+    if pods := known.get(address, ()):
         yield refusals.held(address, pods)
+    if isinstance(seen.pods, Unknown) and _function(seen, address).driver is not None:
+        reason = seen.pods.reason
+        yield refusals.pods_unheard(address) if reason is None else replace(reason, subject=address)
 
 
 def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Iterator[Reason]:
@@ -194,7 +198,7 @@ def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Itera
         yield refusals.in_use(address, users, forcible=False)
     for member in sorted({address, *_neighbours(seen, [address])}):  # the lease takes the whole group
         if _function(seen, member).on_vfio or member == address:
-            yield from _pods(seen, member)
+            yield from _allocated(seen, member)
     for other in sorted(_neighbours(seen, [address]) & seen.inventory.gpus.keys()):
         if _function(seen, other).on_vfio and wanted.get(other) is not Wish.NATIVE:
             yield refusals.torn(other, address)

@@ -44,6 +44,8 @@ class ReasonCode(StrEnum):
     # not moved to another driver
     IN_USE = "InUse"
     HELD_BY_POD = "HeldByPod"
+    ALLOCATIONS_UNKNOWN = "AllocationsUnknown"
+    ALLOCATION_UNMAPPED = "AllocationUnmapped"
     STILL_COUNTED = "StillCounted"
     USERS_UNSEEN = "UsersUnseen"
     HOST_NEEDS = "HostNeeds"

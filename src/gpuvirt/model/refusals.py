@@ -153,6 +153,18 @@ def held(address: PciAddress, pods: Sequence[str]) -> Reason:
     )
 
 
+def allocations_unknown(seen: str, subject: str = "the kubelet") -> Reason:
+    """Return why a device that is to be changed by hand stays: whether a pod has it is not known."""
+    return Reason(
+        ReasonCode.ALLOCATIONS_UNKNOWN,
+        subject,
+        "may be allocated to a pod: the kubelet's account of its pods could not be read",
+        seen=seen,
+        fix="run as root on the host, with --kubelet-dir where the kubelet's folder is elsewhere; or"
+        " --assume-unallocated, by which a pod that has the device loses it",
+    )
+
+
 def locked(address: PciAddress, users: Sequence[User]) -> Reason:
     """The native driver does not let go."""
     who = f"; open it have {named(users)}" if users else ""

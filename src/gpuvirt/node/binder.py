@@ -11,15 +11,16 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware import hostuse, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.hardware.scan import scan, with_device_ids, with_users
 from gpuvirt.hardware.tools import HostTools, ToolError, Tools
 from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Allocations, Unknown
-from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
 from gpuvirt.model.plan import Override, Plan, Probe, RollBack, Seen, Step, Unbind, Wish, Wishes
 from gpuvirt.model.planning import HEADS, plan_return, plan_unit
+from gpuvirt.model.podallocations import Allocation, PodAllocations
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originals
 from gpuvirt.node.executor import execute
@@ -37,6 +38,7 @@ WAITING = frozenset(
         ReasonCode.VGPU_IN_USE,
         ReasonCode.IN_USE,
         ReasonCode.HELD_BY_POD,
+        ReasonCode.ALLOCATION_UNMAPPED,
         ReasonCode.STILL_COUNTED,
         ReasonCode.HOLDERS_UNHEARD,
         ReasonCode.UNBIND_PENDING,
@@ -74,15 +76,20 @@ class Orders:
     """The pods that GPUs are allocated to."""
     allowed: frozenset[PciAddress] = frozenset()
     forced: bool = False
+    unmapped: tuple[Allocation, ...] = ()
+    """GPUs that pods have, and that could not be found on this host."""
+    ask: Callable[[Inventory], PodAllocations] | None = None
+    """Asks what pods have at each look, under the unit's lock; None: `pods` and `unmapped` are what is known."""
 
 
 def look(site: Site, orders: Orders) -> Seen:
     """Return all that plans follow from; this walks through all processes."""
-    facts = with_users(site.kernel, scan(site.kernel))
+    facts = with_device_ids(site.kernel, with_users(site.kernel, scan(site.kernel)))
     inventory = build_inventory(facts)
     heads = {address for address, one in facts.functions.items() if one.kind in HEADS}
     concerned = [one for members in inventory.units.values() if heads & set(members) for one in members]
     functions = [facts.functions[address] for address in concerned]
+    pods, unmapped = _allocated(inventory, orders)
     aliases = modules.read_aliases(site.kernel)
     best = {one.address: best_vfio_driver(aliases, one) for one in functions if one.kind is FunctionKind.GPU}
     return Seen(
@@ -91,11 +98,21 @@ def look(site: Site, orders: Orders) -> Seen:
         best_drivers={address: driver for address, driver in best.items() if driver != FALLBACK},
         host_uses=hostuse.read_host_uses(site.kernel, functions),
         native_users=nativeusers.read_native_users(site.kernel, concerned) if facts.users is not None else None,
-        pods=orders.pods,
+        pods=pods,
+        unmapped=unmapped,
         originals=originals.read(site.originals),
         allowed=orders.allowed,
         forced=orders.forced,
     )
+
+
+def _allocated(inventory: Inventory, orders: Orders) -> tuple[Allocations | Unknown, tuple[Allocation, ...]]:
+    """Return which pods have which GPUs, and what they have that could not be found on this host."""
+    if orders.ask is None:
+        return orders.pods, orders.unmapped
+    found = orders.ask(inventory)
+    known = found.by_gpu(inventory)
+    return known if found.unknown is None else Unknown(found.unknown, known), found.unmapped
 
 
 def move(
@@ -135,7 +152,7 @@ def move(
 
 def obstacles(site: Site, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
     """Return why GPUs of a unit could not get VFIO drivers even when they carry nothing and nobody uses them."""
-    seen = look(site, Orders(Unknown("nobody was asked")))
+    seen = look(site, Orders(Unknown()))
     lasting = tuple(one for one in plan_unit(seen, unit, wishes).refusals if one.code not in WAITING)
     return lasting or tuple(_missing_modules(site, seen, unit, wishes))
 

@@ -6,7 +6,7 @@ is changed by one process at a time: whoever does it has the unit's lock.
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -17,16 +17,17 @@ from gpuvirt.facts.vgpu import Framework, Scheduler
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.nvidiasmi import read_supported
-from gpuvirt.hardware.scan import scan, scan_some, with_users
+from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import ToolError, Tools
-from gpuvirt.model import gpumodes, scheduling, shortfalls
+from gpuvirt.model import gpumodes, refusals, scheduling, shortfalls
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.board import GIVER, Board, Holding, board_of, host_namespace, with_report
 from gpuvirt.model.carveplanning import no_host, plan_gpu
 from gpuvirt.model.carving import CarvePlan, CarveWish, CreateVgpu, RemoveVgpu
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.plan import RollBack, Wishes
+from gpuvirt.model.podallocations import PodAllocations, unmapped_reasons
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node import preflight
@@ -52,6 +53,10 @@ class Given:
     """What types are called, by the host's ids: a host names only those that could still be made."""
     offered: frozenset[VgpuId] = frozenset()
     """The vGPUs that a pod could be given at any moment, which are as good as in use."""
+    allocations: PodAllocations = field(default_factory=PodAllocations)
+    """What else pods have: whole GPUs, and those that are not found here."""
+    renew: Callable[[Inventory], "Given"] | None = None
+    """Asks anew at each look, under the unit's lock; None: what stands here is what is known."""
     moves: Wishes = field(default_factory=dict)
     """With which drivers GPUs are wanted once they carry nothing."""
     unknown: Unknown | None = None
@@ -111,10 +116,11 @@ def _look_at(site: Site, given: Given, gpu: PciAddress, before: Inventory) -> Lo
 
 
 def _seen(site: Site, given: Given, facts: Facts, gpu: PciAddress | None = None) -> Look:
-    facts = with_users(site.kernel, facts)
+    facts = with_device_ids(site.kernel, with_users(site.kernel, facts))
     inventory = build_inventory(facts, given.type_names)
     if names := _told_names(site.tools, inventory, gpu):
         inventory = build_inventory(facts, {**given.type_names, **names})
+    given = given.renew(inventory) if given.renew is not None else given
     return Look(inventory, namespace_of(site.kernel), given, site)
 
 
@@ -150,9 +156,20 @@ def plan(seen: Look, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
 
 def _first_plan(seen: Look, board: Board | None, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
     """Return what is to be done to a GPU of which nothing is done yet: nothing, where that is known to fail later."""
-    found = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
+    found = _unless_allocated(seen, plan_gpu(seen.inventory.facts.functions[gpu], board, wish))
     refused = preflight.obstacles(seen.site, preflight.Change(seen.inventory, board, found, wish, seen.given.moves))
     return replace(found, steps=(), refusals=refused) if refused else found
+
+
+def _unless_allocated(seen: Look, found: CarvePlan) -> CarvePlan:
+    """Return a plan, without its steps where a pod has the GPU whole, or where it is not known what pods have."""
+    function, allocations = seen.inventory.facts.functions[found.gpu], seen.given.allocations
+    if not found.steps:
+        return found
+    against = [refusals.held(found.gpu, pods)] if (pods := allocations.functions.get(found.gpu)) else []
+    against += unmapped_reasons(function, allocations.unmapped)
+    against += [replace(allocations.unknown, subject=found.gpu)] if allocations.unknown is not None else []
+    return replace(found, steps=(), pending=(*found.pending, *against)) if against else found
 
 
 def carve(
@@ -188,6 +205,7 @@ def _carve(
         board = seen.asked_board(gpu, wish)
         function = seen.inventory.facts.functions[gpu]
         next_plan = _first_plan(seen, board, gpu, wish) if before is None else plan_gpu(function, board, wish)
+        next_plan = _unless_allocated(seen, next_plan)
         if given.unknown is not None and next_plan.destroys:
             next_plan = CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
         if not next_plan.steps:
@@ -259,7 +277,7 @@ def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
         return CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
     if users := board.users.get(vgpu, ()):
         return CarvePlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
-    return CarvePlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),))
+    return _unless_allocated(seen, CarvePlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),)))
 
 
 def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell, first: Inventory) -> tuple[Reason, ...]:
@@ -291,7 +309,7 @@ def plan_scheduler(seen: Look, gpu: PciAddress, wanted: Scheduler) -> CarvePlan:
     if board.smi is None:
         return CarvePlan(gpu, refusals=(scheduling.not_nvidias(gpu),))
     unfit = scheduling.refuse(board.smi.modes, wanted)
-    return CarvePlan(gpu, refusals=unfit) if unfit else scheduling.plan(board, wanted)
+    return CarvePlan(gpu, refusals=unfit) if unfit else _unless_allocated(seen, scheduling.plan(board, wanted))
 
 
 def set_scheduler(

@@ -24,13 +24,19 @@ def read_ledger(*paths: Path) -> Ledger:
 
     It is only read: a damaged one is the agent's to put aside.
     """
+    try:
+        return load_ledger(*paths)
+    except (OSError, DamagedError):
+        return EMPTY
+
+
+def load_ledger(*paths: Path) -> Ledger:
+    """Return the ledger in the first of `paths` that is there, else an empty one; raise OSError, DamagedError."""
     for path in paths:
         try:
             return journal.decode(path.read_bytes())[0]
         except FileNotFoundError:
             continue
-        except (OSError, DamagedError):
-            break
     return EMPTY
 
 

@@ -16,7 +16,9 @@ from gpuvirt.model.heard import Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.ledger import allocations_of
 from gpuvirt.model.plan import Wish, Wishes
+from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.scheduling import Footing, Told
 from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted
@@ -162,15 +164,40 @@ class Oversight:
 
     def pods(self) -> Allocations | Unknown:
         """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
-        return pods_by_gpu(self._state.entries) if self.heard_since else Unknown()
+        if not self.heard_since:
+            return Unknown()
+        allocations, inventory = self._allocations, self._state.inventory
+        found = {} if inventory is None else dict(allocations.by_gpu(inventory))
+        for gpu, holders in pods_by_gpu(self._state.entries).items():
+            found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *holders)))
+        return found
+
+    @property
+    def unmapped(self) -> tuple[Allocation, ...]:
+        """The GPUs that pods have by ids which could not be mapped to a GPU of this host."""
+        return self._allocations.unmapped
+
+    @property
+    def _allocations(self) -> PodAllocations:
+        """What pods have by the kubelet's account, by whatever plugin's ids."""
+        heard, inventory = self._state.holders, self._state.inventory
+        if heard is None or inventory is None:
+            return PodAllocations()
+        return map_allocations(inventory, allocations_of(heard.devices))
 
     def given(self) -> Given:
         """Return what a carver must know; while the kubelet was not heard, pods may have more than the ledger knows."""
         inventory = self._state.inventory
         free = self._state.unwanted - self._state.leaving
         offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
-        unknown = None if inventory is not None and self.heard_since else Unknown()
-        return Given(self._state.holdings, self._state.type_names, offered, self._state.wishes, unknown)
+        return Given(
+            self._state.holdings,
+            self._state.type_names,
+            offered,
+            allocations=self._allocations,
+            moves=self._state.wishes,
+            unknown=None if inventory is not None and self.heard_since else Unknown(),
+        )
 
     def moving(self, unit: UnitId, wishes: Wishes) -> Change:
         """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them."""

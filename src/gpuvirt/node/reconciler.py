@@ -20,6 +20,7 @@ from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import RollBack, Step, Wish, Wishes
+from gpuvirt.model.podallocations import Allocation
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.wanted import unmet
 from gpuvirt.node import binder, originals
@@ -77,6 +78,11 @@ class Overseer(Protocol):
 
     def moving(self, unit: UnitId, wishes: Wishes, /) -> Change:
         """Return the change that brings GPUs of a unit to these drivers."""
+        ...
+
+    @property
+    def unmapped(self) -> tuple[Allocation, ...]:
+        """The GPUs that pods have by ids which could not be mapped to a GPU of this host."""
         ...
 
     @property
@@ -174,7 +180,7 @@ class Reconciler:
         change = agent.moving(unit, wishes)
 
         def job() -> tuple[Reason, ...]:
-            return binder.move(self._site, unit, wishes, Orders(pods), tell, change)
+            return binder.move(self._site, unit, wishes, Orders(pods, unmapped=agent.unmapped), tell, change)
 
         lane = ChangeLane(self._lanes(unit), change)
         return await attempts.run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
@@ -200,5 +206,5 @@ def _circumstances(agent: Overseer, inventory: Inventory, unit: UnitId, wishes: 
             tuple((group, used) for group, used in users.items() if group in groups),
             pods if isinstance(pods, Unknown) else {gpu: names for gpu, names in pods.items() if gpu in wishes},
         ),
-        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), isinstance(pods, Unknown)),
+        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), isinstance(pods, Unknown), agent.unmapped),
     )

@@ -16,7 +16,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import iommu
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.hardware.scan import scan, with_device_ids, with_users
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
@@ -183,7 +183,12 @@ class Watcher:
 
     async def _scan(self, *, brief: bool) -> Facts:
         before = self._facts
-        return await self._in_lane(lambda: scan(self._kernel, before, brief=brief), "look at the host")
+
+        def job() -> Facts:
+            facts = scan(self._kernel, before, brief=brief)
+            return facts if brief else with_device_ids(self._kernel, facts)
+
+        return await self._in_lane(job, "look at the host")
 
     def _nodes_are_as_before(self) -> bool:
         """List `/dev/vfio`, each second and so not by way of the lane: a folder of devtmpfs keeps nobody waiting."""

@@ -4,6 +4,7 @@ After what is known of the driver, which was not run here: `unbindLock` reads 1 
 has the GPU open; a driver that loses a GPU that is open waits until it is closed.
 """
 
+import uuid
 from collections.abc import Callable, Mapping
 
 from gpuvirt.facts.ids import PciAddress
@@ -16,6 +17,12 @@ from gpuvirt.sim.tree import DeviceNode, File, Tree, constant
 
 MAJOR = 195
 GPUS = "/proc/driver/nvidia/gpus"
+UUID_SPACE = uuid.UUID("0b1f6c0e-3f0a-4a55-8a0e-5b0c8a5f6d21")
+
+
+def gpu_uuid(address: PciAddress) -> str:
+    """Return what NVIDIA's driver calls a simulated GPU (`GPU-...`): the same in every run."""
+    return f"GPU-{uuid.uuid5(UUID_SPACE, address)}"
 
 
 class NvidiaDriver:
@@ -43,7 +50,8 @@ class NvidiaDriver:
         if function.driver == "nvidia" and function.id.vendor == NVIDIA and is_gpu:
             minor = self._minors.setdefault(slot, len(self._minors))
             lock = File(read=lambda: f"{int(slot in self._locked)}\n", write=lambda text: self._lock(slot, text))
-            self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(f"Device Minor: \t {minor}"))
+            said = f"GPU UUID: \t {gpu_uuid(slot)}\nBus Location: \t {slot}\nDevice Minor: \t {minor}\n"
+            self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(said))
             self._tree.place(HostPath(f"{GPUS}/{slot}/unbindLock"), lock)
             self._tree.place(HostPath(f"/dev/nvidia{minor}"), DeviceNode(MAJOR << 8 | minor))
         self._inner.appear(slot)

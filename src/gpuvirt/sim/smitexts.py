@@ -4,16 +4,15 @@ The texts of `-q`, `vgpu -s -v` and `mig` follow published ones. That of `vgpu -
 of this simulator's own, as are the summaries.
 """
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model import pciids
 from gpuvirt.sim.function import SimFunction
+from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.vgpu import Carving, MigProfileSpec, VgpuTypeSpec
 
-UUID_SPACE = uuid.UUID("0b1f6c0e-3f0a-4a55-8a0e-5b0c8a5f6d21")
 NS_PER_MS = 1_000_000
 POLICY_WORDS = {
     SchedulerPolicy.BEST_EFFORT: "Best Effort",
@@ -39,7 +38,7 @@ class SmiGpu:
     @property
     def uuid(self) -> str:
         """`GPU-...`, the same in every run."""
-        return f"GPU-{uuid.uuid5(UUID_SPACE, self.function.address)}"
+        return gpu_uuid(self.function.address)
 
     @property
     def name(self) -> str:

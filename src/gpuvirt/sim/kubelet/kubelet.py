@@ -32,12 +32,21 @@ NAMESPACE = "default"
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """A device that a container has by a ResourceClaim (DRA); the kubelet's checkpoint of devices has none of these."""
+
+    driver: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Container:
     """What a container asks for, and then has."""
 
     name: str
     limits: Mapping[str, int]
     init: bool = False
+    claims: Sequence[Claim] = ()
 
 
 @dataclass(slots=True)
@@ -289,6 +298,14 @@ def _resources_of(pod: Pod) -> pods_pb.PodResources:
                     pods_pb.ContainerDevices(resource_name=held.resource, device_ids=held.devices)
                     for held in pod.held
                     if held.container == container.name
+                ],
+                dynamic_resources=[
+                    pods_pb.DynamicResource(
+                        claim_name=f"{pod.name}-{number}",
+                        claim_namespace=NAMESPACE,
+                        claim_resources=[pods_pb.ClaimResource(driver_name=claim.driver, device_name=claim.device)],
+                    )
+                    for number, claim in enumerate(container.claims)
                 ],
             )
             for container in containers

@@ -1,0 +1,80 @@
+"""What pods have of the devices that a command is about: by the kubelet, and by the ledger of the host's agent."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.clock import RealClock
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import VgpuId
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.processes import read_kubelets
+from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.kubelet.podresources import Held
+from gpuvirt.model import refusals
+from gpuvirt.model.board import Holding, holdings_of
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.ledger import Entry, Holders, Ledger, allocations_of, settle
+from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node import onelook
+from gpuvirt.node.carver import Given
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+
+@dataclass(frozen=True, slots=True)
+class PodAccount:
+    """Asks anew at each call: what was true at a command's start may not be when it has the unit's lock."""
+
+    kernel: Kernel
+    roots: HostRoots
+    kubelet: KubeletPaths
+    ledgers: tuple[Path, ...]
+    assume_unallocated: bool = False
+    """Pods have nothing but what is known, also where the account can't be read."""
+
+    def allocations(self, inventory: Inventory) -> PodAllocations:
+        """Return what pods have of a host."""
+        return self._read(inventory)[0]
+
+    def given(self, inventory: Inventory) -> Given:
+        """Return the same as changes of vGPUs ask for it."""
+        allocations, ledger, entries = self._read(inventory)
+        lost = [entry for entry in entries if (vgpu := entry.target.vgpu) is not None and vgpu not in inventory.vgpus]
+        same_boot = ledger.boot_id == onelook.boot_id(self.kernel)
+        holdings = (*_holdings(inventory, allocations), *holdings_of(lost, same_boot=same_boot))
+        return Given(holdings, ledger.type_names, allocations=allocations, renew=self.given)
+
+    def _read(self, inventory: Inventory) -> tuple[PodAllocations, Ledger, tuple[Entry, ...]]:
+        held, unknown = self._by_kubelet()
+        try:
+            ledger = onelook.load_ledger(*self.ledgers)
+        except (OSError, DamagedError) as error:
+            ledger, unknown = onelook.EMPTY, unknown or refusals.allocations_unknown(f"the agent's ledger: {error}")
+        entries = ledger.entries
+        if held is not None and unknown is None:  # an entry counts until the kubelet must know of it
+            holders = Holders(RealClock().now(), held)
+            entries = settle(settle(entries, holders), holders)
+        by_ledger = {(entry.resource, entry.device): entry.holder for entry in entries}
+        allocations = [Allocation(*key, holder) for key, holder in by_ledger.items() if key not in (held or {})]
+        allocations += allocations_of(held or {})
+        return map_allocations(inventory, allocations, None if self.assume_unallocated else unknown), ledger, entries
+
+    def _by_kubelet(self) -> tuple[Held | None, Reason | None]:
+        """Return what the kubelet says, None without a kubelet, and why it is not all."""
+        try:
+            return read_account(self.kubelet, read_kubelets(self.kernel)), None
+        except AccountUnknownError as error:
+            return error.known, refusals.allocations_unknown(str(error))
+
+
+def _holdings(inventory: Inventory, allocations: PodAllocations) -> Iterator[Holding]:
+    for vgpu, pods in allocations.vgpus.items():
+        live = inventory.vgpus[vgpu].live
+        vgpu_type = None if isinstance(live.type, Unread) else live.type
+        for pod in pods:
+            yield Holding(inventory.vgpus[vgpu].gpu, vgpu, vgpu_type, pod, seen_this_boot=True)
+    for address, pods in allocations.functions.items():
+        for pod in pods if VgpuId(address) not in allocations.vgpus else ():
+            yield Holding(address, VgpuId(address), None, pod, seen_this_boot=True)

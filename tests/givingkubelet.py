@@ -1,0 +1,64 @@
+"""A simulated kubelet beside tests that run commands: it has given devices of some plugin to a pod."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.kubelet.deviceplugin import DevicePlugin
+from gpuvirt.kubelet.registration import register
+from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.sim.kubelet.kubelet import Claim, Container, SimKubelet, running
+
+
+class Giver:
+    """Gives what it is asked for."""
+
+    def prefer(
+        self, _resource: ResourceName, _available: Sequence[DeviceId], _must: Sequence[DeviceId], _size: int
+    ) -> tuple[DeviceId, ...]:
+        return ()
+
+    async def give(self, _resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        return tuple(Attachment({}, ()) for _ in containers)
+
+
+async def _give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> None:
+    name, clock = ResourceName(resource), RealClock()
+    views = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:00:00.0")) for one in devices)
+    path = kubelet.paths.device_plugins / "other.sock"
+    plugin = DevicePlugin(ResourceView(name, views), path, Giver(), clock, unknown_numa_is_node_0=False)
+    await plugin.start()
+    await register(kubelet.paths, name, path.name)
+    while kubelet.allocatable().get(resource, 0) < len(devices):
+        await clock.sleep(0.005)
+    await kubelet.run_pod("cuda", Container("main", {resource: len(devices)}))
+    await plugin.stop()
+
+
+@contextmanager
+def kubelet_with_pod(root: Path, resource: str, *devices: str, claims: Sequence[Claim] = ()) -> Iterator[None]:
+    """Run a kubelet in `root` that has given all `devices` to the pod default/cuda, and `claims` to default/dra."""
+    ready, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with running(root, RealClock()) as kubelet:
+            await _give(kubelet, resource, devices)
+            if claims:
+                await kubelet.run_pod("dra", Container("main", {}, claims=claims))
+            ready.set()
+            while not over.is_set():
+                await RealClock().sleep(0.05)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield
+    finally:
+        over.set()
+        thread.join()

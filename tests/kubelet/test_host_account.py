@@ -1,0 +1,112 @@
+"""What a command takes from a host's kubelet: a full account, none at all, or an account that is unknown."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from givingkubelet import kubelet_with_pod
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.processes import read_kubelets
+from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.paths import HostPath, KubeletPaths
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kubelet.kubelet import Claim
+from gpuvirt.sim.machine import load_machine
+
+ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}
+RUNS, STOPPED = (812,), ()
+BLIND = Unread(HostPath("/proc/1/ns/pid"), seen="pid:[4026532298]")
+
+
+def paths(folder: Path, content: str | None = None) -> KubeletPaths:
+    found = KubeletPaths(folder / "k")
+    if content is not None:
+        found.device_plugins.mkdir(parents=True)
+        found.checkpoint.write_text(content)
+    return found
+
+
+def written(*entries: object) -> str:
+    return json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+
+
+def test_a_host_without_folder_and_process_has_no_kubelet(tmp_path: Path) -> None:
+    assert read_account(paths(tmp_path), STOPPED) is None
+
+
+@pytest.mark.parametrize("kubelets", [RUNS, BLIND])
+def test_no_folder_and_perhaps_a_process_is_unknown(tmp_path: Path, kubelets: tuple[int, ...] | Unread) -> None:
+    with pytest.raises(AccountUnknownError, match=r"pid 812|can't be seen"):
+        read_account(paths(tmp_path), kubelets)
+
+
+def test_a_folder_without_a_checkpoint_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "k").mkdir()
+    with pytest.raises(AccountUnknownError, match=r"no .*kubelet_internal_checkpoint"):
+        read_account(paths(tmp_path), STOPPED)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"Data":{}}', '{"data":{"PodDeviceEntries":null}}'])
+def test_a_damaged_checkpoint_is_unknown(tmp_path: Path, content: str) -> None:
+    with pytest.raises(AccountUnknownError, match="kubelet_internal_checkpoint"):
+        read_account(paths(tmp_path, content), STOPPED)
+
+
+def test_a_checkpoint_that_is_no_file_is_unknown(tmp_path: Path) -> None:
+    found = paths(tmp_path)
+    found.checkpoint.mkdir(parents=True)
+    with pytest.raises(AccountUnknownError, match="Is a directory"):
+        read_account(found, STOPPED)
+
+
+def test_a_kubelet_that_has_stopped_left_its_checkpoint(tmp_path: Path) -> None:
+    account = read_account(paths(tmp_path, written(ENTRY)), STOPPED)
+    assert {device: who.pod_uid for (_, device), who in (account or {}).items()} == {"GPU-1": "u1"}
+
+
+@pytest.mark.parametrize("kubelets", [RUNS, BLIND])
+def test_a_kubelet_that_runs_must_answer(tmp_path: Path, kubelets: tuple[int, ...] | Unread) -> None:
+    with pytest.raises(AccountUnknownError, match=r"no .*pod-resources/kubelet.sock") as caught:
+        read_account(paths(tmp_path, written(ENTRY)), kubelets)
+    assert len(caught.value.known) == 1, "what the checkpoint says counts all the same"
+
+
+def test_a_socket_that_nobody_serves(short_path: Path) -> None:
+    with kubelet_with_pod(short_path / "k", "nvidia.com/gpu", "GPU-1"):
+        pass
+    found = KubeletPaths(short_path / "k")
+    found.pod_resources_socket.touch()
+    assert len(read_account(found, STOPPED) or ()) == 1
+    with pytest.raises(AccountUnknownError, match="UNAVAILABLE"):
+        read_account(found, RUNS)
+
+
+def test_both_accounts_count(short_path: Path) -> None:
+    claim = Claim("gpu.nvidia.com", "gpu-0")
+    with kubelet_with_pod(short_path / "k", "nvidia.com/gpu", "GPU-1", claims=[claim]):
+        found = KubeletPaths(short_path / "k")
+        found.checkpoint.write_text(written({**ENTRY, "DeviceIDs": {"-1": ["GPU-2"]}}))
+        account = read_account(found, RUNS) or {}
+        assert {device: who.text for (_, device), who in account.items()} == {
+            "GPU-1": "pod default/cuda",
+            "GPU-2": "pod u1",
+            "gpu-0": "pod default/dra",
+        }
+        found.checkpoint.unlink()
+        with pytest.raises(AccountUnknownError, match=r"no .*checkpoint"):
+            read_account(found, RUNS)
+
+
+def test_a_kubelet_is_seen_where_all_processes_are() -> None:
+    kernel = build_machine(load_machine("2xA10"))
+    assert read_kubelets(kernel) == ()
+    process = kernel.processes.next("kubelet")
+    kernel.processes.show(process, [])
+    assert read_kubelets(kernel) == (process.pid,)
+    kernel.processes.hide()
+    assert isinstance(read_kubelets(kernel), Unread)
+    kernel.processes.hide(hidden=False)
+    kernel.faults.fail(HostPath("/proc"), errno.EACCES)
+    assert isinstance(read_kubelets(kernel), Unread)

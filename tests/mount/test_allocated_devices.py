@@ -1,0 +1,158 @@
+"""Commands that change devices, on a host whose kubelet has given some to pods: these stay, and the pod is named."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from givingkubelet import kubelet_with_pod
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.model.candidates import Target
+from gpuvirt.model.ledger import Entry, Ledger
+from gpuvirt.node import journal
+from gpuvirt.sim.kubelet.kubelet import Claim
+from gpuvirt.sim.nvidia import gpu_uuid
+from mounting import GPUVIRT, mount, shell
+
+pytestmark = pytest.mark.ring("mount")
+
+COMMAND = " ".join(GPUVIRT)
+VFIO_MANAGE = f"{sys.executable} -c 'from gpuvirt.cli.main import vfio_manage; vfio_manage()'"
+VGPU_DM = f"{sys.executable} -c 'from gpuvirt.cli.main import nvidia_vgpu_dm; nvidia_vgpu_dm()'"
+RTX, OTHER_RTX = "0000:04:00.0", "0000:af:00.0"
+T4, FREE_T4 = "0000:3b:00.0", "0000:86:00.0"
+UUID = gpu_uuid(PciAddress(FREE_T4))
+MIG = "MIG-0a1b2c3d-0000-5000-8000-000000000000"
+CONFIG = "version: v1\nvgpu-configs:\n  quarters:\n    - {devices: all, vgpu-devices: {T4-4Q: 4}}\n"
+
+
+def driver(folder: Path, address: str) -> str:
+    return (folder / "host/sys/bus/pci/devices" / address / "driver").readlink().name
+
+
+def mdevs(folder: Path) -> list[str]:
+    return sorted(one.name for one in (folder / "host/sys/bus/mdev/devices").iterdir())
+
+
+@pytest.mark.parametrize("command", [f"{COMMAND} vfio unbind {RTX}", f"{VFIO_MANAGE} unbind -d {RTX}"])
+def test_a_gpu_of_a_pod_stays_with_its_vfio_driver(tmp_path: Path, short_path: Path, command: str) -> None:
+    where = f"--host-root host --kubelet-dir {short_path}/k"
+    with mount(tmp_path / "host", "4xRTX2060"):
+        free = shell(f"{command} {where}", tmp_path)
+        assert (free.returncode, driver(tmp_path, RTX)) == (0, "nvidia"), free.stdout
+        assert shell(f"{COMMAND} vfio bind {RTX} {where}", tmp_path).returncode == 0
+        with kubelet_with_pod(short_path / "k", "nvidia.com/TU106_GEFORCE_RTX_2060", RTX):
+            done = shell(f"{command} {where}", tmp_path)
+            assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
+            assert f"HeldByPod: {RTX} is held by pod default/cuda" in " ".join(done.stdout.split())
+        (stopped := short_path / "k/pod-resources/kubelet.sock").unlink(missing_ok=True)
+        done = shell(f"{command} {where} --assume-unallocated", tmp_path)
+        assert (done.returncode, driver(tmp_path, RTX), stopped.exists()) == (1, "vfio-pci", False)
+        assert "is held by pod 00000000-0000-4000-9000-000000000001" in " ".join(done.stdout.split())
+
+
+def test_an_account_that_can_not_be_read_is_unknown(tmp_path: Path, short_path: Path) -> None:
+    checkpoint = short_path / "k/device-plugins/kubelet_internal_checkpoint"
+    where = f"{RTX} --host-root host --kubelet-dir {short_path}/k"
+    with (
+        mount(tmp_path / "host", "4xRTX2060"),
+        kubelet_with_pod(short_path / "k", "nvidia.com/TU106_GEFORCE_RTX_2060", OTHER_RTX),
+    ):
+        checkpoint.write_text('{"Data":{}}')
+        done = shell(f"{COMMAND} vfio unbind {where}", tmp_path)
+        assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
+        assert f"AllocationsUnknown: {RTX} may be allocated to a pod" in " ".join(done.stdout.split())
+        assert "kubelet_internal_checkpoint" in "".join(done.stdout.split())
+        held = shell(f"{COMMAND} vfio unbind {where} --assume-unallocated".replace(RTX, OTHER_RTX), tmp_path)
+        assert (held.returncode, driver(tmp_path, OTHER_RTX)) == (1, "vfio-pci"), "what is known counts"
+        done = shell(f"{COMMAND} vfio unbind {where} --assume-unallocated", tmp_path)
+        assert (done.returncode, driver(tmp_path, RTX)) == (0, "nvidia"), done.stdout
+
+
+def test_the_agents_ledger_counts_for_what_no_kubelet_tells(tmp_path: Path) -> None:
+    kubelet, resource = tmp_path / "kubelet", ResourceName("nvidia.com/TU106_GEFORCE_RTX_2060")
+    (kubelet / "device-plugins/gpuvirt").mkdir(parents=True)
+    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_bytes(
+        msgspec.json.encode({"Data": {"PodDeviceEntries": None, "RegisteredDevices": {}}, "Checksum": 0})
+    )
+    gpu, command = PciAddress(RTX), f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet"
+    entry = Entry(resource, DeviceId(RTX), Target(gpu), None, "1", since=RealClock().now())
+    ledger = kubelet / "device-plugins/gpuvirt/ledger.json"
+    with mount(tmp_path / "host", "4xRTX2060"):
+        ledger.write_bytes(journal.encode(Ledger((entry,))))
+        done = shell(command, tmp_path)
+        assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
+        assert "a pod that is being admitted" in " ".join(done.stdout.split())
+        ledger.write_text("torn")
+        assert "AllocationsUnknown" in shell(command, tmp_path).stdout
+        ledger.unlink()
+        assert shell(command, tmp_path).returncode == 0
+
+
+def test_a_vgpu_of_a_pod_stays(tmp_path: Path, short_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    where = f"--host-root host --kubelet-dir {short_path}/k"
+    with mount(tmp_path / "host", "4xT4"):
+        parent = (tmp_path / f"host/sys/class/mdev_bus/{T4}").resolve()
+        given, free = [one for one in mdevs(tmp_path) if (parent / one).exists()]
+        with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-8Q", given):
+            kept = shell(f"{COMMAND} vgpu delete {given} {where}", tmp_path)
+            assert (kept.returncode, given in mdevs(tmp_path)) == (1, True)
+            assert "pod default/cuda" in kept.stdout
+            done = shell(f"{VGPU_DM} apply -f config.yaml {where}", tmp_path)
+            assert (done.returncode, given in mdevs(tmp_path)) == (1, True)
+            assert "pod default/cuda" in done.stdout
+            done = shell(f"{COMMAND} vgpu apply -c T4-4Q {where}", tmp_path)
+            assert (done.returncode, given in mdevs(tmp_path)) == (1, True)
+        assert free not in mdevs(tmp_path), "those that nobody has were replaced"
+        (short_path / "k/device-plugins/kubelet_internal_checkpoint").write_text("{")
+        unknown = shell(f"{COMMAND} vgpu delete {given} {where}", tmp_path)
+        assert (unknown.returncode, given in mdevs(tmp_path)) == (1, True)
+        assert "AllocationsUnknown" in unknown.stdout
+
+
+@pytest.mark.parametrize(
+    ("devices", "claims", "reason"),
+    [
+        ([UUID], (), "HeldByPod: 0000:86:00.0 is held by pod default/cuda"),
+        ([f"{UUID}::0"], (), "HeldByPod: 0000:86:00.0 is held by pod default/cuda"),
+        (
+            [MIG],
+            (),
+            f"AllocationUnmapped: 0000:86:00.0 may be allocated to pod default/cuda, which has nvidia.com/gpu: {MIG};",
+        ),
+        (
+            [T4],
+            [Claim("gpu.nvidia.com", "gpu-3")],
+            "AllocationUnmapped: 0000:86:00.0 may be allocated to pod default/dra, which has gpu.nvidia.com: gpu-3;",
+        ),
+    ],
+)
+def test_a_gpu_of_a_container_that_is_idle_stays_with_its_driver(
+    tmp_path: Path, short_path: Path, devices: Sequence[str], claims: Sequence[Claim], reason: str
+) -> None:
+    where = f"{FREE_T4} --host-root host --kubelet-dir {short_path}/k"
+    with mount(tmp_path / "host", "4xT4"):
+        with kubelet_with_pod(short_path / "k", "nvidia.com/gpu", *devices, claims=claims):
+            done = shell(f"{COMMAND} vfio bind {where}", tmp_path)
+            assert (done.returncode, driver(tmp_path, FREE_T4)) == (1, "nvidia")
+            assert reason in " ".join(done.stdout.split())
+        other = where.replace("/k", "/other")
+        with kubelet_with_pod(short_path / "other", "nvidia.com/gpu", gpu_uuid(PciAddress(T4))):
+            done = shell(f"{COMMAND} vfio bind {other}", tmp_path)
+            assert (done.returncode, driver(tmp_path, FREE_T4)) == (0, "vfio-pci"), done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_vfio_manage_in_a_pod_of_its_own_pid_namespace(tmp_path: Path) -> None:
+    """NVIDIA's vfio-manager pod: it has the host's / and no hostPID, and its own processes are all that /proc shows."""
+    pod = "unshare --pid --fork --mount-proc env HOST_ROOT=host"
+    with mount(tmp_path / "host", "4xRTX2060"):
+        done = shell(f"{pod} {VFIO_MANAGE} unbind -d {RTX}", tmp_path)
+        assert (done.returncode, driver(tmp_path, RTX)) == (0, "nvidia"), done.stdout + done.stderr
+        done = shell(f"{pod} {VFIO_MANAGE} bind --all", tmp_path)
+        assert (done.returncode, driver(tmp_path, RTX)) == (0, "vfio-pci"), done.stdout + done.stderr

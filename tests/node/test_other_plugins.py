@@ -1,0 +1,137 @@
+"""GPUs that other device plugins gave to pods: mapped by whatever ids, and left alone by the agent."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.hardware.scan import scan, with_device_ids
+from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.nvidia import gpu_uuid
+from gpuvirt.sim.tree import Folder, constant
+from simnode import running_node
+
+Machine = Callable[[str], SimKernel]
+T4, FREE_T4 = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
+MIG = "MIG-0a1b2c3d-0000-5000-8000-000000000000"
+
+
+def mapped(kernel: SimKernel, resource: str, device: str) -> PodAllocations:
+    inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
+    return map_allocations(inventory, [Allocation(ResourceName(resource), DeviceId(device), "pod a/b")])
+
+
+def show_instances(kernel: SimKernel, instances: Mapping[int, list[str]]) -> None:
+    for minor, names in instances.items():
+        kernel.tree.place(
+            HostPath(f"/proc/driver/nvidia/capabilities/gpu{minor}/mig/config"), constant("DeviceFileMode: 256")
+        )
+        for name in names:
+            kernel.tree.place(HostPath(f"/proc/driver/nvidia/capabilities/gpu{minor}/mig/{name}/access"), constant("x"))
+
+
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("nvidia.com/gpu", "{uuid}"),
+        ("nvidia.com/gpu", "{upper}"),
+        ("nvidia.com/gpu.shared", "{uuid}::7"),
+        ("example.com/shared", "{uuid}-3"),
+        ("aliyun.com/gpu-mem", "{uuid}-_-12"),
+        ("nvidia.com/mig-1g.5gb", "MIG-{uuid}/1/0"),
+        ("nvidia.com/TU104GL_TESLA_T4", "0000:86:00.0"),
+        ("nvidia.com/TU104GL_TESLA_T4", "{group}"),
+    ],
+)
+def test_an_id_that_is_known_is_that_gpu(machine: Machine, resource: str, device: str) -> None:
+    kernel = machine("4xT4")
+    uuid, group = gpu_uuid(FREE_T4), scan(kernel).functions[FREE_T4].iommu_group
+    show_instances(kernel, {0: [], 1: [], 2: ["gi1"], 3: []})
+    text = device.format(uuid=uuid, upper=f"GPU-{uuid[4:].upper()}", group=group)
+    found = mapped(kernel, resource, text)
+    assert (dict(found.functions), found.unmapped) == ({FREE_T4: ("pod a/b",)}, ())
+
+
+def test_a_mig_device_may_be_on_any_gpu_with_instances(machine: Machine) -> None:
+    kernel = machine("4xT4")
+    assert len(mapped(kernel, "nvidia.com/mig-1g.5gb", MIG).unmapped) == 1, "the driver lists no instances"
+    show_instances(kernel, {0: ["gi2"], 1: [], 2: [], 3: ["gi1"]})
+    assert set(mapped(kernel, "nvidia.com/mig-1g.5gb", MIG).functions) == {T4, PciAddress("0000:af:00.0")}
+
+
+def test_an_mdev_of_any_plugin_is_that_vgpu(machine: Machine) -> None:
+    kernel = machine("4xT4")
+    inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
+    vgpu = min(inventory.vgpus)
+    found = mapped(kernel, "nvidia.com/GRID_T4-8Q", vgpu.upper())
+    assert found.vgpus == {vgpu: ("pod a/b",)}
+    assert found.by_gpu(inventory) == {inventory.vgpus[vgpu].gpu: ("pod a/b",)}
+
+
+@pytest.mark.parametrize("device", ["card1-0", "card1-3", "renderD128", "0000-03-00-0-0x56c0"])
+def test_intels_ids(machine: Machine, device: str) -> None:
+    kernel = machine("2xFlex170")
+    gpu = min(build_inventory(with_device_ids(kernel, scan(kernel))).gpus)
+    for node in ("card1", "renderD128"):
+        kernel.tree.place(HostPath(f"{kernel.pci.functions[gpu].folder}/drm/{node}"), Folder())
+    dashed = gpu.replace(":", "-").replace(".", "-")
+    found = mapped(kernel, "gpu.intel.com/i915", device.replace("0000-03-00-0", dashed))
+    assert (dict(found.functions), found.unmapped) == ({gpu: ("pod a/b",)}, ())
+
+
+@pytest.mark.parametrize(
+    ("resource", "device", "counts"),
+    [
+        ("nvidia.com/gpu", "GPU-00000000-0000-0000-0000-000000000000", True),
+        ("nvidia.com/gpu", "whatever", True),
+        ("gpu.nvidia.com", "gpu-0", True),
+        ("compute-domain.nvidia.com", "channel-0", False),
+        ("gpu.intel.com/i915", "card9-0", True),
+        ("amd.com/gpu", "amdgpu_xcp_1", True),
+        ("devices.kubevirt.io/kvm", "kvm7", False),
+        ("intel.com/sriov", "0000:99:02.0", False),
+        ("nvidia.com/TU104GL_TESLA_T4", "0000:99:00.0", False),
+    ],
+)
+def test_what_can_not_be_mapped_counts_where_it_is_a_gpu(
+    machine: Machine, resource: str, device: str, counts: bool
+) -> None:
+    found = mapped(machine("4xT4"), resource, device)
+    assert (dict(found.functions), len(found.unmapped)) == ({}, int(counts))
+
+
+@pytest.mark.parametrize(
+    ("device", "code"),
+    [
+        (gpu_uuid(FREE_T4), ReasonCode.HELD_BY_POD),
+        (f"{gpu_uuid(FREE_T4)}::1", ReasonCode.HELD_BY_POD),
+        (MIG, ReasonCode.ALLOCATION_UNMAPPED),
+    ],
+)
+async def test_the_agent_leaves_a_gpu_to_a_container_that_is_idle(
+    machine: Machine, tmp_path: Path, device: str, code: ReasonCode
+) -> None:
+    kernel = machine("4xT4")
+    user = kernel.start_process("cuda", "/dev/nvidia2")
+    async with running_node(kernel, tmp_path, Settings(modes={FREE_T4: WantedMode.PASSTHROUGH})) as node:
+        node.hold("nvidia.com/gpu", device, pod="cuda")
+        await node.advance(5)
+        await node.say_holders()
+        kernel.end_machine(user)
+        for _ in range(8):
+            await node.advance(60)
+            await node.say_holders()
+        assert kernel.pci.functions[FREE_T4].driver == "nvidia", "the container is idle, and has it"
+        (note,) = {one for one in node.view.notes if one.code is code}
+        assert "pod default/cuda" in note.message
+        node.free(device)
+        await node.say_holders()
+        await node.advance(301)
+        assert kernel.pci.functions[FREE_T4].driver == "vfio-pci"
