@@ -1,6 +1,7 @@
 """Fixtures that many tests share."""
 
 import itertools
+import logging
 import os
 import re
 from collections import Counter
@@ -44,6 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(RING_TIMEOUT_S, func_only=True))
             if (why := missing[mark.args[0]]) is not None:
                 item.add_marker(pytest.mark.skip(reason=f"ring {mark.args[0]}: {why}"))
+
+
+@pytest.fixture(autouse=True)
+def _logs_again() -> Iterator[None]:
+    """Let each test log: the demo, which runs in this process, silences all of it for good."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
