@@ -84,6 +84,8 @@ def test_the_agent_keeps_gpus_where_they_are_wanted_and_nobody_works_against_it(
 ) -> None:
     gpu, kubelet = "0000:86:00.0", short_path / "kubelet"
     (kubelet / "device-plugins").mkdir(parents=True)
+    nobody = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 0}'
+    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_text(nobody)
     (tmp_path / "node.yaml").write_text(f'modes: {{"{gpu}": passthrough}}\n')
     options = f"--host-root host --kubelet-dir {kubelet} --listen '' --config node.yaml"
     with mount(tmp_path / "host", "4xT4", "--nodes", "files"):
