@@ -30,11 +30,18 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_machine
+from mounting import detach_dead_mounts
 from rings import RINGS
 from simnode import SimNode, Workers, running_node
 
 NAMESPACES = itertools.count(1)
 RING_TIMEOUT_S = 600
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Clear away what a test run that was killed has left."""
+    if not hasattr(config, "workerinput"):
+        detach_dead_mounts()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

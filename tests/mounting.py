@@ -1,5 +1,6 @@
-"""A machine mounted by `gpuvirt sim mount`, and a shell beside it."""
+"""A host mounted by `gpuvirt sim mount`, and a shell beside it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -24,6 +25,27 @@ def mount(folder: Path, machine: str, *options: str) -> Iterator["subprocess.Pop
             yield server
         finally:
             server.terminate()
+
+
+def detach_dead_mounts(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
+    """Detach the simulators' mounts whose server is gone, and return where they were.
+
+    A test run that is killed leaves them in its temporary folder, which no later run could delete.
+    """
+    lines = (line.split() for line in mounts.read_text().splitlines())
+    folders = [Path(folder) for source, folder, kind, *_ in lines if (source, kind) == ("gpuvirt", "fuse")]
+    dead = [folder for folder in folders if _is_dead(folder)]
+    for folder in dead:
+        subprocess.run(["/usr/bin/env", "fusermount3", "-u", "-z", folder], check=False)
+    return dead
+
+
+def _is_dead(folder: Path) -> bool:
+    try:
+        folder.stat()
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
 
 
 def shell(command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":

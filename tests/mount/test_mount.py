@@ -14,7 +14,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.machine import load_machine, machine_names
-from mounting import GPUVIRT, mount, shell, until
+from mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 
@@ -25,6 +25,16 @@ LSPCI = shutil.which("lspci", path=f"{os.defpath}:/usr/sbin:/sbin")
 def test_a_mounted_machine_shows_what_it_shows_in_memory(tmp_path: Path, name: str) -> None:
     with mount(tmp_path / "host", name):
         assert scan(RealKernel(HostRoots.under(tmp_path / "host"))) == scan(build_machine(load_machine(name)))
+
+
+def test_a_mount_whose_server_was_killed_does_not_outlive_the_next_test_run(tmp_path: Path) -> None:
+    with mount(tmp_path / "dead", "2xA10") as server, mount(tmp_path / "alive", "2xA10"):
+        server.kill()
+        server.wait()
+        assert tmp_path / "dead" in (detached := detach_dead_mounts())
+        assert tmp_path / "alive" not in detached
+        assert list((tmp_path / "dead").iterdir()) == []
+        assert (tmp_path / "alive/sys").is_dir()
 
 
 @pytest.mark.skipif(LSPCI is None, reason="no lspci (Debian: apt-get install pciutils)")
