@@ -42,6 +42,7 @@ class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="o
 
 Line = Begun | Over
 UNKNOWN = "unknown"
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class Record:
@@ -78,7 +79,7 @@ class Record:
 
 def parse_line(line: bytes) -> Line:
     """Return a line of a record."""
-    return msgspec.json.decode(line, type=Line)
+    return _DECODER.decode(line)
 
 
 NO_RECORD = Record(None, RealClock())
