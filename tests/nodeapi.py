@@ -52,7 +52,7 @@ class NodeApi:
         return msgspec.convert(self._object()["metadata"], Metadata)
 
     def _object(self) -> dict[str, object]:
-        own = {"metadata": {"name": NODE, "uid": "1", "resourceVersion": str(self._version)}}
+        own: dict[str, object] = {"metadata": {"name": NODE, "uid": "1", "resourceVersion": str(self._version)}}
         return _merged(self._node, own)
 
     def _list(self, *items: object) -> object:

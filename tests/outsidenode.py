@@ -128,11 +128,11 @@ async def outside_node(
 def agent_of(node: OutsideNode, listen: str = "") -> Iterator["subprocess.Popen[bytes]"]:
     """Run the agent of a node."""
     folder = node.folder
-    asked = ["--host-root", folder / "host", "--kubelet-dir", folder / "kubelet", "--config", folder / "settings.yaml"]
-    cluster = ["--node-name", NODE, "--kubeconfig", folder / "kubeconfig", "--listen", listen]
+    paths = {"host-root": "host", "kubelet-dir": "kubelet", "config": "settings.yaml", "kubeconfig": "kubeconfig"}
+    asked = [f"--{option}={folder / name}" for option, name in paths.items()]
     with (
         (folder / "agent.log").open("ab") as log,
-        subprocess.Popen([*GPUVIRT, "node", *asked, *cluster], stderr=log) as agent,
+        subprocess.Popen([*GPUVIRT, "node", *asked, f"--node-name={NODE}", f"--listen={listen}"], stderr=log) as agent,
     ):
         try:
             yield agent

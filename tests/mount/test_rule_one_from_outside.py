@@ -171,7 +171,7 @@ async def test_silent_connections_do_not_keep_the_kubelet_from_asking(short_path
         with agent_of(node, listen=f"127.0.0.1:{port}"):
             node.api.label(VGPU_LABEL, "A10-4Q")
             await node.until(lambda: node.allocatable(FOURTHS) == 12)
-            answers = []
+            answers: list[str] = []
             command = [sys.executable, silentclients.__file__, str(port), str(3 * MOST_CONNECTIONS)]
             with running(command) as silent:
                 node.api.label(VGPU_LABEL, "A10-12Q")
