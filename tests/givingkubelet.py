@@ -27,7 +27,8 @@ class Giver:
         return tuple(Attachment({}, ()) for _ in containers)
 
 
-async def _give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> None:
+async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> None:
+    """Have a kubelet give devices of another plugin to the pod default/cuda."""
     name, clock = ResourceName(resource), RealClock()
     views = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:00:00.0")) for one in devices)
     path = kubelet.paths.device_plugins / "other.sock"
@@ -47,7 +48,7 @@ def kubelet_with_pod(root: Path, resource: str, *devices: str, claims: Sequence[
 
     async def serve() -> None:
         async with running(root, RealClock()) as kubelet:
-            await _give(kubelet, resource, devices)
+            await give(kubelet, resource, devices)
             if claims:
                 await kubelet.run_pod("dra", Container("main", {}, claims=claims))
             ready.set()

@@ -31,7 +31,7 @@ class Call:
 
 
 Reply = tuple[int, object]
-"""A status, and what is answered as JSON."""
+"""A status, and what is answered as JSON; an iterator's items are a line each, as they come."""
 NOT_FOUND: Reply = 404, {"kind": "Status", "message": "there is none", "code": 404}
 CONFLICT: Reply = 409, {"kind": "Status", "message": "the object has been modified", "code": 409}
 
@@ -53,12 +53,22 @@ class ScriptedApi:
             call = await self._call(http, reader, writer)
             self.calls.append(call)
             status, content = self._answer(call)
+            if isinstance(content, AsyncIterator):
+                await self._stream(http, writer, content)
+                return
             body = json.dumps(content).encode()
             headers = [("Content-Length", str(len(body))), ("Connection", "close")]
             writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
             writer.write((http.send(h11.Data(data=body)) or b"") + (http.send(h11.EndOfMessage()) or b""))
             await writer.drain()
         writer.close()
+
+    async def _stream(self, http: h11.Connection, writer: asyncio.StreamWriter, events: AsyncIterator[object]) -> None:
+        headers = [("Transfer-Encoding", "chunked"), ("Connection", "close")]
+        writer.write(http.send(h11.Response(status_code=200, headers=headers)) or b"")
+        async for event in events:
+            writer.write(http.send(h11.Data(data=json.dumps(event).encode() + b"\n")) or b"")
+            await writer.drain()
 
     async def _call(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
         head, body = None, b""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lab.cache import cache_root, locked
 from lab.kernel.initramfs import debians_modules, make_initramfs
-from lab.kernel.modules import build_modules
+from lab.kernel.modules import LOADED, build_modules
 from lab.kernel.packages import find_kernel, find_source
 from lab.kernel.small import SERIES, build_kernels
 
@@ -31,7 +31,7 @@ class Kit:
     modules: Path
     """Its `/lib/modules`."""
     samples: Path
-    """The folder of the modules that were built; where there are any, the guest has `nvidia` loaded."""
+    """The folder of the modules that were built; where there are any, the guest has `modules.LOADED` from the start."""
 
 
 def prepare(flavour: Flavour = Flavour.GROUPS) -> Kit:
@@ -47,7 +47,7 @@ def _debians(root: Path) -> Kit:
     folder = root / f"{packages.release}_{packages.version}"
     image = packages.fetch_image(folder)
     samples = build_modules(packages, folder)
-    modules = [*debians_modules(image, packages.release), samples / "nvidia.ko"]
+    modules = [*debians_modules(image, packages.release), *(samples / f"{name}.ko" for name in LOADED)]
     return Kit(
         kernel=image / "boot" / f"vmlinuz-{packages.release}",
         initramfs=make_initramfs(modules, folder),

@@ -1,4 +1,8 @@
-"""The drivers that Debian does not build: samples of mediated device drivers, and `nvidia` made from one of them."""
+"""The drivers that Debian does not build.
+
+These are samples of mediated device drivers, `nvidia`, which is made from one of them, and a VFIO variant driver of our
+own.
+"""
 
 import inspect
 import shutil
@@ -10,7 +14,11 @@ from lab.kernel import driver
 from lab.kernel.errors import LabError
 from lab.kernel.packages import KernelPackages
 
-BUILT = ("nvidia", "mtty", "mdpy")
+VARIANT = "gpuvirt_variant_vfio_pci"
+VARIANT_SOURCE = Path(__file__).parent / "variant.c"
+LOADED = ("nvidia", VARIANT)
+"""The modules that a guest has from the start."""
+BUILT = (*LOADED, "mtty", "mdpy")
 
 
 def build_modules(packages: KernelPackages, folder: Path) -> Path:
@@ -21,10 +29,11 @@ def build_modules(packages: KernelPackages, folder: Path) -> Path:
         for source in samples.iterdir():
             shutil.copy(source, target)
         (target / "nvidia.c").write_text(driver.nvidia_source((samples / "mtty.c").read_text()))
+        shutil.copy(VARIANT_SOURCE, target / f"{VARIANT}.c")
         (target / "Makefile").write_text("obj-m := " + " ".join(f"{name}.o" for name in BUILT) + "\n")
         command = ["make", "-s", "-j2", "-C", str(headers), f"M={target}", "modules"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LabError(f"the modules can't be built: {done.stderr[-4000:]}")
 
-    return once(folder / f"modules-{digest(inspect.getsource(driver), *BUILT)}", make)
+    return once(folder / f"modules-{digest(inspect.getsource(driver), VARIANT_SOURCE.read_text(), *BUILT)}", make)

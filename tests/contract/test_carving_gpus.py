@@ -4,12 +4,15 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hosts import LONG_S, Answer, CdevHost, Host, Job, Machine, exists, group_of, until_free
 from lab.kernel.notools import NO_TOOLS
 
+from givingkubelet import kubelet_with_pod
+from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
@@ -19,7 +22,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import carver
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carver import Given
-from gpuvirt.paths import HostPath
+from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 
 RTX = PciAddress("0000:02:00.0")
 """The catalog knows nothing of vGPUs on it, so only its driver knows how many fit: 24 T4-1B, 12 T4-2B."""
@@ -265,6 +268,36 @@ def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, carves: C
     assert carves.ids(RTX) == [first]
     assert not machine.asked_back()
     machine.end()
+
+
+def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
+    host: Host, carves: Carver, tmp_path: Path, short_path: Path
+) -> None:
+    """By the account that commands ask: first a VM has the vGPU open, then only its pod is there."""
+    assert carves.carve(RTX, large=2) == ()
+    mine, other = carves.ids(RTX)
+    before = carver.look(carves.site, Given()).inventory
+    account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
+    machine = machine_on(host, mine)
+
+    def remove(vgpu: VgpuId) -> tuple[Reason, ...]:
+        return carver.remove(carves.site, RTX, vgpu, account.given(before), carves.steps.append, before)
+
+    with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-2B", mine):
+        carves.steps.clear()
+        assert any("pod default/cuda" in one.message for one in remove(mine))
+        assert not machine.asked_back(host.patience_s)
+        machine.end()
+        until_free(host, group_of(host, mine))
+        assert any("pod default/cuda" in one.message for one in remove(mine))
+        assert carves.steps == []
+        carves.given = account.given(before)
+        assert any("pod default/cuda" in one.message for one in carves.carve(RTX))
+        assert carves.ids(RTX) == [mine], "what nobody has was removed"
+    account = replace(account, kubelet=KubeletPaths(short_path / "other"))
+    with kubelet_with_pod(short_path / "other", "nvidia.com/GRID_T4-2B", other):
+        assert remove(mine) == ()
+    assert mine not in carves.types(RTX)
 
 
 def test_a_gpu_for_machines_is_not_carved(host: Host, carves: Carver) -> None:

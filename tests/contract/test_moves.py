@@ -1,13 +1,17 @@
 """GPUs are moved between drivers on each host in the same way, and nobody who uses one is asked to give it back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from guesthost import GUESTS
 from hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
+from lab.kernel.modules import VARIANT
 from seenfrom import ContainerKernel
 
+from givingkubelet import kubelet_with_pod
+from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.modules import driver_of
@@ -18,6 +22,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import binder, originals
 from gpuvirt.node.binder import Orders, Site
 from gpuvirt.node.guard import UnitBusyError
+from gpuvirt.paths import HostRoots, KubeletPaths
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")
@@ -237,15 +242,52 @@ def test_a_variant_driver_is_known_by_its_vfio_device(tmp_path: Path, *, iommufd
     """A driver that no list has: out of tree, or newer than gpuvirt."""
     host = MemoryHost(iommufd=iommufd)
     host.load_driver("acme_vfio_pci")
-    bind(host, GPU, "acme_vfio_pci")
-    bind(host, AUDIO, "acme_vfio_pci")
-    mover = Mover(host.kernel, tmp_path / "state")
+    check_variant(host, Mover(host.kernel, tmp_path / "state"), "acme_vfio_pci")
+
+
+@GROUP_NODES_ALONE
+def test_a_variant_driver_of_no_list_keeps_what_a_vm_has(host: Host, mover: Mover) -> None:
+    """In the guest it is a driver of the lab's own, on the kernel's vfio-pci-core."""
+    if isinstance(host, MemoryHost):
+        host.load_driver(VARIANT)
+    check_variant(host, mover, VARIANT)
+
+
+def check_variant(host: Host, mover: Mover, driver: str) -> None:
+    bind(host, GPU, driver)
+    bind(host, AUDIO, driver)
+    assert mover.drivers(GPU, AUDIO) == [driver, driver]
     assert scan(host.kernel).functions[GPU].on_vfio
-    assert mover.move(Wish.PASSTHROUGH, GPU) == []
-    assert mover.steps == [], "it is where it is wanted"
+    for _ in range(3):
+        assert mover.move(Wish.PASSTHROUGH, GPU) == []
+        assert mover.steps == [], "it is where it is wanted"
     machine = host.start_machine(group_of(host, GPU))
-    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    for wish, codes in ((Wish.NATIVE, {ReasonCode.IN_USE}), (Wish.PASSTHROUGH, set())):
+        assert {reason.code for reason in mover.move(wish, GPU)} == codes
+    assert mover.steps == []
     assert not machine.asked_back(host.patience_s)
+    assert mover.drivers(GPU, AUDIO) == [driver, driver]
     machine.end()
     assert mover.move(Wish.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
+
+
+def test_a_gpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(host: Host, tmp_path: Path, short_path: Path) -> None:
+    """By the account that commands ask: first a VM has the GPU open, then only its pod is there."""
+    account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
+    mover, asked = Mover(host.kernel, tmp_path / "state"), Orders({}, ask=account.allocations)
+    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    machine = host.start_machine(group_of(host, GPU))
+    with kubelet_with_pod(short_path / "k", "nvidia.com/AD102_GEFORCE_RTX_4090", GPU):
+        mover.steps.clear()
+        assert ReasonCode.HELD_BY_POD in {reason.code for reason in mover.move(Wish.NATIVE, GPU, orders=asked)}
+        assert not machine.asked_back(host.patience_s)
+        machine.end()
+        assert {reason.code for reason in mover.move(Wish.NATIVE, GPU, orders=asked)} == {ReasonCode.HELD_BY_POD}
+        assert mover.steps == []
+        assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    other = replace(account, kubelet=KubeletPaths(short_path / "other"))
+    with kubelet_with_pod(short_path / "other", "nvidia.com/GH100_H100", H100):
+        orders = Orders({}, ask=other.allocations)
+        assert mover.move(Wish.NATIVE, GPU, orders=orders) == []
+        assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -74,6 +75,18 @@ async def test_over_http() -> None:
         assert head.endswith(b"\r\n\r\n")
         assert await ask(port, b"x" * 100_000) == b"", "a client that talks too long is hung up on"
         assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_request_is_read_before_its_client_is_hung_up_on() -> None:
+    """All of these are accepted in one turn of the event loop, in which nothing is read."""
+    async with serving(Probes(PAGES)) as port:
+        probe, *silent = (socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_CONNECTIONS + 20))
+        probe.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        reader, writer = await asyncio.open_connection(sock=probe)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        for client in silent:
+            client.close()
 
 
 @pytest.mark.parametrize("request_line", [b"", b"GET /large HTTP/1.1\r\n\r\n"])

@@ -6,12 +6,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
 from gpuvirt.cli import options
+from gpuvirt.errors import ConfigError
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.vgpumanager import VgpuManager
 
@@ -92,21 +94,45 @@ def mount(
         ),
     ] = Nodes.NULL,
     manager: Manager = VgpuManager.HOST,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPERATION=DURATION",
+            help="Let an operation take time, as on hardware: remove=300ms. A write (remove, create, bind, unbind,"
+            " sriov_numvfs, current_vgpu_type) or a program (modprobe, nvidia-smi, sriov-manage); may be given again.",
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="Append each write to the machine and each call of its programs, as lines of JSON.",
+        ),
+    ] = None,
 ) -> None:
     """Mount a simulated machine: programs see its GPUs, bind them, make and remove vGPUs, and get a kernel's answers.
 
     Its own programs lie where a host has them, and act on it: DIR/usr/bin/nvidia-smi, DIR/usr/lib/nvidia/sriov-manage,
     DIR/usr/sbin/modprobe. They work by their paths and after chroot; commands with --host-root DIR use them.
 
+    With --nodes files, a process that opens a group and writes `use` to it takes the group's devices, as a virtual
+    machine does by ioctls: unbind and remove then wait until it closes the file. A read of that file tells which
+    devices the kernel has asked back.
+
     It is there until Ctrl-C or SIGTERM, or until it is unmounted. Needs the extra `sim` and fuse3.
     """
     from gpuvirt.cli import simulatedhost
+    from gpuvirt.clock import RealClock
     from gpuvirt.sim import programs
     from gpuvirt.sim.builder import build_machine
+    from gpuvirt.sim.durations import parse_durations
     from gpuvirt.sim.machine import load_machine
 
+    durations = parse_durations(slow or (), where="--slow")
     simulatedhost.check_mountable()
     from gpuvirt.sim.mounted.mounting import serve
+    from gpuvirt.sim.mounted.record import Record
 
     def ready() -> None:
         print(f"{machine} is mounted at {folder} until Ctrl-C", flush=True)
@@ -114,7 +140,10 @@ def mount(
         if manager is not VgpuManager.NONE:
             print(f"try: PATH={programs.search_path(folder.absolute(), manager)}:$PATH nvidia-smi", flush=True)
 
-    serve(build_machine(load_machine(machine), where=machine, wait=True), folder, nodes, ready, manager)
+    kernel = build_machine(load_machine(machine), where=machine, wait=True)
+    kernel.blocking.durations = durations
+    with _opened(record) as file:
+        serve(kernel, folder, nodes, ready, manager, Record(file, RealClock()))
 
 
 @app.command("import")
@@ -147,6 +176,13 @@ def import_(
     slots, losses = len(imported.spec.slots), len(imported.losses)
     typer.echo(f"{output}: {slots} functions; {losses or 'no'} differences from the host", err=True)
     typer.echo(f"try: gpuvirt sim run -m {output} -- gpuvirt devices", err=True)
+
+
+def _opened(record: Path | None) -> AbstractContextManager[IO[bytes] | None]:
+    try:
+        return nullcontext() if record is None else record.open("ab")
+    except OSError as error:
+        raise ConfigError(f"{record} can't be written: {error.strerror}", where="--record") from error
 
 
 async def _run(command: list[str], environment: Mapping[str, str], kubelet_dir: Path, *, with_kubelet: bool) -> int:

@@ -41,7 +41,7 @@ class SimKernel:
         self.pci = PciBus(self.tree, self.vfio, self.blocking, self._changed)
         self.mdev = MdevBus(self.tree, self.vfio, self.blocking, self._changed)
         self.processes = Processes(self.tree)
-        self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self._changed)
+        self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self.blocking, self._changed)
         self.vfs = Vfs(self.pci, self.vfio, self.mdev, self.vendor_vfio, self.blocking)
         self.nvidia = NvidiaDriver(self.tree, self.pci.functions, self.vfs, self.processes.has_open)
         self.pci.carried = self.nvidia
@@ -184,14 +184,22 @@ class SimKernel:
             process = self.processes.next(command)
             self.vfio.open(group, process.pid)  # its own failure leaves the group with whoever has it
             try:
-                self.vfio.own(group, self._is_friendly)
-                for device in list(self.vfio.groups[group].vfio_devices) if devices else ():
-                    self.vfio.use(group, device)
+                if devices:
+                    self.use_devices(group)
+                else:
+                    self.vfio.own(group, self._is_friendly)
             except OSError:
                 self.vfio.close(group)
                 raise
             self.processes.show(process, [f"/dev/vfio/{group}", *([VFIO_DEVICE] if devices else [])])
             return process
+
+    def use_devices(self, group: IommuGroup) -> None:
+        """Let whoever has a group open take all its devices, as a virtual machine does."""
+        with self.blocking.condition:
+            self.vfio.own(group, self._is_friendly)
+            for device in list(self.vfio.groups[group].vfio_devices):
+                self.vfio.use(group, device)
 
     def open_devices(self, names: Sequence[str], command: str = "qemu-system-x86", *, bind: bool = True) -> Process:
         """Start a virtual machine that takes devices by their own nodes (`vfio0`), or only opens those."""

@@ -10,6 +10,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
 from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
 from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
@@ -107,6 +108,7 @@ class MdevBus:
 
     def create(self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, text: str) -> None:
         """Make a mediated device."""
+        self._blocking.spend(Operation.CREATE)
         uuid = text
         if not _UUID.fullmatch(uuid):
             raise fails(errno.EINVAL, uuid)
@@ -138,6 +140,9 @@ class MdevBus:
         """Remove a mediated device: it vanishes at once, and is gone when its user lets go."""
         device = self.devices[uuid]
         self._tree.remove(HostPath(f"{LIVE}/{uuid}"))
+        self._blocking.spend(Operation.REMOVE)
+        if self.devices.get(uuid) is not device:
+            return  # its GPU was pulled out, or another writer has removed it
         if not self._vfio.in_use(device.group, uuid):
             self._finish(device)
             return

@@ -18,6 +18,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
 from gpuvirt.sim.bars import resource
 from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.function import SimFunction, config_bytes, id_texts, uevent_text
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
@@ -153,6 +154,9 @@ class PciBus:
         self._tree.remove(HostPath(f"{function.folder}/driver"))
         self._tree.remove(HostPath(f"{DRIVERS}/{function.driver}/{function.address}"))
         function.leaving = True
+        self._blocking.spend(Operation.UNBIND)
+        if not function.leaving:
+            return  # it was pulled out
         if is_vfio(function.driver) and function.virtfns and self.switch_vfs is not None:
             self.switch_vfs(function, 0)  # vfio_pci_core_unregister_device, whoever has them
         if function.group is not None and self._vfio.in_use(function.group, function.address):
@@ -189,6 +193,7 @@ class PciBus:
         return function
 
     def _write_bind(self, driver: str, text: str) -> None:
+        self._blocking.spend(Operation.BIND)
         function = self._find(text)
         if driver != (function.override or function.native_driver):
             raise fails(errno.ENODEV, text)
@@ -207,6 +212,7 @@ class PciBus:
         self.unbind(function)
 
     def _write_probe(self, text: str) -> None:
+        self._blocking.spend(Operation.BIND)
         function = self._find(text)
         if function.leaving:
             self._hang(function, "drivers_probe")
@@ -245,6 +251,7 @@ class PciBus:
 
     def _write_vfs(self, function: SimFunction, text: str) -> None:
         """Switch VFs on or off, after drivers/pci/iov.c of 6.1."""
+        self._blocking.spend(Operation.SRIOV_NUMVFS)
         count = written.short(text)
         if count > (function.total_vfs or 0):
             raise fails(errno.ERANGE, text)

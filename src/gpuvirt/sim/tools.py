@@ -11,6 +11,7 @@ from pathlib import Path
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.hardware.tools import Ended, HostTools, Program
+from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidiasmi import NvidiaSmi
@@ -69,6 +70,8 @@ class SimTools:
     def run(self, program: str, arguments: Sequence[str]) -> Ended:
         """Return how a program ends; raise FileNotFoundError where the host does not have it."""
         with self._kernel.blocking.condition:
+            if program in set(Operation):
+                self._kernel.blocking.spend(Operation(program))
             match program:
                 case "modprobe":
                     return self._modprobe(arguments)

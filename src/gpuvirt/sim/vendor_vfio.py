@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.tree import File, Tree, fails
 from gpuvirt.sim.vfio import Vfio
 from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
@@ -18,11 +20,12 @@ NO_TYPE = 0
 class VendorVfioBus:
     """All VFs of a machine that carry types."""
 
-    def __init__(self, tree: Tree, vfio: Vfio, changed: Callable[[], None]) -> None:
+    def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
         self.refusing: set[PciAddress] = set()
         """VFs that offer types and take none, as one does whose machine was killed at a bad moment."""
         self._tree = tree
         self._vfio = vfio
+        self._blocking = blocking
         self._changed = changed
 
     def offer(
@@ -58,6 +61,7 @@ class VendorVfioBus:
         self._tree.place(HostPath(f"{folder}/nvidia/current_vgpu_type"), current)
 
     def _set_type(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup, text: str) -> None:
+        self._blocking.spend(Operation.CURRENT_VGPU_TYPE)
         try:
             wanted = int(text)
         except ValueError as error:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection
 
 from gpuvirt.hardware.tools import Ended
+from gpuvirt.sim.mounted.record import Record
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import fails
 
@@ -18,9 +19,10 @@ END = b""
 class Calls:
     """Answers calls of programs, each through a handle of its own."""
 
-    def __init__(self, tools: SimTools, paths: Collection[str]) -> None:
+    def __init__(self, tools: SimTools, paths: Collection[str], record: Record) -> None:
         """`paths` are those of the file, one in each root that has programs."""
         self._tools = tools
+        self._record = record
         self._paths = frozenset(paths)
         self._handles = itertools.count(1)
         self._asked: dict[int, bytes] = {}
@@ -46,10 +48,10 @@ class Calls:
         self._asked[handle] += data
         return len(data)
 
-    def read(self, handle: int, size: int) -> bytes:
+    def read(self, handle: int, size: int, pid: int) -> bytes:
         """Return the next part of the answer; the program runs at the first read, which returns when it has ended."""
         if handle not in self._answers:
-            self._answers[handle] = deque(_parts(self._run(self._asked[handle])))
+            self._answers[handle] = deque(_parts(self._run(self._asked[handle], pid)))
         answer = self._answers[handle]
         if not answer:
             return END
@@ -64,10 +66,11 @@ class Calls:
         self._answers.pop(handle, None)
         return 0
 
-    def _run(self, asked: bytes) -> Ended:
+    def _run(self, asked: bytes, pid: int) -> Ended:
         program, *arguments = asked.decode(errors="replace").split("\0")[:-1] or [""]
         try:
-            return self._tools.run(program, arguments)
+            with self._record.of(pid, program, " ".join(arguments)):
+                return self._tools.run(program, arguments)
         except FileNotFoundError:
             return Ended(NOT_FOUND, "", f"{program}: the simulator knows no such program\n")
 

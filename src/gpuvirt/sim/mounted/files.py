@@ -7,11 +7,12 @@ import stat
 import time
 from collections.abc import Sequence
 
-from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.mounted.groupfiles import GroupFiles
 from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt.sim.mounted.record import Record
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Node, fails
 from gpuvirt.sim.vfio import group_of_node
 
@@ -22,13 +23,13 @@ NULL = os.makedev(1, 3)
 class KernelFiles:
     """Answers with what the simulated kernel does. Every call raises OSError with the errno of a real one."""
 
-    def __init__(self, kernel: SimKernel, nodes: Nodes) -> None:
+    def __init__(self, kernel: SimKernel, nodes: Nodes, record: Record) -> None:
         self._kernel = kernel
         self._nodes = nodes
+        self._record = record
         self._since_ns = time.time_ns()
         self._handles = itertools.count(1)
-        self._groups: dict[int, IommuGroup] = {}
-        """Groups that a caller has open, by the handle."""
+        self._groups = GroupFiles(kernel)
 
     def getattr(self, path: str) -> dict[str, int]:
         """Return what `stat` says."""
@@ -53,27 +54,29 @@ class KernelFiles:
             if unreadable or (access != os.O_RDONLY and node.write is None):
                 raise fails(errno.EACCES, path)
         if isinstance(node, DeviceNode) and (group := group_of_node(path)) is not None:
-            with self._kernel.blocking.condition:
-                self._kernel.vfio.open(group, pid)
-            self._groups[handle] = group
+            self._groups.open(handle, group, pid)
         return handle
 
-    def read(self, path: str, size: int, offset: int) -> bytes:
+    def read(self, path: str, size: int, offset: int, handle: int) -> bytes:
         """Read from a file."""
+        if handle in self._groups:
+            return self._groups.read(handle)
         if isinstance(self._find(path), DeviceNode):
             return b""
         return self._kernel.read(HostPath(path), limit=max(ATTRIBUTE_BYTES, offset + size))[offset : offset + size]
 
-    def write(self, path: str, data: bytes) -> int:
+    def write(self, path: str, data: bytes, handle: int, pid: int) -> int:
         """Write to a file; what that does is done when this returns, which may be never."""
-        self._kernel.write(HostPath(path), data)
+        if handle in self._groups:
+            return self._groups.write(handle, data)
+        with self._record.of(pid, path, data.decode(errors="replace")):
+            self._kernel.write(HostPath(path), data)
         return len(data)
 
     def release(self, handle: int) -> int:
         """Close a file for the last time."""
-        if (group := self._groups.pop(handle, None)) is not None:
-            with self._kernel.blocking.condition:
-                self._kernel.vfio.close(group)
+        if handle in self._groups:
+            self._groups.close(handle)
         return 0
 
     def unlink(self, path: str) -> int:

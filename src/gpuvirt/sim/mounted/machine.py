@@ -59,14 +59,16 @@ class MountedMachine(mfusepy.Operations):
     @override
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         if path in self._calls:
-            return self._calls.read(fh, size)
-        return self._files.read(path, size, offset) if _is_kernels(path) else self._scratch.read(fh, size, offset)
+            return self._calls.read(fh, size, mfusepy.fuse_get_context()[2])
+        return self._files.read(path, size, offset, fh) if _is_kernels(path) else self._scratch.read(fh, size, offset)
 
     @override
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         if path in self._calls:
             return self._calls.write(fh, data)
-        return self._files.write(path, data) if _is_kernels(path) else self._scratch.write(fh, data, offset)
+        if not _is_kernels(path):
+            return self._scratch.write(fh, data, offset)
+        return self._files.write(path, data, fh, mfusepy.fuse_get_context()[2])
 
     @override
     def release(self, path: str, fh: int) -> int:

@@ -20,6 +20,7 @@ from gpuvirt.sim.mounted.calls import Calls
 from gpuvirt.sim.mounted.files import KernelFiles
 from gpuvirt.sim.mounted.machine import KERNELS, MountedMachine
 from gpuvirt.sim.mounted.nodes import Nodes
+from gpuvirt.sim.mounted.record import NO_RECORD, Record
 from gpuvirt.sim.mounted.scratch import Scratch
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.vgpumanager import VgpuManager
@@ -37,22 +38,29 @@ def serve(
     nodes: Nodes,
     ready: Callable[[], None],
     manager: VgpuManager = VgpuManager.HOST,
+    record: Record = NO_RECORD,
 ) -> None:
     """Mount a machine at `folder` and answer until it is unmounted, or SIGTERM or SIGINT comes.
 
-    `ready` is called once other programs see it. Must run in the main thread. Raises MountError.
+    `ready` is called once other programs see it; `record` gets what they write. Must run in the main thread.
+    Raises MountError.
     """
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    with mounted(kernel, folder, nodes, manager, ended):
+    with mounted(kernel, folder, nodes, manager, ended, record):
         ready()
         ended.wait()
 
 
 @contextmanager
 def mounted(
-    kernel: SimKernel, folder: Path, nodes: Nodes, manager: VgpuManager, ended: threading.Event
+    kernel: SimKernel,
+    folder: Path,
+    nodes: Nodes,
+    manager: VgpuManager,
+    ended: threading.Event,
+    record: Record = NO_RECORD,
 ) -> Iterator[None]:
     """Have a machine mounted at `folder`; `ended` is set when somebody unmounts it. Raises MountError."""
     _check(folder)
@@ -62,8 +70,8 @@ def mounted(
         export(kernel, scratch, leave_out=KERNELS)
         programs.install(kernel, scratch, manager)
         paths = [f"{root.rstrip('/')}/{programs.CALLS}" for root in programs.roots(manager)]
-        calls = Calls(SimTools(kernel), paths)
-        machine = MountedMachine(KernelFiles(kernel, nodes), calls, Scratch(scratch), answered.set)
+        calls = Calls(SimTools(kernel), paths, record)
+        machine = MountedMachine(KernelFiles(kernel, nodes, record), calls, Scratch(scratch), answered.set)
 
         def answer() -> None:
             try:

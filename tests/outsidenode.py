@@ -1,0 +1,140 @@
+"""A node whose parts are all real processes and sockets: a mounted host, an agent, a kubelet, an API server."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from certificates import Authority, Pair
+from gpuvirt.clock import RealClock
+from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt.sim.mounted.record import Begun, parse_line
+from mounting import GPUVIRT, mount, shell
+from nodeapi import NODE, NodeApi, serving
+
+CLOCK = RealClock()
+PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A device that the kubelet has given to a pod."""
+
+    device: str
+    at: datetime
+    """When the plugin had answered."""
+
+    @property
+    def prefix(self) -> str:
+        """What a text about it has: an mdev's UUID, or the PCI slot that functions share."""
+        return self.device.rpartition(".")[0] or self.device
+
+
+class OutsideNode:
+    """The node."""
+
+    def __init__(self, folder: Path, api: NodeApi, kubelet: SimKubelet) -> None:
+        self.folder = folder
+        self.host = folder / "host"
+        self.api = api
+        self.kubelet = kubelet
+        self.given: list[Given] = []
+
+    def write_settings(self, text: str) -> None:
+        """Have the agent started with these settings."""
+        (self.folder / "settings.yaml").write_text(text)
+
+    def writes(self) -> list[Begun]:
+        """Return what was written to the host, in its order, by the host's own record."""
+        lines = (self.folder / "record").read_bytes().splitlines()
+        return [line for line in map(parse_line, lines) if isinstance(line, Begun)]
+
+    def driver(self, address: str) -> str | None:
+        try:
+            return (self.host / "sys/bus/pci/devices" / address / "driver").readlink().name
+        except FileNotFoundError:
+            return None
+
+    def mdevs(self) -> set[str]:
+        return {one.name for one in (self.host / "sys/bus/mdev/devices").iterdir()}
+
+    def allocatable(self, resource: str) -> int:
+        return self.kubelet.allocatable().get(resource, 0)
+
+    async def until(self, met: Callable[[], bool]) -> None:
+        """Wait until something is so, and tell all that is known where it is not."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not met():
+                await CLOCK.sleep(0.02)
+
+    async def run(self, command: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command line in the node's folder; the kubelet goes on meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(None, shell, command, self.folder)
+
+    async def give_one(self, resource: str) -> str:
+        """Run a pod that asks for one device, and return its name."""
+        name = f"vm-{len(self.given)}"
+        pod = await self.kubelet.run_pod(name, Container("compute", {resource: 1}))
+        self.given += [Given(one, CLOCK.now()) for held in pod.held for one in held.devices]
+        return name
+
+    async def give(self, resource: str) -> None:
+        """Run pods that ask for one device each, as long as there are any."""
+        while self.allocatable(resource):
+            try:
+                await self.give_one(resource)
+            except AdmissionError:
+                return  # refused, so the kubelet has given nothing
+
+    async def give_until(self, resource: str, met: Callable[[], bool]) -> None:
+        """Give devices as soon as they are offered, until something is so; nothing that was given may be harmed."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not met():
+                await self.give(resource)
+                assert self.harmed() == []
+                await CLOCK.sleep(0.02)
+
+    def harmed(self) -> list[tuple[Given, Begun]]:
+        """Return the writes that concern a device, or a sibling function, after the kubelet gave it to a pod."""
+        return [
+            (given, write)
+            for write in self.writes()
+            for given in self.given
+            if write.time > given.at and given.prefix in f"{write.path} {write.data}"
+        ]
+
+
+@asynccontextmanager
+async def outside_node(
+    folder: Path, tls: tuple[Authority, Pair], machine: str, settings: str, *options: str
+) -> AsyncIterator[OutsideNode]:
+    """Run a node; `options` are those of the mount."""
+    api, kubelet_dir = NodeApi(), folder / "kubelet"
+    recording = ("--nodes", "files", "--record", str(folder / "record"))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(api, *tls, folder / "kubeconfig"))
+        kubelet = await stack.enter_async_context(running(kubelet_dir, CLOCK))
+        stack.enter_context(mount(folder / "host", machine, *recording, *options))
+        node = OutsideNode(folder, api, kubelet)
+        node.write_settings(settings)
+        yield node
+
+
+@contextmanager
+def agent_of(node: OutsideNode, listen: str = "") -> Iterator["subprocess.Popen[bytes]"]:
+    """Run the agent of a node."""
+    folder = node.folder
+    paths = {"host-root": "host", "kubelet-dir": "kubelet", "config": "settings.yaml", "kubeconfig": "kubeconfig"}
+    asked = [f"--{option}={folder / name}" for option, name in paths.items()]
+    with (
+        (folder / "agent.log").open("ab") as log,
+        subprocess.Popen([*GPUVIRT, "node", *asked, f"--node-name={NODE}", f"--listen={listen}"], stderr=log) as agent,
+    ):
+        try:
+            yield agent
+        finally:
+            agent.kill()
