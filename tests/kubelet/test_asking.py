@@ -3,18 +3,20 @@
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
-from gpuvirt.clock import RealClock, Signal
+from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.pace import Pace
-from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 
 ASKED = 6
 T4 = ResourceName("nvidia.com/TU104GL_T4")
@@ -59,6 +61,12 @@ class Listens:
         pass
 
 
+def watch_of(
+    kubelet: SimKubelet, clock: Clock, pace: Pace | None = None, resend: Callable[[], None] = lambda: None
+) -> HolderWatch:
+    return HolderWatch(kubelet.paths, RecordedAllocations(kubelet.paths), clock, pace or Pace(), resend)
+
+
 @pytest.mark.parametrize(
     ("withdrawing_for", "tells", "slept"),
     [
@@ -73,7 +81,7 @@ async def test_pauses(short_path: Path, withdrawing_for: int, *, tells: bool, sl
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
         if not tells:
             kubelet.paths.pod_resources_socket.unlink()
-        task = group.create_task(HolderWatch(kubelet.paths, clock, Pace(), lambda: None).run(listener))
+        task = group.create_task(watch_of(kubelet, clock).run(listener))
         await listener.enough.wait()
         task.cancel()
     assert clock.slept[:ASKED] == slept
@@ -84,7 +92,7 @@ async def test_who_was_given_one_meanwhile_is_asked_for_a_moment_later(short_pat
     clock, listener = Hasty(), Listens(2, stirs=False, enough=3)
     pace = Pace(holders_s=1000.0, holders_after_allocation_s=0.2)
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
-        task = group.create_task(HolderWatch(kubelet.paths, clock, pace, lambda: None).run(listener))
+        task = group.create_task(watch_of(kubelet, clock, pace).run(listener))
         await listener.enough.wait()
         task.cancel()
     assert clock.slept == [0.1]
@@ -103,7 +111,7 @@ async def held(folder: Path) -> set[DeviceId]:
     """Return what pods have, by one question to a kubelet that knows no pod."""
     listener = Listens(0)
     async with running(folder, RealClock()) as kubelet:
-        watch = HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: None)
+        watch = watch_of(kubelet, RealClock())
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone", "here", "..", "a/b", ""))
         await watch.ask(listener)
     (heard,) = listener.heard
@@ -135,7 +143,7 @@ async def test_pods_whose_folders_went_after_the_checkpoint_was_written_are_gone
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
         os.utime(kubelet.paths.checkpoint, ns=(0, 1_000_000_000))
         (short_path / "pods/gone").rmdir()
-        await HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: None).ask(listener)
+        await watch_of(kubelet, RealClock()).ask(listener)
     (heard,) = listener.heard
     assert heard is not None
     assert heard.devices == {}
@@ -149,7 +157,9 @@ async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_anew(short_path: 
     (short_path / "pods").mkdir()
     sent: list[None] = []
     async with running(short_path, RealClock()) as kubelet:
-        watch = HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: sent.append(None))
+        watch = HolderWatch(
+            kubelet.paths, RecordedAllocations(kubelet.paths), RealClock(), Pace(), lambda: sent.append(None)
+        )
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
         assert await watch.ask(Listens(0)), "it is asked again soon"
     assert sent == [None]

@@ -16,6 +16,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.plugins import Plugins
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
@@ -90,14 +91,15 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
     folder = options.kubelet.device_plugins
     await _wait_for(folder, options.clock)
     with _only_agent(options):
-        agent = Agent(_site(options), options.settings, options.ids, _who_we_are(options), options.pace)
+        recorded = RecordedAllocations(options.kubelet)
+        agent = Agent(_site(options, recorded), options.settings, options.ids, _who_we_are(options), options.pace)
         if started is not None:
             started(agent)
         async with asyncio.TaskGroup() as group:
             group.create_task(_settle_memory(options.clock))
             group.create_task(agent.run())
             resend = _start_plugins(group, agent, options)
-            holders = HolderWatch(options.kubelet, options.clock, options.pace, resend)
+            holders = HolderWatch(options.kubelet, recorded, options.clock, options.pace, resend)
             group.create_task(keep_going("holders", lambda: holders.run(agent), options.clock))
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
@@ -196,13 +198,14 @@ async def _wait_for(folder: Path, clock: Clock) -> None:
         await clock.sleep(FOLDER_CHECK_S)
 
 
-def _site(options: NodeOptions) -> Site:
+def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
     return Site(
         kernel=options.kernel,
         clock=options.clock,
         watching=options.lanes("watching"),
         writing=options.lanes("writing"),
         giving=options.lanes("giving"),
+        recorded=recorded.read,
         ledger=options.ledger,
         state_file=options.state_file,
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,

@@ -165,6 +165,18 @@ def allocations_unknown(seen: str, subject: str = "the kubelet") -> Reason:
     )
 
 
+def record_unread(seen: str, subject: str = "the kubelet") -> Reason:
+    """Return why the agent stops a change: what the kubelet has allocated since the plan is not known."""
+    return Reason(
+        ReasonCode.ALLOCATIONS_UNKNOWN,
+        subject,
+        "may have allocated the device to a pod: the kubelet's checkpoint could not be read",
+        seen=seen,
+        fix="mount the kubelet's device-plugins folder, readable for root; a damaged checkpoint is written again by"
+        " the kubelet at its next allocation",
+    )
+
+
 def locked(address: PciAddress, users: Sequence[User]) -> Reason:
     """The native driver does not let go."""
     who = f"; open it have {named(users)}" if users else ""

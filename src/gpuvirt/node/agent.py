@@ -85,7 +85,7 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        self._broker = Broker(self._state, site.kernel, site.clock, self._given)
+        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""

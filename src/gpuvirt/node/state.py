@@ -6,6 +6,7 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import FunctionKind, Unread
@@ -34,6 +35,9 @@ from gpuvirt.node.notice import Notice
 
 class NodeState:
     """Everything the agent knows."""
+
+    known: Known = MappingProxyType({})
+    """What the devices of the host are, by the ids that a kubelet could know them by."""
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class NodeState:
         """The functions that are to be offered no more, and of which the kubelet may still count something."""
         if self.holders is None or self.inventory is None or not self.withdrawn:
             return self.noticed
-        known, ours = _known(self.inventory), self.resources
+        known, ours = self.known, self.resources
         devices = {device for resource, device in self.holders.counted if resource in ours and device in known}
         return self.noticed | (self.withdrawn & {known[device][0].gpu for device in devices})
 
@@ -142,7 +146,8 @@ class NodeState:
         names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
         self.type_names = {**self.type_names, **names}
         self.inventory = build_inventory(facts, self.type_names)
-        known, boot_id = _known(self.inventory), facts.platform.boot_id
+        self.known = known = _known(self.inventory)
+        boot_id = facts.platform.boot_id
         self.entries = locate(self.entries, known, same_boot=boot_id is None or boot_id == self.boot_id)
         self.entries = adopt(self.entries, self.holders, known)
         self.boot_id = boot_id or self.boot_id
@@ -154,7 +159,7 @@ class NodeState:
         self.holders = holders or self.holders
         self.entries = settle(self.entries, holders)
         if self.inventory is not None:
-            self.entries = adopt(self.entries, holders, _known(self.inventory))
+            self.entries = adopt(self.entries, holders, self.known)
         return (self.entries, self.holders_heard, self.still_counted, self.leaving) != before
 
     def hear_entries(self, entries: tuple[Entry, ...]) -> None:
