@@ -77,7 +77,7 @@ class Agent:
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
         )
         bells = Bells(self._watcher.look_soon, self._stale.set, self.hear_trouble)
-        self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, self._operands)
+        self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, site.recorded, self._operands)
         in_cluster = site.node_name is not None
         self._wants = Wants(
             self._state, self._inlets, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
