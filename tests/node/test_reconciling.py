@@ -191,6 +191,9 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(mac
         assert notes(node) == set()
 
 
+GROUP_OF_SECOND = "22"
+
+
 async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machine: Machine, tmp_path: Path) -> None:
     """A pod can be admitted by what the kubelet counts, however empty the list was that it was sent."""
     kernel = machine("2xA10")
@@ -203,7 +206,15 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machin
         await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "vfio-pci"]
         assert notes(node) == {ReasonCode.STILL_COUNTED}
-        node.count("example.com/other", SECOND)
+        for resource, device in (("nvidia.com/GA102GL_A10", SECOND), ("devices.kubevirt.io/a10", GROUP_OF_SECOND)):
+            node.count(resource, device)
+            await node.say_holders()
+            await node.advance(60)
+            assert driver(kernel, SECOND) == "vfio-pci", "another plugin offers it, and a pod can be admitted by that"
+            (note,) = node.view.notes
+            assert note.code is ReasonCode.STILL_COUNTED
+            assert f"{resource} ({device})" in (note.seen or "")
+        node.count("example.com/other", "0000:01:00.0")
         await node.say_holders()
         await node.advance(10)
         assert driver(kernel, SECOND) == "nvidia"

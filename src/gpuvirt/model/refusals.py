@@ -232,14 +232,14 @@ def pods_unheard(unit: str) -> Reason:
     )
 
 
-def still_counted(address: str) -> Reason:
+def still_counted(address: str, counted: Sequence[str]) -> Reason:
     """A pod could be admitted by it at any moment."""
     return Reason(
         ReasonCode.STILL_COUNTED,
         address,
-        "is to go back to the host, and the kubelet has not yet taken it off what it admits pods by",
-        seen="GetAllocatableResources",
-        fix="nothing, as a rule: it takes a second; else see whether another plugin offers it under the same name",
+        "is being returned to the host, but the kubelet still counts it as allocatable",
+        seen=f"GetAllocatableResources: {', '.join(counted)}" if counted else "GetAllocatableResources",
+        fix="wait a second; if it stays, remove the other device plugin that offers it to the kubelet",
     )
 
 

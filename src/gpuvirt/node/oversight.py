@@ -122,8 +122,8 @@ class Oversight:
         return tuple(note for who, note in self._state.notes.items() if who.startswith(begins))
 
     @property
-    def still_counted(self) -> frozenset[PciAddress]:
-        """The functions that are offered no more, and that the kubelet was last heard to count."""
+    def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
+        """The functions that are offered no more, and that the kubelet was last heard to count, with what it counts."""
         return self._state.still_counted
 
     @property
