@@ -14,7 +14,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.pace import Pace
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 
@@ -40,6 +40,7 @@ class Listens:
     def __init__(self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1) -> None:
         self.allocated = Signal()
         self.heard: list[Holders | None] = []
+        self.troubles: list[Reason | None] = []
         self.enough = asyncio.Event()
         self._withdrawing_for = withdrawing_for
         self._stirs = stirs
@@ -58,13 +59,18 @@ class Listens:
             self.enough.set()
 
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
-        pass
+        self.troubles.append(trouble if who == "holders" else None)
 
 
 def watch_of(
-    kubelet: SimKubelet, clock: Clock, pace: Pace | None = None, resend: Callable[[], None] = lambda: None
+    kubelet: SimKubelet,
+    clock: Clock,
+    pace: Pace | None = None,
+    resend: Callable[[], None] = lambda: None,
+    kubelets: tuple[int, ...] = (812,),
 ) -> HolderWatch:
-    return HolderWatch(kubelet.paths, RecordedAllocations(kubelet.paths), clock, pace or Pace(), resend)
+    recorded = RecordedAllocations(kubelet.paths)
+    return HolderWatch(kubelet.paths, recorded, lambda: kubelets, clock, pace or Pace(), resend)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +163,38 @@ async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_anew(short_path: 
     (short_path / "pods").mkdir()
     sent: list[None] = []
     async with running(short_path, RealClock()) as kubelet:
-        watch = HolderWatch(
-            kubelet.paths, RecordedAllocations(kubelet.paths), RealClock(), Pace(), lambda: sent.append(None)
-        )
+        watch = watch_of(kubelet, RealClock(), resend=lambda: sent.append(None))
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
         assert await watch.ask(Listens(0)), "it is asked again soon"
     assert sent == [None]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "kubelets", "whole", "recorded"),
+    [
+        ("nothing", (812,), True, True),
+        ("api", (812,), False, True),
+        ("api", (), True, True),
+        ("record", (812,), False, False),
+        ("record", (), False, False),
+    ],
+)
+async def test_half_an_account_is_not_taken_for_a_whole_one(
+    short_path: Path, lacks: str, kubelets: tuple[int, ...], *, whole: bool, recorded: bool
+) -> None:
+    """What it has counts; a kubelet that does not run left its record, and no record can be missing else."""
+    listener = Listens(0)
+    async with running(short_path, RealClock()) as kubelet:
+        kubelet.paths.checkpoint.write_bytes(checkpoint_of("a"))
+        if lacks == "api":
+            kubelet.paths.pod_resources_socket.unlink()
+        if lacks == "record":
+            kubelet.paths.checkpoint.write_text("{")
+        await watch_of(kubelet, RealClock(), kubelets=kubelets).ask(listener)
+    (heard,) = listener.heard
+    assert heard is not None
+    assert ((heard.partial is None), heard.recorded) == (whole, recorded)
+    assert {reason.code for reason in listener.troubles if reason} == (
+        set() if whole else {ReasonCode.ALLOCATIONS_UNKNOWN}
+    )
+    assert len(heard.devices) == (0 if lacks == "record" else 1)

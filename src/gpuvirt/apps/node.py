@@ -14,6 +14,7 @@ from gpuvirt.apps.ending import until_told_to_stop
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
@@ -99,7 +100,9 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
             group.create_task(_settle_memory(options.clock))
             group.create_task(agent.run())
             resend = _start_plugins(group, agent, options)
-            holders = HolderWatch(options.kubelet, recorded, options.clock, options.pace, resend)
+            holders = HolderWatch(
+                options.kubelet, recorded, lambda: read_kubelets(options.kernel), options.clock, options.pace, resend
+            )
             group.create_task(keep_going("holders", lambda: holders.run(agent), options.clock))
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))

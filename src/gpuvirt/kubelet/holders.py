@@ -7,8 +7,10 @@ from typing import Protocol
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
+from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.gonepods import gone, without_gone
+from gpuvirt.kubelet.hostaccount import running_text
 from gpuvirt.kubelet.podresources import Held, PodResources, PodResourcesUnheardError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
@@ -54,11 +56,16 @@ class HolderWatch:
         self,
         paths: KubeletPaths,
         recorded: RecordedAllocations,
+        kubelets: Callable[[], tuple[int, ...] | Unread],
         clock: Clock,
         pace: Pace,
         resend: Callable[[], None],
     ) -> None:
-        """`resend` has plugins send their lists once more; `recorded` is told which pods are gone."""
+        """`resend` has plugins send their lists once more; `recorded` is told which pods are gone.
+
+        `kubelets` returns the pids of the kubelets that run.
+        """
+        self._kubelets = kubelets
         self._paths = paths
         self._recorded = recorded
         self._clock = clock
@@ -105,6 +112,7 @@ class HolderWatch:
         told, troubles = await self._told(), ""
         if isinstance(told, PodResourcesUnheardError) and isinstance(written, OSError | DamagedError):
             troubles = f"{told}; {written}"
+        partial = None if troubles else self._partial(told, written)
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
         in_checkpoint: Held = {} if isinstance(written, OSError | DamagedError) else written
         in_file = without_gone(self._paths, in_checkpoint, in_api)
@@ -113,13 +121,28 @@ class HolderWatch:
             self._recorded.gone, self._missing = missing & self._missing, missing
         counted = await self._counted()
         self._tells_counted = counted is not None
-        listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, counted or frozenset()))
+        recorded = not isinstance(written, OSError | DamagedError)
+        holders = Holders(at, {**in_file, **in_api}, counted or frozenset(), recorded, partial)
+        listener.hear_holders(None if troubles else holders)
         if not listener.unsettled:
             self._early = 0
-        listener.hear_trouble("holders", _unheard(troubles) if troubles else None)
+        listener.hear_trouble("holders", _unheard(troubles) if troubles else partial)
         if isinstance(told, PodResourcesUnheardError):
             return False
         return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
+
+    def _partial(self, told: Held | PodResourcesUnheardError, written: Held | OSError | DamagedError) -> Reason | None:
+        """Return why a half account may not be all that pods have, as a command would.
+
+        A kubelet that does not run left its record. Of one that runs both must be heard: the record lacks claims (DRA),
+        the API lacks containers that only initialise a pod.
+        """
+        if isinstance(written, OSError | DamagedError):
+            return _half(str(written))
+        if not isinstance(told, PodResourcesUnheardError):
+            return None
+        running = self._kubelets()
+        return None if running == () else _half(f"{running_text(running)}; {told}")
 
     def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
         """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""
@@ -150,6 +173,17 @@ class HolderWatch:
             return {} if self._paths.registration_socket.exists() else error
         except (OSError, DamagedError) as error:
             return error
+
+
+def _half(seen: str) -> Reason:
+    return Reason(
+        ReasonCode.ALLOCATIONS_UNKNOWN,
+        "the kubelet",
+        "may have given pods more than one of its two accounts says; the agent offers devices, but changes none that a"
+        " pod could have",
+        seen=seen,
+        fix="mount the kubelet's pod-resources folder and its device-plugins folder, both readable for root",
+    )
 
 
 def _unheard(seen: str) -> Reason:

@@ -36,7 +36,7 @@ def read_account(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> Hel
     if trouble is not None:
         raise AccountUnknownError(trouble, known)
     if unheard is not None and kubelets != ():
-        raise AccountUnknownError(f"{_running(kubelets)}; {unheard}", known)
+        raise AccountUnknownError(f"{running_text(kubelets)}; {unheard}", known)
     if written is None and (told is None or any("/" in resource for resource, _ in told)):
         raise AccountUnknownError(f"no {paths.checkpoint}, though {paths.root} is there or a kubelet runs", known)
     return known
@@ -75,7 +75,8 @@ def _is_absent(path: Path) -> bool:
     return False
 
 
-def _running(kubelets: tuple[int, ...] | Unread) -> str:
+def running_text(kubelets: tuple[int, ...] | Unread) -> str:
+    """Return in words which kubelets run."""
     if isinstance(kubelets, Unread):
         return f"whether a kubelet runs can't be seen ({kubelets.path}: {kubelets.said})"
     return f"a kubelet runs (pid {', '.join(map(str, kubelets))})"

@@ -214,7 +214,7 @@ def _carve(
         next_plan = _first_plan(seen, board, gpu, wish) if before is None else plan_gpu(function, board, wish)
         next_plan = _unless_allocated(seen, next_plan)
         if given.unknown is not None and next_plan.destroys:
-            next_plan = CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
+            next_plan = CarvePlan(gpu, pending=(given.unknown.reason_for(gpu) or shortfalls.pods_unheard(gpu),))
         if not next_plan.steps:
             return (*next_plan.refusals, *next_plan.pending, *_quarantined(refused))
         before = before or board
@@ -282,7 +282,7 @@ def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
     if isinstance(live.type, Unread):
         return CarvePlan(gpu, refusals=(shortfalls.unread(vgpu, live.type),))
     if seen.given.unknown is not None:
-        return CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
+        return CarvePlan(gpu, pending=(seen.given.unknown.reason_for(gpu) or shortfalls.pods_unheard(gpu),))
     if users := board.users.get(vgpu, ()):
         return CarvePlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
     return _unless_allocated(seen, CarvePlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),)))

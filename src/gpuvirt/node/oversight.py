@@ -175,13 +175,21 @@ class Oversight:
 
     def pods(self) -> Allocations | Unknown:
         """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
-        if not self.heard_since:
-            return Unknown()
+        if (unknown := self._unknown) is not None:
+            return unknown
         allocations, inventory = self._allocations, self._state.inventory
         found = {} if inventory is None else dict(allocations.by_gpu(inventory))
         for gpu, holders in pods_by_gpu(self._state.entries).items():
             found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *holders)))
         return found
+
+    @property
+    def _unknown(self) -> Unknown | None:
+        """Why pods may have more than is known: the kubelet was not asked since, or half of its account is missing."""
+        heard = self._state.holders
+        if heard is None or not self.heard_since:
+            return Unknown()
+        return Unknown(heard.partial) if heard.partial is not None else None
 
     @property
     def unmapped(self) -> tuple[Allocation, ...]:
@@ -207,7 +215,7 @@ class Oversight:
             offered,
             allocations=self._allocations,
             moves=self._state.wishes,
-            unknown=None if inventory is not None and self.heard_since else Unknown(),
+            unknown=Unknown() if inventory is None else self._unknown,
         )
 
     def moving(self, unit: UnitId, wishes: Wishes) -> Change:

@@ -168,7 +168,7 @@ class Reconciler:
     async def _moved(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
         pods = agent.pods()
         if isinstance(pods, Unknown) and Wish.NATIVE in wishes.values():
-            return (refusals.pods_unheard(unit),)
+            return (pods.reason_for(unit) or refusals.pods_unheard(unit),)
         if counted := _counted(agent, unit):
             return tuple(refusals.still_counted(one, names) for one, names in counted)
         taken: list[str] = []
