@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.users import cdevs_of
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.plan import Wish
@@ -41,7 +42,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimKernel], Counter[str]
         lease, lease_devices = kernel.lease, kernel.lease_devices
 
         def by_group(group: IommuGroup, /) -> AbstractContextManager[None]:
-            if group in binder.scan(kernel).group_nodes:
+            if group in scan(kernel).group_nodes:
                 found[str(group)] += 1
             return lease(group)
 
@@ -57,7 +58,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimKernel], Counter[str]
 
 
 def cdevs(kernel: SimKernel, address: PciAddress) -> list[str]:
-    return list(cdevs_of([binder.scan(kernel).functions[address]]))
+    return list(cdevs_of([scan(kernel).functions[address]]))
 
 
 def site_of(kernel: SimKernel, folder: Path) -> binder.Site:

@@ -16,6 +16,7 @@ from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.pace import Pace
+from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 
 ASKED = 6
@@ -198,3 +199,21 @@ async def test_half_an_account_is_not_taken_for_a_whole_one(
         set() if whole else {ReasonCode.ALLOCATIONS_UNKNOWN}
     )
     assert len(heard.devices) == (0 if lacks == "record" else 1)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kubelets", "known"), [(False, (), True), (True, (), False), (False, (812,), False)]
+)
+async def test_on_a_host_without_a_kubelet_no_pod_has_anything(
+    tmp_path: Path, *, folder: bool, kubelets: tuple[int, ...], known: bool
+) -> None:
+    """A folder without a record, or a process without a folder, is a kubelet of which nothing is known."""
+    paths, listener = KubeletPaths(tmp_path / "kubelet"), Listens(0)
+    if folder:
+        paths.root.mkdir()
+    watch = HolderWatch(paths, RecordedAllocations(paths), lambda: kubelets, RealClock(), Pace(), lambda: None)
+    await watch.ask(listener)
+    (heard,) = listener.heard
+    assert (heard is not None) is known
+    assert heard is None or (heard.devices, heard.partial, heard.recorded) == ({}, None, True)
+    assert (listener.troubles[-1] is None) is known

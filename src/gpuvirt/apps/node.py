@@ -16,6 +16,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import ConfigText
@@ -89,8 +90,8 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
 
     `started` is given the agent once it is put together.
     """
-    folder = options.kubelet.device_plugins
-    await _wait_for(folder, options.clock)
+    if not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
+        await _wait_for(options.kubelet.device_plugins, options.clock)
     with _only_agent(options):
         recorded = RecordedAllocations(options.kubelet)
         agent = Agent(_site(options, recorded), options.settings, options.ids, _who_we_are(options), options.pace)
@@ -127,7 +128,7 @@ def _only_agent(options: NodeOptions) -> Iterator[None]:
         own.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         own.chmod(PRIVATE)
     with ExitStack() as stack:
-        if not options.carves_only:
+        if not options.carves_only and options.kubelet.device_plugins.is_dir():
             stack.enter_context(only_agent(options.kubelet.device_plugins))
         if own.is_dir():
             stack.enter_context(only_agent(own))
@@ -146,8 +147,19 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
         options.pace,
         unknown_numa_is_node_0=compat.unknown_numa_is_node_0,
     )
-    group.create_task(plugins.run())
+    group.create_task(_offer(plugins, options))
     return plugins.resend
+
+
+async def _offer(plugins: Plugins, options: NodeOptions) -> None:
+    """Offer devices to the kubelet, which a host may get after the agent has started."""
+    folder = options.kubelet.device_plugins
+    if folder.is_dir():
+        await plugins.run()
+        return
+    await _wait_for(folder, options.clock)
+    with only_agent(folder):
+        await plugins.run()
 
 
 def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:

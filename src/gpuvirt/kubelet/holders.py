@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.gonepods import gone, without_gone
-from gpuvirt.kubelet.hostaccount import running_text
+from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import Held, PodResources, PodResourcesUnheardError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
@@ -112,6 +112,8 @@ class HolderWatch:
         told, troubles = await self._told(), ""
         if isinstance(told, PodResourcesUnheardError) and isinstance(written, OSError | DamagedError):
             troubles = f"{told}; {written}"
+        if troubles and has_no_kubelet(self._paths, self._kubelets()):
+            written, told, troubles = {}, {}, ""
         partial = None if troubles else self._partial(told, written)
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
         in_checkpoint: Held = {} if isinstance(written, OSError | DamagedError) else written

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.candidates import Target
@@ -144,11 +144,11 @@ class Change:
         if self._account is None or self._planned_from is None or scope == Scope():
             return
         found, inventory = self._account(self._planned_from), self._planned_from
-        for device, pods in (*found.functions.items(), *found.vgpus.items()):
+        allocated: dict[PciAddress | VgpuId, tuple[str, ...]] = {**found.functions, **found.vgpus}
+        for device, pods in allocated.items():
             if scope.covers_id(inventory, device):
-                raise StalePlanError(
-                    refusals.plan_outdated(self._subject, f"{device} is allocated to {', '.join(pods)}")
-                )
+                why = f"{device} is allocated to {', '.join(pods)}"
+                raise StalePlanError(refusals.plan_outdated(self._subject, why))
         unmapped = [one for one in found.unmapped if (one.resource, one.device) not in self._unmapped]
         for address in sorted(scope.functions & inventory.facts.functions.keys()):
             for reason in unmapped_reasons(inventory.facts.functions[address], unmapped):
