@@ -15,6 +15,9 @@ from gpuvirt.model.ledger import Consumer
 from gpuvirt.model.recorded import Recorded
 from gpuvirt.paths import KubeletPaths
 
+Version = tuple[int, int, int, frozenset[PodUid]]
+"""The file's inode, time and size, and the pods that were gone."""
+
 
 class RecordedAllocations:
     """The record of one kubelet."""
@@ -24,7 +27,7 @@ class RecordedAllocations:
         """Pods that have ended, though the record still has them. A pod that is being admitted has no folder yet, so
         the pods' folders alone don't tell."""
         self._paths = paths
-        self._was_there = False
+        self._last: tuple[Version, Recorded] | None = None
 
     def read(self) -> Recorded | Unknown:
         """Return which containers have which devices.
@@ -32,23 +35,30 @@ class RecordedAllocations:
         A kubelet writes its first record when its first plugin registers. A record that was there and is missing is
         unknown.
         """
-        path = self._paths.checkpoint
+        path, gone = self._paths.checkpoint, self.gone
         try:
-            entries = checkpoint.parse(path.read_bytes()).data.pod_device_entries or ()
+            # The kubelet replaces the file, so the next one has another inode as long as this one is there.
+            found = path.stat()
+            version = found.st_ino, found.st_mtime_ns, found.st_size, gone
+            if self._last is None or self._last[0] != version:
+                self._last = version, _containers(path.read_bytes(), gone)
+            return self._last[1]
         except FileNotFoundError:
-            return _unknown(f"no {path}, which was there before") if self._was_there else {}
+            return {} if self._last is None else _unknown(f"no {path}, which was there before")
         except OSError as error:
             return _unknown(f"{path}: {error.strerror}")
         except DamagedError as error:
             return _unknown(f"{path}: {error}")
-        self._was_there = True
-        found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)
-        for entry in entries:
-            uid = PodUid(entry.pod_uid)
-            for device in entry.ids() if uid not in self.gone else ():
-                consumer = Consumer(pod_uid=uid, container=entry.container_name)
-                found[ResourceName(entry.resource_name), device].add(consumer)
-        return {key: frozenset(consumers) for key, consumers in found.items()}
+
+
+def _containers(content: bytes, gone: frozenset[PodUid]) -> Recorded:
+    found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)
+    for entry in checkpoint.parse(content).data.pod_device_entries or ():
+        uid = PodUid(entry.pod_uid)
+        for device in entry.ids() if uid not in gone else ():
+            consumer = Consumer(pod_uid=uid, container=entry.container_name)
+            found[ResourceName(entry.resource_name), device].add(consumer)
+    return {key: frozenset(consumers) for key, consumers in found.items()}
 
 
 def _unknown(seen: str) -> Unknown:

@@ -144,8 +144,7 @@ class Change:
         if self._account is None or self._planned_from is None or scope == Scope():
             return
         found, inventory = self._account(self._planned_from), self._planned_from
-        allocated: dict[PciAddress | VgpuId, tuple[str, ...]] = {**found.functions, **found.vgpus}
-        for device, pods in allocated.items():
+        for device, pods in _allocated(found):
             if scope.covers_id(inventory, device):
                 why = f"{device} is allocated to {', '.join(pods)}"
                 raise StalePlanError(refusals.plan_outdated(self._subject, why))
@@ -177,6 +176,12 @@ class Change:
 def by_hand(subject: str, account: Account | None) -> Change:
     """Return a change that somebody makes beside the agent: its plan and the kubelet's account say what it may do."""
     return Change(Gates(lambda: ()), subject, lambda: True, account)
+
+
+def _allocated(found: PodAllocations) -> Iterator[tuple[PciAddress | VgpuId, tuple[str, ...]]]:
+    """Yield the devices that pods have, with the pods."""
+    yield from found.functions.items()
+    yield from found.vgpus.items()
 
 
 def pods_by_gpu(entries: Iterable[Entry]) -> Mapping[PciAddress, tuple[str, ...]]:
