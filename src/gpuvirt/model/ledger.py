@@ -135,7 +135,7 @@ def adopt(entries: Iterable[Entry], holders: Holders | None, known: Known) -> tu
         for (resource, device), consumer in holders.devices.items()
         if device in known and (resource, device) not in ours
     ]
-    return (*entries, *found)
+    return (*entries, *found) if found else entries
 
 
 def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[Entry, ...]:

@@ -1,6 +1,6 @@
 """The allocations that the kubelet has recorded in its checkpoint, as they are read at one moment."""
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
@@ -16,13 +16,18 @@ ReadRecorded = Callable[[], Recorded | Unknown]
 
 def any_consumer(recorded: Recorded) -> Mapping[tuple[ResourceName, DeviceId], Consumer]:
     """Return one container of each device."""
-    return {key: min(consumers, key=str) for key, consumers in recorded.items() if consumers}
+    return {key: next(iter(consumers)) for key, consumers in recorded.items() if consumers}
 
 
 def with_consumers(
-    entries: Iterable[Entry], consumers: Mapping[tuple[ResourceName, DeviceId], Consumer], unfinished: Container[str]
+    entries: tuple[Entry, ...], consumers: Mapping[tuple[ResourceName, DeviceId], Consumer], unfinished: Container[str]
 ) -> tuple[Entry, ...]:
-    """Return the entries with the containers that are recorded, but for those of allocations that are not finished."""
+    """Return the entries with the containers that are recorded, but for those of allocations that are not finished.
+
+    They are the same tuple where the record adds nothing.
+    """
+    if not any(entry.consumer is None and (entry.resource, entry.device) in consumers for entry in entries):
+        return entries
     return tuple(
         replace(entry, consumer=consumers.get((entry.resource, entry.device)))
         if entry.consumer is None and entry.allocation not in unfinished

@@ -117,10 +117,11 @@ class Broker:
         unfinished = self._unfinished.now(entries, recorded)
         if isinstance(recorded, Unknown):
             return entries, unfinished
-        consumers = any_consumer(recorded)
-        found = adopt(entries, Holders(self._clock.now(), consumers), self._state.known)
+        known = self._state.known
+        consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})
+        found = adopt(entries, Holders(self._clock.now(), consumers), known) if consumers else entries
         found = with_consumers(found, consumers, unfinished)
-        return (entries if found == entries else found), unfinished
+        return found, unfinished
 
     def _holds(self, entries: tuple[Entry, ...]) -> Holds:
         """Return what is allocated, found once for as long as it is the same."""
