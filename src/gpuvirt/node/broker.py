@@ -21,7 +21,7 @@ from gpuvirt.model.ledger import Entry, Holders, adopt, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.recorded import ReadRecorded, Recorded, any_consumer, with_consumers
+from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node import lastlook
 from gpuvirt.node.lastlook import Sight
 from gpuvirt.node.leasing import RefusedError
@@ -101,7 +101,7 @@ class Broker:
         if inventory is None or offer is None:
             return {}
         ids = dict.fromkeys(itertools.chain.from_iterable(containers))
-        holds = self._holds(self._allocated(self._recorded())[0])
+        holds = self._holds(self._with_recorded(self._recorded())[0])
         candidates = {one: offer.devices[one].candidate for one in ids if one in offer.devices}
         return {
             one: lastlook.look(self._kernel, inventory, candidate, allocated=holds.has_any(candidate))
@@ -113,15 +113,17 @@ class Broker:
 
         The entries are the ledger's own where the record has no more.
         """
-        entries = self._state.entries
-        unfinished = self._unfinished.now(entries, recorded)
+        unfinished = self._unfinished.now(self._state.entries, recorded)
+        found, consumers = self._with_recorded(recorded)
+        return with_consumers(found, consumers, unfinished), unfinished
+
+    def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[tuple[Entry, ...], Consumers]:
+        """Return the entries with those that only the record has, and the containers of recorded devices."""
+        entries, known = self._state.entries, self._state.known
         if isinstance(recorded, Unknown):
-            return entries, unfinished
-        known = self._state.known
+            return entries, {}
         consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})
-        found = adopt(entries, Holders(self._clock.now(), consumers), known) if consumers else entries
-        found = with_consumers(found, consumers, unfinished)
-        return found, unfinished
+        return adopt(entries, Holders(self._clock.now(), consumers), known) if consumers else entries, consumers
 
     def _holds(self, entries: tuple[Entry, ...]) -> Holds:
         """Return what is allocated, found once for as long as it is the same."""
