@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
+from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.tools import Tools
 from gpuvirt.model import pciids
+from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.ledger import Consumer, Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.recorded import Recorded
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, GpuView, NodeView
 from gpuvirt.node import binder
@@ -36,14 +38,26 @@ class Workers:
     """Whether the event loop goes on at each kernel operation of a job."""
 
 
+class Record:
+    """The kubelet's record of its allocations, which it writes when a container has all its devices."""
+
+    def __init__(self) -> None:
+        self.containers: dict[tuple[ResourceName, DeviceId], frozenset[Consumer]] = {}
+        self.unread = False
+
+    def read(self) -> Recorded | Unknown:
+        return Unknown() if self.unread else dict(self.containers)
+
+
 class SimNode:
     """The agent, its host and its time."""
 
-    def __init__(self, kernel: SimKernel, clock: SimClock, agent: Agent) -> None:
+    def __init__(self, kernel: SimKernel, clock: SimClock, agent: Agent, recorded: "Record") -> None:
         self.kernel = kernel
         self.clock = clock
         self.agent = agent
         self.held: dict[tuple[ResourceName, DeviceId], Consumer] = {}
+        self.recorded = recorded
         self.counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
 
     @property
@@ -92,13 +106,23 @@ class SimNode:
 
     def hold(self, resource: str, *devices: str, pod: str = "vm-a") -> None:
         """Have the kubelet say from now on that a pod has these devices."""
+        self.write(resource, *devices, uid=f"uid-of-{pod}")
         for device in devices:
             key = (ResourceName(resource), DeviceId(device))
             self.held[key] = Consumer(namespace="default", pod=pod, container="compute")
 
+    def write(self, resource: str, *devices: str, uid: str, container: str = "compute") -> None:
+        """Have the kubelet record these devices as a container's, before anybody else hears of it."""
+        for device in devices:
+            key = (ResourceName(resource), DeviceId(device))
+            before = self.recorded.containers.get(key, frozenset())
+            self.recorded.containers[key] = before | {Consumer(pod_uid=PodUid(uid), container=container)}
+
     def free(self, *devices: str) -> None:
         """Have the kubelet say from now on that nobody has these devices."""
         self.held = {key: consumer for key, consumer in self.held.items() if key[1] not in devices}
+        recorded = self.recorded.containers
+        self.recorded.containers = {key: one for key, one in recorded.items() if key[1] not in devices}
 
     def count(self, resource: str, *devices: str) -> None:
         """Have the kubelet say from now on that it counts these devices of a resource, and no others of any."""
@@ -136,7 +160,9 @@ async def running_node(
     if moving is None and Workers.paced:
         host = replace(host, kernel=PacedKernel(kernel), tools=PacedTools(host.tools))
         moving = _paced(clock)
+    recorded = Record()
     site = Site(
+        recorded=recorded.read,
         kernel=kernel,
         clock=clock,
         watching=InlineLane(),
@@ -160,7 +186,7 @@ async def running_node(
         running = group.create_task(agent.run())
         await clock.settle()
         try:
-            yield SimNode(kernel, clock, agent)
+            yield SimNode(kernel, clock, agent, recorded)
         except Exception as error:  # noqa: BLE001  raised again below, without the group around it
             failure = error
         running.cancel()

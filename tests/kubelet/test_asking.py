@@ -3,18 +3,21 @@
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
-from gpuvirt.clock import RealClock, Signal
+from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.pace import Pace
-from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 
 ASKED = 6
 T4 = ResourceName("nvidia.com/TU104GL_T4")
@@ -38,6 +41,7 @@ class Listens:
     def __init__(self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1) -> None:
         self.allocated = Signal()
         self.heard: list[Holders | None] = []
+        self.troubles: list[Reason | None] = []
         self.enough = asyncio.Event()
         self._withdrawing_for = withdrawing_for
         self._stirs = stirs
@@ -56,7 +60,18 @@ class Listens:
             self.enough.set()
 
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
-        pass
+        self.troubles.append(trouble if who == "holders" else None)
+
+
+def watch_of(
+    kubelet: SimKubelet,
+    clock: Clock,
+    pace: Pace | None = None,
+    resend: Callable[[], None] = lambda: None,
+    kubelets: tuple[int, ...] = (812,),
+) -> HolderWatch:
+    recorded = RecordedAllocations(kubelet.paths)
+    return HolderWatch(kubelet.paths, recorded, lambda: kubelets, clock, pace or Pace(), resend)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +88,7 @@ async def test_pauses(short_path: Path, withdrawing_for: int, *, tells: bool, sl
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
         if not tells:
             kubelet.paths.pod_resources_socket.unlink()
-        task = group.create_task(HolderWatch(kubelet.paths, clock, Pace(), lambda: None).run(listener))
+        task = group.create_task(watch_of(kubelet, clock).run(listener))
         await listener.enough.wait()
         task.cancel()
     assert clock.slept[:ASKED] == slept
@@ -84,7 +99,7 @@ async def test_who_was_given_one_meanwhile_is_asked_for_a_moment_later(short_pat
     clock, listener = Hasty(), Listens(2, stirs=False, enough=3)
     pace = Pace(holders_s=1000.0, holders_after_allocation_s=0.2)
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
-        task = group.create_task(HolderWatch(kubelet.paths, clock, pace, lambda: None).run(listener))
+        task = group.create_task(watch_of(kubelet, clock, pace).run(listener))
         await listener.enough.wait()
         task.cancel()
     assert clock.slept == [0.1]
@@ -103,7 +118,7 @@ async def held(folder: Path) -> set[DeviceId]:
     """Return what pods have, by one question to a kubelet that knows no pod."""
     listener = Listens(0)
     async with running(folder, RealClock()) as kubelet:
-        watch = HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: None)
+        watch = watch_of(kubelet, RealClock())
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone", "here", "..", "a/b", ""))
         await watch.ask(listener)
     (heard,) = listener.heard
@@ -135,7 +150,7 @@ async def test_pods_whose_folders_went_after_the_checkpoint_was_written_are_gone
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
         os.utime(kubelet.paths.checkpoint, ns=(0, 1_000_000_000))
         (short_path / "pods/gone").rmdir()
-        await HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: None).ask(listener)
+        await watch_of(kubelet, RealClock()).ask(listener)
     (heard,) = listener.heard
     assert heard is not None
     assert heard.devices == {}
@@ -149,7 +164,56 @@ async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_anew(short_path: 
     (short_path / "pods").mkdir()
     sent: list[None] = []
     async with running(short_path, RealClock()) as kubelet:
-        watch = HolderWatch(kubelet.paths, RealClock(), Pace(), lambda: sent.append(None))
+        watch = watch_of(kubelet, RealClock(), resend=lambda: sent.append(None))
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
         assert await watch.ask(Listens(0)), "it is asked again soon"
     assert sent == [None]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "kubelets", "whole", "recorded"),
+    [
+        ("nothing", (812,), True, True),
+        ("api", (812,), False, True),
+        ("api", (), True, True),
+        ("record", (812,), False, False),
+        ("record", (), False, False),
+    ],
+)
+async def test_half_an_account_is_not_taken_for_a_whole_one(
+    short_path: Path, lacks: str, kubelets: tuple[int, ...], *, whole: bool, recorded: bool
+) -> None:
+    """What it has counts; a kubelet that does not run left its record, and no record can be missing else."""
+    listener = Listens(0)
+    async with running(short_path, RealClock()) as kubelet:
+        kubelet.paths.checkpoint.write_bytes(checkpoint_of("a"))
+        if lacks == "api":
+            kubelet.paths.pod_resources_socket.unlink()
+        if lacks == "record":
+            kubelet.paths.checkpoint.write_text("{")
+        await watch_of(kubelet, RealClock(), kubelets=kubelets).ask(listener)
+    (heard,) = listener.heard
+    assert heard is not None
+    assert ((heard.partial is None), heard.recorded) == (whole, recorded)
+    assert {reason.code for reason in listener.troubles if reason} == (
+        set() if whole else {ReasonCode.ALLOCATIONS_UNKNOWN}
+    )
+    assert len(heard.devices) == (0 if lacks == "record" else 1)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kubelets", "known"), [(False, (), True), (True, (), False), (False, (812,), False)]
+)
+async def test_on_a_host_without_a_kubelet_no_pod_has_anything(
+    tmp_path: Path, *, folder: bool, kubelets: tuple[int, ...], known: bool
+) -> None:
+    """A folder without a record, or a process without a folder, is a kubelet of which nothing is known."""
+    paths, listener = KubeletPaths(tmp_path / "kubelet"), Listens(0)
+    if folder:
+        paths.root.mkdir()
+    watch = HolderWatch(paths, RecordedAllocations(paths), lambda: kubelets, RealClock(), Pace(), lambda: None)
+    await watch.ask(listener)
+    (heard,) = listener.heard
+    assert (heard is not None) is known
+    assert heard is None or (heard.devices, heard.partial, heard.recorded) == ({}, None, True)
+    assert (listener.troubles[-1] is None) is known

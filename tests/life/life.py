@@ -229,8 +229,9 @@ class Life(RuleBasedStateMachine):
         free = [device for device in self.listed[resource] if device not in used]
         if len(free) < count:
             return
-        chosen = list(self.rig.prefer(resource, free, count))
-        assert set(chosen) <= set(free)
+        preferred = self.rig.prefer(resource, free, count)
+        assert set(preferred) <= set(free)
+        chosen = list(dict.fromkeys([*preferred, *free]))[:count]  # as the kubelet does where it gets too few
         try:
             answer = self.rig.allocate(resource, chosen)
         except AllocationRefusedError as error:

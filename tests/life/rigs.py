@@ -81,7 +81,7 @@ class Conclusions:
     def _start(self, ledger: Ledger) -> None:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
         self._state.withholdings = withholdings(self._spec)
-        self._broker = Broker(self._state, self.kernel, self._now, lambda: None)
+        self._broker = Broker(self._state, self.kernel, self._now, dict, lambda: None)
         self._facts = None
         self.look()
 
@@ -142,6 +142,7 @@ class WholeAgent:
 
     def _start(self) -> None:
         site = Site(
+            recorded=dict,
             kernel=self.kernel,
             clock=self._clock,
             watching=InlineLane(),

@@ -292,12 +292,12 @@ def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.Mon
     unit = binder.look(site, Orders({})).inventory.gpus[FIRST].unit
     kernel.writes.clear()
     entries = [entry_of(FIRST)]
-    change = Change(Gates(lambda: entries), unit, lambda: True)
+    change = Change(Gates(lambda: entries), unit, lambda: True, None)
     reasons = binder.move(site, unit, {FIRST: Wish.NATIVE}, Orders({}), lambda _: None, change)
     assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
     assert (leased, kernel.writes) == ([], [])
     entries.clear()
-    change = Change(Gates(lambda: entries), unit, lambda: True)
+    change = Change(Gates(lambda: entries), unit, lambda: True, None)
     assert binder.move(site, unit, {FIRST: Wish.NATIVE}, Orders({}), lambda _: None, change) == ()
     assert leased
 
@@ -326,7 +326,7 @@ def test_a_gate_is_open_again_when_its_change_has_ended() -> None:
     entries: list[Entry] = []
     gates = Gates(lambda: entries)
     given = [(DeviceId(FIRST), Target(FIRST))]
-    change = Change(gates, "unit", lambda: True)
+    change = Change(gates, "unit", lambda: True, None)
     with change.under_way():
         gates.allocate(given, lambda: None)  # nothing is claimed yet
         change.claim(Scope(frozenset({FIRST})))

@@ -75,6 +75,14 @@ def test_an_mdev_of_any_plugin_is_that_vgpu(machine: Machine) -> None:
     assert found.by_gpu(inventory) == {inventory.vgpus[vgpu].gpu: ("pod a/b",)}
 
 
+def test_the_number_of_an_mdevs_group_is_that_vgpu(machine: Machine) -> None:
+    """KubeVirt's own plugin names mdevs so, too."""
+    kernel = machine("4xT4")
+    inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
+    vgpu = min(inventory.vgpus)
+    assert mapped(kernel, "example.com/t4", str(inventory.vgpus[vgpu].live.group)).vgpus == {vgpu: ("pod a/b",)}
+
+
 @pytest.mark.parametrize("device", ["card1-0", "card1-3", "renderD128", "0000-03-00-0-0x56c0"])
 def test_intels_ids(machine: Machine, device: str) -> None:
     kernel = machine("2xFlex170")

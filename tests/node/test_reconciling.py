@@ -9,7 +9,8 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.heard import Heard, NodeRequest
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.ledger import Holders
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node import originals
@@ -191,6 +192,30 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(mac
         assert notes(node) == set()
 
 
+async def test_half_an_account_of_pods_keeps_gpus_where_they_are(machine: Machine, tmp_path: Path) -> None:
+    """They are offered and given all the same: an agent without the pod-resources API is of use where nothing moves."""
+    kernel = machine("2xA10")
+    half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", seen="no socket")
+    async with running_node(kernel, tmp_path) as node:
+        node.agent.hear_holders(Holders(node.clock.now(), {}, partial=half))
+        await node.settle()
+        assert node.allocate(A10, [FIRST])
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        await node.advance(2)
+        for _ in range(3):
+            node.agent.hear_holders(Holders(node.clock.now(), {}, partial=half))
+            await node.advance(60)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+        assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
+        for _ in range(3):
+            await node.say_holders()
+            await node.advance(60)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
+
+
+GROUP_OF_SECOND = "22"
+
+
 async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machine: Machine, tmp_path: Path) -> None:
     """A pod can be admitted by what the kubelet counts, however empty the list was that it was sent."""
     kernel = machine("2xA10")
@@ -203,7 +228,15 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machin
         await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "vfio-pci"]
         assert notes(node) == {ReasonCode.STILL_COUNTED}
-        node.count("example.com/other", SECOND)
+        for resource, device in (("nvidia.com/GA102GL_A10", SECOND), ("devices.kubevirt.io/a10", GROUP_OF_SECOND)):
+            node.count(resource, device)
+            await node.say_holders()
+            await node.advance(60)
+            assert driver(kernel, SECOND) == "vfio-pci", "another plugin offers it, and a pod can be admitted by that"
+            (note,) = node.view.notes
+            assert note.code is ReasonCode.STILL_COUNTED
+            assert f"{resource} ({device})" in (note.seen or "")
+        node.count("example.com/other", "0000:01:00.0")
         await node.say_holders()
         await node.advance(10)
         assert driver(kernel, SECOND) == "nvidia"

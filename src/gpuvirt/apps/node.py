@@ -14,8 +14,11 @@ from gpuvirt.apps.ending import until_told_to_stop
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
@@ -87,17 +90,20 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
 
     `started` is given the agent once it is put together.
     """
-    folder = options.kubelet.device_plugins
-    await _wait_for(folder, options.clock)
+    if not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
+        await _wait_for(options.kubelet.device_plugins, options.clock)
     with _only_agent(options):
-        agent = Agent(_site(options), options.settings, options.ids, _who_we_are(options), options.pace)
+        recorded = RecordedAllocations(options.kubelet)
+        agent = Agent(_site(options, recorded), options.settings, options.ids, _who_we_are(options), options.pace)
         if started is not None:
             started(agent)
         async with asyncio.TaskGroup() as group:
             group.create_task(_settle_memory(options.clock))
             group.create_task(agent.run())
             resend = _start_plugins(group, agent, options)
-            holders = HolderWatch(options.kubelet, options.clock, options.pace, resend)
+            holders = HolderWatch(
+                options.kubelet, recorded, lambda: read_kubelets(options.kernel), options.clock, options.pace, resend
+            )
             group.create_task(keep_going("holders", lambda: holders.run(agent), options.clock))
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
@@ -122,7 +128,7 @@ def _only_agent(options: NodeOptions) -> Iterator[None]:
         own.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         own.chmod(PRIVATE)
     with ExitStack() as stack:
-        if not options.carves_only:
+        if not options.carves_only and options.kubelet.device_plugins.is_dir():
             stack.enter_context(only_agent(options.kubelet.device_plugins))
         if own.is_dir():
             stack.enter_context(only_agent(own))
@@ -141,8 +147,19 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
         options.pace,
         unknown_numa_is_node_0=compat.unknown_numa_is_node_0,
     )
-    group.create_task(plugins.run())
+    group.create_task(_offer(plugins, options))
     return plugins.resend
+
+
+async def _offer(plugins: Plugins, options: NodeOptions) -> None:
+    """Offer devices to the kubelet, which a host may get after the agent has started."""
+    folder = options.kubelet.device_plugins
+    if folder.is_dir():
+        await plugins.run()
+        return
+    await _wait_for(folder, options.clock)
+    with only_agent(folder):
+        await plugins.run()
 
 
 def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
@@ -196,13 +213,14 @@ async def _wait_for(folder: Path, clock: Clock) -> None:
         await clock.sleep(FOLDER_CHECK_S)
 
 
-def _site(options: NodeOptions) -> Site:
+def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
     return Site(
         kernel=options.kernel,
         clock=options.clock,
         watching=options.lanes("watching"),
         writing=options.lanes("writing"),
         giving=options.lanes("giving"),
+        recorded=recorded.read,
         ledger=options.ledger,
         state_file=options.state_file,
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from gpuvirt.facts.ids import PodUid
 from gpuvirt.kubelet.podresources import Held
 from gpuvirt.model.ledger import Consumer
 from gpuvirt.paths import KubeletPaths
@@ -22,6 +23,12 @@ def without_gone(paths: KubeletPaths, in_file: Held, in_api: Held) -> Held:
     if True not in has_folder.values() and not _pods_are_newer(paths):
         return in_file
     return {key: one for key, one in in_file.items() if key in in_api or has_folder[one.pod_uid] is not False}
+
+
+def gone(before: Held, after: Held) -> frozenset[PodUid]:
+    """Return the pods of which nothing is left by `without_gone`."""
+    uids = (frozenset(one.pod_uid for one in held.values() if one.pod_uid is not None) for held in (before, after))
+    return next(uids) - next(uids)
 
 
 def _pods_are_newer(paths: KubeletPaths) -> bool:

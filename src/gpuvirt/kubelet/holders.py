@@ -6,10 +6,13 @@ from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import DamagedError
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
+from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.gonepods import without_gone
+from gpuvirt.kubelet.gonepods import gone, without_gone
+from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import Held, PodResources, PodResourcesUnheardError
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.pace import Pace
@@ -49,15 +52,30 @@ class HolderWatch:
     any more is gone, where these folders are seen to be this kubelet's: those of pods that it does not know yet stay.
     """
 
-    def __init__(self, paths: KubeletPaths, clock: Clock, pace: Pace, resend: Callable[[], None]) -> None:
-        """`resend` has plugins send their lists once more."""
+    def __init__(
+        self,
+        paths: KubeletPaths,
+        recorded: RecordedAllocations,
+        kubelets: Callable[[], tuple[int, ...] | Unread],
+        clock: Clock,
+        pace: Pace,
+        resend: Callable[[], None],
+    ) -> None:
+        """`resend` has plugins send their lists once more; `recorded` is told which pods are gone.
+
+        `kubelets` returns the pids of the kubelets that run.
+        """
+        self._kubelets = kubelets
         self._paths = paths
+        self._recorded = recorded
         self._clock = clock
         self._pace = pace
         self._resend = resend
         self._api = PodResources(paths.pod_resources_socket)
         self._in_doubt: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
         """What the checkpoint alone had when lists were last sent for its sake."""
+        self._missing: frozenset[PodUid] = frozenset()
+        """The pods that were gone at the last question; twice is gone, once may be a pod without its folder yet."""
         self._tells_counted = False
         """Whether the kubelet tells what it counts, so that an answer that came too early shows as such."""
         self._early = 0
@@ -90,21 +108,43 @@ class HolderWatch:
     async def ask(self, listener: Listener) -> bool:
         """Ask once; return whether it is worth asking again soon."""
         at = self._clock.now()
-        told, written, troubles = await self._told(), self._written(), ""
+        written = self._written()  # first: a pod that is admitted after this has no folder yet
+        told, troubles = await self._told(), ""
         if isinstance(told, PodResourcesUnheardError) and isinstance(written, OSError | DamagedError):
             troubles = f"{told}; {written}"
+        if troubles and has_no_kubelet(self._paths, self._kubelets()):
+            written, told, troubles = {}, {}, ""
+        partial = None if troubles else self._partial(told, written)
         in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
         in_checkpoint: Held = {} if isinstance(written, OSError | DamagedError) else written
         in_file = without_gone(self._paths, in_checkpoint, in_api)
+        if not isinstance(written, OSError | DamagedError):
+            missing = gone(in_checkpoint, in_file)
+            self._recorded.gone, self._missing = missing & self._missing, missing
         counted = await self._counted()
         self._tells_counted = counted is not None
-        listener.hear_holders(None if troubles else Holders(at, {**in_file, **in_api}, counted or frozenset()))
+        recorded = not isinstance(written, OSError | DamagedError)
+        holders = Holders(at, {**in_file, **in_api}, counted or frozenset(), recorded, partial)
+        listener.hear_holders(None if troubles else holders)
         if not listener.unsettled:
             self._early = 0
-        listener.hear_trouble("holders", _unheard(troubles) if troubles else None)
+        listener.hear_trouble("holders", _unheard(troubles) if troubles else partial)
         if isinstance(told, PodResourcesUnheardError):
             return False
         return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
+
+    def _partial(self, told: Held | PodResourcesUnheardError, written: Held | OSError | DamagedError) -> Reason | None:
+        """Return why a half account may not be all that pods have, as a command would.
+
+        A kubelet that does not run left its record. Of one that runs both must be heard: the record lacks claims (DRA),
+        the API lacks containers that only initialise a pod.
+        """
+        if isinstance(written, OSError | DamagedError):
+            return _half(str(written))
+        if not isinstance(told, PodResourcesUnheardError):
+            return None
+        running = self._kubelets()
+        return None if running == () else _half(f"{running_text(running)}; {told}")
 
     def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
         """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""
@@ -135,6 +175,17 @@ class HolderWatch:
             return {} if self._paths.registration_socket.exists() else error
         except (OSError, DamagedError) as error:
             return error
+
+
+def _half(seen: str) -> Reason:
+    return Reason(
+        ReasonCode.ALLOCATIONS_UNKNOWN,
+        "the kubelet",
+        "may have given pods more than one of its two accounts says; the agent offers devices, but changes none that a"
+        " pod could have",
+        seen=seen,
+        fix="mount the kubelet's pod-resources folder and its device-plugins folder, both readable for root",
+    )
 
 
 def _unheard(seen: str) -> Reason:

@@ -29,17 +29,22 @@ def read_account(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> Hel
     `kubelets` are the pids of the kubelets that run.
     """
     written, trouble = _written(paths.checkpoint)
-    if trouble is None and written is None and kubelets == () and _is_absent(paths.root):
+    if trouble is None and written is None and has_no_kubelet(paths, kubelets):
         return None
     told, unheard = _told(paths.pod_resources_socket)
     known = {**without_gone(paths, written or {}, told or {}), **(told or {})}
     if trouble is not None:
         raise AccountUnknownError(trouble, known)
     if unheard is not None and kubelets != ():
-        raise AccountUnknownError(f"{_running(kubelets)}; {unheard}", known)
+        raise AccountUnknownError(f"{running_text(kubelets)}; {unheard}", known)
     if written is None and (told is None or any("/" in resource for resource, _ in told)):
         raise AccountUnknownError(f"no {paths.checkpoint}, though {paths.root} is there or a kubelet runs", known)
     return known
+
+
+def has_no_kubelet(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> bool:
+    """Return whether a host is known to have no kubelet: neither its folder nor a process of one."""
+    return kubelets == () and _is_absent(paths.root)
 
 
 def _written(path: Path) -> tuple[Held | None, str | None]:
@@ -75,7 +80,8 @@ def _is_absent(path: Path) -> bool:
     return False
 
 
-def _running(kubelets: tuple[int, ...] | Unread) -> str:
+def running_text(kubelets: tuple[int, ...] | Unread) -> str:
+    """Return in words which kubelets run."""
     if isinstance(kubelets, Unread):
         return f"whether a kubelet runs can't be seen ({kubelets.path}: {kubelets.said})"
     return f"a kubelet runs (pid {', '.join(map(str, kubelets))})"

@@ -1,6 +1,6 @@
 """What is in somebody's hands, whatever resource name it went out under, and what that keeps from others."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import IommuGroup, ResourceName, slot_of
@@ -34,11 +34,14 @@ class Holds:
             return _other_name(candidate, own)
         return replace(candidate, named=replace(candidate.named, resource=own.resource))
 
-    def in_the_way(self, resource: ResourceName, wanted: Iterable[Candidate]) -> Reason | None:
+    def in_the_way(
+        self, resource: ResourceName, wanted: Iterable[Candidate], unfinished: Container[str]
+    ) -> Reason | None:
         """Return why these devices can't be given together to one container, None when they can.
 
         The kubelet sees to it that an id is free or its pod's own. A holder of one of these devices is therefore the
-        same pod or a dead one, and what else it holds is in nobody's way.
+        same pod or a dead one, and what else it holds is in nobody's way. `unfinished` are the allocations of the
+        container that asks.
         """
         candidates = tuple(wanted)
         targets = {candidate.target for candidate in candidates}
@@ -49,16 +52,16 @@ class Holds:
         renewed = [self.by_target[target] for target in targets if target in self.by_target]
         for candidate in candidates:
             for entry in self._in_group(candidate):
-                ours = any(entry.together_with(own) for own in renewed) or _comes_with(candidate, entry)
+                ours = any(entry.together_with(own) for own in renewed) or _comes_with(candidate, entry, unfinished)
                 if entry.target not in targets and not ours:
                     return _group_held(candidate, entry)
         return None
 
-    def companions(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Yield the devices whose slot's other functions were just given to a pod that is not known yet."""
+    def companions(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
+        """Yield the devices whose slot's other functions were just given to the container that asks."""
         for candidate in candidates:
-            own = self.by_target.get(candidate.target)
-            if own is None and any(_comes_with(candidate, entry) for entry in self._in_group(candidate)):
+            own, others = self.by_target.get(candidate.target), self._in_group(candidate)
+            if own is None and any(_comes_with(candidate, entry, unfinished) for entry in others):
                 yield candidate
 
     def has_any(self, candidate: Candidate) -> bool:
@@ -69,14 +72,11 @@ class Holds:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
 
 
-def _comes_with(candidate: Candidate, entry: Entry) -> bool:
-    """Return whether a device is asked for in the same breath as another function of its slot: a GPU and its audio.
-
-    The kubelet asks once for each resource, and does not say for which pod. It admits one pod after another, so what
-    was just given and is in nobody's name yet is the same pod's; soon the rest of its group is no longer listed.
-    """
+def _comes_with(candidate: Candidate, entry: Entry, unfinished: Container[str]) -> bool:
+    """Return whether the container that asks for a device was given another function of its slot: a GPU, its audio."""
     whole = candidate.target.vgpu is None and entry.target.vgpu is None
-    return whole and entry.consumer is None and slot_of(candidate.target.gpu) == slot_of(entry.target.gpu)
+    same_slot = slot_of(candidate.target.gpu) == slot_of(entry.target.gpu)
+    return whole and same_slot and entry.consumer is None and entry.allocation in unfinished
 
 
 def find_holds(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> Holds:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName, VgpuType
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.podallocations import Allocation
+from gpuvirt.model.reasons import Reason
 
 Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
 """What the devices of a host are, by the ids that a kubelet could know them by; a group of None is not known."""
@@ -51,6 +52,10 @@ class Holders:
     devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
     counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     """What it admits pods by: healthy devices of its lists, as far as it tells."""
+    recorded: bool = True
+    """Whether the kubelet's record was read: without it, what an init container has is not known, and no entry ends."""
+    partial: Reason | None = None
+    """Why this may not be all that pods have; None: it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ def adopt(entries: Iterable[Entry], holders: Holders | None, known: Known) -> tu
         for (resource, device), consumer in holders.devices.items()
         if device in known and (resource, device) not in ours
     ]
-    return (*entries, *found)
+    return (*entries, *found) if found else entries
 
 
 def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[Entry, ...]:
@@ -152,7 +157,7 @@ def _after(entry: Entry, holders: Holders) -> Entry | None:
     consumer = holders.devices.get((entry.resource, entry.device))
     if consumer is not None:
         return replace(entry, consumer=consumer, misses=0)
-    if holders.at < entry.since + (UNCONFIRMED_FOR if entry.consumer is None else timedelta()):
+    if not holders.recorded or holders.at < entry.since + (UNCONFIRMED_FOR if entry.consumer is None else timedelta()):
         return entry
     missed = replace(entry, misses=entry.misses + 1)
     return missed if missed.misses < MISSES_TO_END else None

@@ -70,7 +70,7 @@ def map_allocations(
     unmapped: list[Allocation] = []
     for allocation in allocations:
         device = DeviceId(REPLICA.sub("", allocation.device))
-        if (vgpu := VgpuId(device.lower())) in inventory.vgpus:
+        for vgpu in _vgpus_of(inventory, device):
             vgpus[vgpu].append(allocation.pod)
         addresses = _functions_of(inventory, device)
         for address in addresses or ():
@@ -83,6 +83,15 @@ def map_allocations(
         tuple(unmapped),
         unknown,
     )
+
+
+def _vgpus_of(inventory: Inventory, device: DeviceId) -> Iterator[VgpuId]:
+    """Yield the vGPUs that an id means: by their own ids, or by the numbers of their groups."""
+    if (vgpu := VgpuId(device.lower())) in inventory.vgpus:
+        yield vgpu
+    elif device.isascii() and device.isdigit():
+        group = int(device)
+        yield from (one for one, vgpu in inventory.vgpus.items() if vgpu.live.group == group)
 
 
 def _functions_of(inventory: Inventory, device: DeviceId) -> frozenset[PciAddress] | None:

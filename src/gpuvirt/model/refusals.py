@@ -165,6 +165,18 @@ def allocations_unknown(seen: str, subject: str = "the kubelet") -> Reason:
     )
 
 
+def record_unread(seen: str, subject: str = "the kubelet") -> Reason:
+    """Return why the agent stops a change: what the kubelet has allocated since the plan is not known."""
+    return Reason(
+        ReasonCode.ALLOCATIONS_UNKNOWN,
+        subject,
+        "may have allocated the device to a pod: the kubelet's checkpoint could not be read",
+        seen=seen,
+        fix="mount the kubelet's device-plugins folder, readable for root; a damaged checkpoint is written again by"
+        " the kubelet at its next allocation",
+    )
+
+
 def locked(address: PciAddress, users: Sequence[User]) -> Reason:
     """The native driver does not let go."""
     who = f"; open it have {named(users)}" if users else ""
@@ -220,14 +232,14 @@ def pods_unheard(unit: str) -> Reason:
     )
 
 
-def still_counted(address: str) -> Reason:
+def still_counted(address: str, counted: Sequence[str]) -> Reason:
     """A pod could be admitted by it at any moment."""
     return Reason(
         ReasonCode.STILL_COUNTED,
         address,
-        "is to go back to the host, and the kubelet has not yet taken it off what it admits pods by",
-        seen="GetAllocatableResources",
-        fix="nothing, as a rule: it takes a second; else see whether another plugin offers it under the same name",
+        "is being returned to the host, but the kubelet still counts it as allocatable",
+        seen=f"GetAllocatableResources: {', '.join(counted)}" if counted else "GetAllocatableResources",
+        fix="wait a second; if it stays, remove the other device plugin that offers it to the kubelet",
     )
 
 

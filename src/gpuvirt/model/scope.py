@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.candidates import Target
+from gpuvirt.model.inventory import Inventory
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,15 @@ class Scope:
     def covers(self, target: Target) -> bool:
         """Return whether a device is among them."""
         return target.gpu in self.functions or target.vgpu in self.vgpus
+
+    def covers_id(self, inventory: Inventory, device: PciAddress | VgpuId) -> bool:
+        """Return whether a function or a vGPU of a host is among them."""
+        vgpu = inventory.vgpus.get(VgpuId(device))
+        return device in self.functions or device in self.vgpus or (vgpu is not None and vgpu.gpu in self.functions)
+
+    def includes(self, other: "Scope") -> bool:
+        """Return whether all of another scope is in this one."""
+        return other.functions <= self.functions and other.vgpus <= self.vgpus
 
     def with_all(self, others: Iterable["Scope"]) -> "Scope":
         """Return this scope and others as one."""

@@ -77,7 +77,7 @@ class Agent:
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
         )
         bells = Bells(self._watcher.look_soon, self._stale.set, self.hear_trouble)
-        self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, self._operands)
+        self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, site.recorded, self._operands)
         in_cluster = site.node_name is not None
         self._wants = Wants(
             self._state, self._inlets, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
@@ -85,7 +85,7 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        self._broker = Broker(self._state, site.kernel, site.clock, self._given)
+        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""

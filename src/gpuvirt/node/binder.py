@@ -41,6 +41,7 @@ WAITING = frozenset(
         ReasonCode.ALLOCATION_UNMAPPED,
         ReasonCode.STILL_COUNTED,
         ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.ALLOCATIONS_UNKNOWN,
         ReasonCode.UNBIND_PENDING,
         ReasonCode.DRIVER_LOCK,
         ReasonCode.UNIT_BUSY,
@@ -123,9 +124,10 @@ def move(
     The host is looked at anew under the unit's lock, so that the steps follow from what is there. `change` is the
     agent's; somebody who moves GPUs by hand has none.
     """
-    change = change or by_hand(unit)
+    change = change or by_hand(unit, orders.ask)
     with unit_locked(site.locks, unit), change.under_way():
         seen = look(site, orders)
+        change.plan_from(seen.inventory, seen.unmapped)
         plan = plan_unit(seen, unit, wishes)
         if plan.refusals or not plan.steps:
             return plan.refusals

@@ -13,17 +13,20 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName, is_mdev_uuid
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds, find_holds
-from gpuvirt.model.ledger import Entry, record
+from gpuvirt.model.ledger import Entry, Holders, adopt, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node import lastlook
 from gpuvirt.node.lastlook import Sight
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.state import NodeState
+from gpuvirt.node.unfinished import Unfinished
 
 Looked = Mapping[DeviceId, Sight]
 """What a look just before an allocation has shown of each device."""
@@ -40,12 +43,16 @@ class AllocationRefusedError(GpuvirtError):
 class Broker:
     """Gives devices away, and remembers to whom."""
 
-    def __init__(self, state: NodeState, kernel: Kernel, clock: Clock, given: Callable[[], None]) -> None:
-        """`given` is called after each allocation."""
+    def __init__(
+        self, state: NodeState, kernel: Kernel, clock: Clock, recorded: ReadRecorded, given: Callable[[], None]
+    ) -> None:
+        """`given` is called after each allocation, `recorded` reads what the kubelet has recorded of its own."""
         self._state = state
         self._kernel = kernel
         self._clock = clock
+        self._recorded = recorded
         self._given = given
+        self._unfinished = Unfinished()
         self._name = uuid.uuid4().hex
         """Tells the allocations of this agent from those of the one before, whatever its clock says."""
         self._numbers = itertools.count(1)
@@ -61,10 +68,18 @@ class Broker:
             device.id: Place(device.candidate.numa_node, device.candidate.group, device.candidate.target.gpu)
             for device in offer.devices.values()
         }
-        holds = self._holds(self._state.entries)
-        companions = [one.id for one in holds.companions(device.candidate for device in offer.devices.values())]
+        entries, unfinished = self._allocated(self._recorded())
+        holds = self._holds(entries)
+        candidates = {device.id: device.candidate for device in offer.devices.values()}
+        companions = [one.id for one in holds.companions(candidates.values(), unfinished)]
+        musts = [candidates[one] for one in must_include if one in candidates]
+        free = [
+            one
+            for one in available
+            if one not in candidates or not holds.in_the_way(resource, [*musts, candidates[one]], unfinished)
+        ]
         spread = self._state.settings.vgpu_placement
-        return prefer(available, must_include, size, places, spread, companions=companions)
+        return prefer(free, must_include, size, places, spread, companions=companions)
 
     def may_sleep(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> bool:
         """Return whether looking at what a request names could take its time."""
@@ -86,12 +101,29 @@ class Broker:
         if inventory is None or offer is None:
             return {}
         ids = dict.fromkeys(itertools.chain.from_iterable(containers))
-        holds = self._holds(self._state.entries)
+        holds = self._holds(self._with_recorded(self._recorded())[0])
         candidates = {one: offer.devices[one].candidate for one in ids if one in offer.devices}
         return {
             one: lastlook.look(self._kernel, inventory, candidate, allocated=holds.has_any(candidate))
             for one, candidate in candidates.items()
         }
+
+    def _allocated(self, recorded: Recorded | Unknown) -> tuple[tuple[Entry, ...], frozenset[str]]:
+        """Return the entries with what the kubelet has recorded since, and the allocations of the container that asks.
+
+        The entries are the ledger's own where the record has no more.
+        """
+        unfinished = self._unfinished.now(self._state.entries, recorded)
+        found, consumers = self._with_recorded(recorded)
+        return with_consumers(found, consumers, unfinished), unfinished
+
+    def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[tuple[Entry, ...], Consumers]:
+        """Return the entries with those that only the record has, and the containers of recorded devices."""
+        entries, known = self._state.entries, self._state.known
+        if isinstance(recorded, Unknown):
+            return entries, {}
+        consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})
+        return adopt(entries, Holders(self._clock.now(), consumers), known) if consumers else entries, consumers
 
     def _holds(self, entries: tuple[Entry, ...]) -> Holds:
         """Return what is allocated, found once for as long as it is the same."""
@@ -115,13 +147,15 @@ class Broker:
         if (withholding := self._state.withholdings.get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # also of a device whose pod has just ended
         looked = self.look(resource, containers) if looked is None else looked
+        recorded = self._recorded()
         opened = {sight.opened for sight in looked.values() if sight.opened is not None}
-        entries = self._state.entries
+        entries, unfinished = self._allocated(recorded)
         attachments: list[Attachment] = []
         given: list[Candidate] = []
+        added: list[Entry] = []
         for ids in containers:
             devices = tuple(self._usable(offer, ids, looked))
-            if (reason := self._holds(entries).in_the_way(resource, devices)) is not None:
+            if (reason := self._holds(entries).in_the_way(resource, devices, unfinished)) is not None:
                 raise AllocationRefusedError(reason)
             attachment = attach(inventory, resource, devices, self._state.settings)
             nodes = attachment.device_nodes
@@ -129,13 +163,15 @@ class Broker:
                 raise AllocationRefusedError(reason)
             attachments.append(attachment)
             given += devices
-            entries = record(entries, self._entries(resource, devices))
+            added += (new := tuple(self._entries(resource, devices)))
+            entries = record(entries, new)
         try:
             self._state.gates.allocate(
                 [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
             )
         except RefusedError as error:
             raise AllocationRefusedError(error.reason) from error
+        self._unfinished.add(added, recorded)
         self._given()
         return tuple(attachments)
 

@@ -33,7 +33,7 @@ from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node import preflight
 from gpuvirt.node.binder import Site
 from gpuvirt.node.carvesteps import Run, SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
-from gpuvirt.node.gate import Change, by_hand
+from gpuvirt.node.gate import Account, Change, by_hand
 from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
@@ -63,6 +63,12 @@ class Given:
     """Why pods may have more than `holdings`; nothing that is there is touched then."""
     change: Change | None = None
     """The agent's change; None by hand."""
+
+    @property
+    def account(self) -> Account | None:
+        """What reads the newest account of what pods have, for a change by hand."""
+        renew = self.renew
+        return None if renew is None else lambda inventory: renew(inventory).allocations
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +190,7 @@ def carve(
     if gpu not in first.gpus:
         return (shortfalls.gone(gpu),)
     unit = first.gpus[gpu].unit
-    run = Run(tell, given.change or by_hand(unit))
+    run = Run(tell, given.change or by_hand(unit, given.account))
     with unit_locked(site.locks, unit), run.change.under_way():
         return _carve(site, gpu, wish, given, first, run)
 
@@ -200,6 +206,7 @@ def _carve(
         seen = replace(_look_at(site, given, gpu, first), refused=refused, remembered=_types(before), held=held)
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
+        run.change.plan_from(seen.inventory, seen.given.allocations.unmapped)
         if before is None and seen.inventory.gpus[gpu].unit != unit:
             raise UnitBusyError(f"{unit}: {gpu} is of another unit by now, which this lock does not guard")
         board = seen.asked_board(gpu, wish)
@@ -207,7 +214,7 @@ def _carve(
         next_plan = _first_plan(seen, board, gpu, wish) if before is None else plan_gpu(function, board, wish)
         next_plan = _unless_allocated(seen, next_plan)
         if given.unknown is not None and next_plan.destroys:
-            next_plan = CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
+            next_plan = CarvePlan(gpu, pending=(given.unknown.reason_for(gpu) or shortfalls.pods_unheard(gpu),))
         if not next_plan.steps:
             return (*next_plan.refusals, *next_plan.pending, *_quarantined(refused))
         before = before or board
@@ -253,6 +260,7 @@ def _put_back(site: Site, gpu: PciAddress, before: Board | None, last: Look, run
         if gpu not in seen.inventory.gpus:
             yield shortfalls.gone(gpu)
             return
+        run.change.plan_from(seen.inventory, seen.given.allocations.unmapped)
         board = seen.asked_board(gpu, wish)
         back = plan_gpu(seen.inventory.facts.functions[gpu], board, wish)
         if not back.steps:
@@ -274,7 +282,7 @@ def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
     if isinstance(live.type, Unread):
         return CarvePlan(gpu, refusals=(shortfalls.unread(vgpu, live.type),))
     if seen.given.unknown is not None:
-        return CarvePlan(gpu, pending=(shortfalls.pods_unheard(gpu),))
+        return CarvePlan(gpu, pending=(seen.given.unknown.reason_for(gpu) or shortfalls.pods_unheard(gpu),))
     if users := board.users.get(vgpu, ()):
         return CarvePlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
     return _unless_allocated(seen, CarvePlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),)))
@@ -287,7 +295,8 @@ def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell, 
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_removal(seen, gpu, vgpu)
-        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit))
+        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit, given.account))
+        run.change.plan_from(seen.inventory, seen.given.allocations.unmapped)
         try:
             take_all(site, seen.inventory, seen.board(gpu), next_plan, run)
         except VgpusHeldError as error:
@@ -321,7 +330,8 @@ def set_scheduler(
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_scheduler(seen, gpu, wanted)
-        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit))
+        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit, given.account))
+        run.change.plan_from(seen.inventory, seen.given.allocations.unmapped)
         try:
             take_all(site, seen.inventory, seen.board(gpu), next_plan, run)
         except RefusedError as error:

@@ -184,7 +184,7 @@ class Carvings:
             return False
         if given.unknown is not None and plan.destroys:
             if not attempts.running and not attempts.rolled_back:
-                self._conclude(agent, gpu, (shortfalls.pods_unheard(gpu),))
+                self._conclude(agent, gpu, (given.unknown.reason_for(gpu) or shortfalls.pods_unheard(gpu),))
             return False
         return attempts.begin(_circumstances(agent, gpu, given), self._clock.monotonic_s())
 

@@ -8,16 +8,21 @@ allocations are still those that it was planned from. Nobody waits for a step: t
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.candidates import Target
+from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
+from gpuvirt.model.podallocations import Allocation, PodAllocations, unmapped_reasons
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.scope import Scope
 from gpuvirt.node.leasing import RefusedError
+
+Account = Callable[[Inventory], PodAllocations]
+"""Reads the newest account of what pods have of a host; any thread calls it."""
 
 
 class StalePlanError(RefusedError):
@@ -53,10 +58,11 @@ class Gates:
 class Change:
     """A change of one isolation unit: it claims its devices, then takes its steps, each after the same questions."""
 
-    def __init__(self, gates: Gates, subject: str, is_desired: Callable[[], bool]) -> None:
+    def __init__(self, gates: Gates, subject: str, is_desired: Callable[[], bool], account: Account | None) -> None:
         """`is_desired` returns whether the desired state is still that of the plan; any thread calls it.
 
-        `subject` is what reasons name: an isolation unit, or a GPU.
+        `subject` is what reasons name: an isolation unit, or a GPU. `account` reads the newest account of what pods
+        have, by whatever plugin; None: there is none to be read.
         """
         self.scope = Scope()
         """The devices that it may touch."""
@@ -65,6 +71,10 @@ class Change:
         self._subject = subject
         self._gates = gates
         self._is_desired = is_desired
+        self._account = account
+        self._planned_from: Inventory | None = None
+        self._unmapped: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+        self._begun = Scope()
         self._slept_at: str | None = None
         self._rolling_back = False
 
@@ -84,8 +94,16 @@ class Change:
             with self._gates.lock:
                 self._gates.under_way.remove(self)
 
+    def plan_from(self, inventory: Inventory, unmapped: Iterable[Allocation]) -> None:
+        """Take the host as the plan saw it, and the allocations that it could not map: the newest account is mapped
+        to the same devices, whose ids a driver may not tell in the middle of a change.
+        """
+        self._planned_from = inventory
+        self._unmapped = frozenset((one.resource, one.device) for one in unmapped)
+
     def claim(self, scope: Scope) -> None:
         """Have none of these devices allocated from now on until the change ends; raise StalePlanError."""
+        self._ask_account(scope, may_be_unknown=self._rolling_back)
         with self._gates.lock:
             self._ask(scope)
             self.scope = self.scope.with_all([scope])
@@ -93,9 +111,11 @@ class Change:
     @contextmanager
     def step(self, scope: Scope, text: str) -> Iterator[None]:
         """Take one step, which touches these devices, unless the plan is out of date: raise StalePlanError."""
+        self._ask_account(scope, may_be_unknown=self._rolling_back and self._begun.includes(scope))
         with self._gates.lock:
             self._ask(scope)
             self.scope = self.scope.with_all([scope])
+            self._begun = self._begun.with_all([scope])
             self.step_text = text
         try:
             yield
@@ -116,6 +136,25 @@ class Change:
             return planned
         return {**planned, **pods_by_gpu(self._gates.allocated())}
 
+    def _ask_account(self, scope: Scope, *, may_be_unknown: bool) -> None:
+        """Raise StalePlanError where the newest account has one of these devices in a pod, or is unknown.
+
+        A function that the change itself has taken from its driver is put back all the same: it is of no use to a pod.
+        """
+        if self._account is None or self._planned_from is None or scope == Scope():
+            return
+        found, inventory = self._account(self._planned_from), self._planned_from
+        for device, pods in _allocated(found):
+            if scope.covers_id(inventory, device):
+                why = f"{device} is allocated to {', '.join(pods)}"
+                raise StalePlanError(refusals.plan_outdated(self._subject, why))
+        unmapped = [one for one in found.unmapped if (one.resource, one.device) not in self._unmapped]
+        for address in sorted(scope.functions & inventory.facts.functions.keys()):
+            for reason in unmapped_reasons(inventory.facts.functions[address], unmapped):
+                raise StalePlanError(reason)
+        if found.unknown is not None and not may_be_unknown:
+            raise StalePlanError(replace(found.unknown, subject=self._subject))
+
     def _ask(self, scope: Scope) -> None:
         if (reason := self._why_stale(scope)) is not None:
             raise StalePlanError(reason)
@@ -134,9 +173,15 @@ class Change:
         return None
 
 
-def by_hand(subject: str) -> Change:
-    """Return a change that somebody makes beside the agent: its plan alone says what it may do."""
-    return Change(Gates(lambda: ()), subject, lambda: True)
+def by_hand(subject: str, account: Account | None) -> Change:
+    """Return a change that somebody makes beside the agent: its plan and the kubelet's account say what it may do."""
+    return Change(Gates(lambda: ()), subject, lambda: True, account)
+
+
+def _allocated(found: PodAllocations) -> Iterator[tuple[PciAddress | VgpuId, tuple[str, ...]]]:
+    """Yield the devices that pods have, with the pods."""
+    yield from found.functions.items()
+    yield from found.vgpus.items()
 
 
 def pods_by_gpu(entries: Iterable[Entry]) -> Mapping[PciAddress, tuple[str, ...]]:

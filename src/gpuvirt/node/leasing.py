@@ -51,6 +51,8 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
             try:
                 held.enter_context(kernel.lease(claim.group))
             except LeaseUnavailableError:
+                # To lease a device by its own node resets it, and a VM that is about to bind it would fail.
+                _see_that_nobody_uses(kernel, claim, None)
                 held.enter_context(kernel.lease_devices(claim.cdevs))
         except DeviceBusyError as error:
             raise HeldError(refusals.not_leased(claim.subject, str(error)), str(error)) from error

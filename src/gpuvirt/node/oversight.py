@@ -8,7 +8,7 @@ from datetime import datetime
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import SmiReport
-from gpuvirt.model import shortfalls
+from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.carving import CarvePlan, CarveWish
 from gpuvirt.model.gpumodes import Questions
@@ -20,6 +20,7 @@ from gpuvirt.model.ledger import allocations_of
 from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.recorded import ReadRecorded, any_consumer
 from gpuvirt.model.scheduling import Footing, Told
 from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted
 from gpuvirt.model.wanted import Modes
@@ -60,9 +61,18 @@ class Oversight:
     """One node's, for its reconcilers."""
 
     def __init__(
-        self, state: NodeState, telemetry: Telemetry, clock: Clock, bells: Bells, operands: Operands | None
+        self,
+        state: NodeState,
+        telemetry: Telemetry,
+        clock: Clock,
+        bells: Bells,
+        recorded: ReadRecorded,
+        operands: Operands | None,
     ) -> None:
-        """`operands`: another's programs that offer what is here; None where the agent itself does."""
+        """`operands`: another's programs that offer what is here; None where the agent itself does.
+
+        `recorded` reads what the kubelet has recorded of its allocations.
+        """
         self.concluded = Signal()
         """Set whenever conclusions were drawn."""
         self.vgpu_states: Cell[Progress | None] = Cell(None)
@@ -79,6 +89,7 @@ class Oversight:
         """When devices were last taken from what is offered."""
         self._withdrawn: frozenset[str] = frozenset()
         self._operands = operands
+        self._recorded = recorded
         self._desired = Desired()
         self.looks = 0
         """How often the host was looked at."""
@@ -111,8 +122,8 @@ class Oversight:
         return tuple(note for who, note in self._state.notes.items() if who.startswith(begins))
 
     @property
-    def still_counted(self) -> frozenset[PciAddress]:
-        """The functions that are offered no more, and that the kubelet was last heard to count."""
+    def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
+        """The functions that are offered no more, and that the kubelet was last heard to count, with what it counts."""
         return self._state.still_counted
 
     @property
@@ -164,13 +175,21 @@ class Oversight:
 
     def pods(self) -> Allocations | Unknown:
         """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
-        if not self.heard_since:
-            return Unknown()
+        if (unknown := self._unknown) is not None:
+            return unknown
         allocations, inventory = self._allocations, self._state.inventory
         found = {} if inventory is None else dict(allocations.by_gpu(inventory))
         for gpu, holders in pods_by_gpu(self._state.entries).items():
             found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *holders)))
         return found
+
+    @property
+    def _unknown(self) -> Unknown | None:
+        """Why pods may have more than is known: the kubelet was not asked since, or half of its account is missing."""
+        heard = self._state.holders
+        if heard is None or not self.heard_since:
+            return Unknown()
+        return Unknown(heard.partial) if heard.partial is not None else None
 
     @property
     def unmapped(self) -> tuple[Allocation, ...]:
@@ -196,12 +215,14 @@ class Oversight:
             offered,
             allocations=self._allocations,
             moves=self._state.wishes,
-            unknown=None if inventory is not None and self.heard_since else Unknown(),
+            unknown=Unknown() if inventory is None else self._unknown,
         )
 
     def moving(self, unit: UnitId, wishes: Wishes) -> Change:
         """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them."""
-        return Change(self._state.gates, unit, lambda: wishes.items() <= self._desired.moves.items())
+        return Change(
+            self._state.gates, unit, lambda: wishes.items() <= self._desired.moves.items(), self._newest_account
+        )
 
     def carving(self, gpu: PciAddress, wish: CarveWish) -> Change:
         """Return the change that has a GPU carry what is wished, for as long as that is wanted.
@@ -213,7 +234,14 @@ class Oversight:
         def is_desired() -> bool:
             return self._desired.vgpus.get(gpu) == wish or self._desired.origin_of(gpu) == origin
 
-        return Change(self._state.gates, gpu, is_desired)
+        return Change(self._state.gates, gpu, is_desired, self._newest_account)
+
+    def _newest_account(self, inventory: Inventory) -> PodAllocations:
+        """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""
+        recorded = self._recorded()
+        if isinstance(recorded, Unknown):
+            return PodAllocations(unknown=recorded.reason or refusals.record_unread("its checkpoint"))
+        return map_allocations(inventory, allocations_of(any_consumer(recorded)))
 
     @property
     def clears_way(self) -> bool:

@@ -86,8 +86,11 @@ class Overseer(Protocol):
         ...
 
     @property
-    def still_counted(self) -> frozenset[PciAddress]:
-        """The functions that are offered no more, and that the kubelet still counts: it may admit a pod by them."""
+    def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
+        """The functions that are offered no more, and that the kubelet still counts: it may admit a pod by them.
+
+        Each with the resources under which it counts them.
+        """
         ...
 
     def hear_trouble(self, who: str, trouble: Reason | None) -> None:
@@ -165,9 +168,9 @@ class Reconciler:
     async def _moved(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
         pods = agent.pods()
         if isinstance(pods, Unknown) and Wish.NATIVE in wishes.values():
-            return (refusals.pods_unheard(unit),)
+            return (pods.reason_for(unit) or refusals.pods_unheard(unit),)
         if counted := _counted(agent, unit):
-            return tuple(refusals.still_counted(one) for one in sorted(counted))
+            return tuple(refusals.still_counted(one, names) for one, names in counted)
         taken: list[str] = []
         attempts = self._attempts[unit]
 
@@ -186,10 +189,11 @@ class Reconciler:
         return await attempts.run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
 
 
-def _counted(agent: Overseer, unit: UnitId) -> frozenset[PciAddress]:
-    """Return the functions of a unit that are offered no more and that the kubelet still counts."""
+def _counted(agent: Overseer, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:
+    """Return the functions of a unit that are offered no more and that the kubelet still counts, with its names."""
     inventory = agent.inventory
-    return agent.still_counted.intersection(inventory.units.get(unit, ()) if inventory is not None else ())
+    members = inventory.units.get(unit, ()) if inventory is not None else ()
+    return tuple((one, names) for one, names in sorted(agent.still_counted.items()) if one in members)
 
 
 def _circumstances(agent: Overseer, inventory: Inventory, unit: UnitId, wishes: Wishes) -> Circumstances:

@@ -8,6 +8,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.recorded import ReadRecorded
 from gpuvirt.node import binder
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.markers import Markers
@@ -34,6 +35,8 @@ class Site:
     """The lane of our own files."""
     giving: Lane
     """The lane of looks at what is about to be given away."""
+    recorded: ReadRecorded
+    """Reads what the kubelet has recorded of its allocations."""
     ledger: Path
     state_file: Path | None
     """None where the host's `/run` is not ours to write."""

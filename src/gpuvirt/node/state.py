@@ -6,18 +6,19 @@ Nothing here waits, or does anything to the host. Whoever hears something new pu
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
-from gpuvirt.facts.pci import FunctionKind, Unread
+from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.board import Holding, holdings_of
-from gpuvirt.model.candidates import Target
 from gpuvirt.model.inventory import Inventory, build_inventory
+from gpuvirt.model.knowndevices import known_devices
 from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.plan import Wishes
+from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
@@ -34,6 +35,9 @@ from gpuvirt.node.notice import Notice
 
 class NodeState:
     """Everything the agent knows."""
+
+    known: Known = MappingProxyType({})
+    """What the devices of the host are, by the ids that a kubelet could know them by."""
 
     def __init__(
         self,
@@ -112,13 +116,26 @@ class NodeState:
         return self.holders is not None and self.inventory is not None
 
     @property
-    def still_counted(self) -> frozenset[PciAddress]:
-        """The functions that are to be offered no more, and of which the kubelet may still count something."""
-        if self.holders is None or self.inventory is None or not self.withdrawn:
-            return self.noticed
-        known, ours = _known(self.inventory), self.resources
-        devices = {device for resource, device in self.holders.counted if resource in ours and device in known}
-        return self.noticed | (self.withdrawn & {known[device][0].gpu for device in devices})
+    def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
+        """The functions that are to be offered no more, and that the kubelet may still count, with what it counts.
+
+        What another plugin offers under another name counts: the kubelet admits pods by it all the same.
+        """
+        found: dict[PciAddress, tuple[str, ...]] = dict.fromkeys(self.noticed, ())
+        if self.inventory is None or not self.withdrawn:
+            return found
+        counted = self._counted.by_gpu(self.inventory)
+        return found | {one: counted[one] for one in self.withdrawn if one in counted}
+
+    @property
+    def _counted(self) -> PodAllocations:
+        """What the kubelet was last heard to admit pods by, in the place of pods."""
+        if self.inventory is None or self.holders is None:
+            return PodAllocations()
+        counted = sorted(self.holders.counted)
+        return map_allocations(
+            self.inventory, (Allocation(resource, one, f"{resource} ({one})") for resource, one in counted)
+        )
 
     @property
     def suspicious(self) -> bool:
@@ -142,7 +159,8 @@ class NodeState:
         names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
         self.type_names = {**self.type_names, **names}
         self.inventory = build_inventory(facts, self.type_names)
-        known, boot_id = _known(self.inventory), facts.platform.boot_id
+        self.known = known = known_devices(self.inventory)
+        boot_id = facts.platform.boot_id
         self.entries = locate(self.entries, known, same_boot=boot_id is None or boot_id == self.boot_id)
         self.entries = adopt(self.entries, self.holders, known)
         self.boot_id = boot_id or self.boot_id
@@ -154,7 +172,7 @@ class NodeState:
         self.holders = holders or self.holders
         self.entries = settle(self.entries, holders)
         if self.inventory is not None:
-            self.entries = adopt(self.entries, holders, _known(self.inventory))
+            self.entries = adopt(self.entries, holders, self.known)
         return (self.entries, self.holders_heard, self.still_counted, self.leaving) != before
 
     def hear_entries(self, entries: tuple[Entry, ...]) -> None:
@@ -254,33 +272,4 @@ class NodeState:
     @property
     def leaving(self) -> frozenset[VgpuId]:
         """The vGPUs that are offered no more, and that the kubelet was last heard to count."""
-        told = self.holders.counted if self.holders is not None else ()
-        return self.unwanted & {VgpuId(device) for _, device in told}
-
-
-def _known(inventory: Inventory) -> Known:
-    """Return what the devices of a host are, offered or not, by the ids that a kubelet could know them by.
-
-    KubeVirt's own plugin, and NVIDIA's before 1.5, name a device by the number of its group.
-    """
-    endpoints = {
-        group: [one for one in members if inventory.facts.functions[one].kind is not FunctionKind.BRIDGE]
-        for group, members in inventory.groups.items()
-    }
-    by_group = {DeviceId(str(group)): (Target(found[0]), group) for group, found in endpoints.items() if found}
-    functions = {
-        DeviceId(function.address): (Target(function.address), _known_group(function.iommu_group))
-        for function in inventory.facts.functions.values()
-    }
-    vgpus = {
-        DeviceId(vgpu.live.id): (
-            Target(vgpu.gpu, vgpu.live.id, None if isinstance(vgpu.live.type, Unread) else vgpu.live.type),
-            _known_group(vgpu.live.group),
-        )
-        for vgpu in inventory.vgpus.values()
-    }
-    return by_group | functions | vgpus
-
-
-def _known_group(group: IommuGroup | Unread | None) -> IommuGroup | None:
-    return None if isinstance(group, Unread) else group
+        return self.unwanted & self._counted.vgpus.keys() if self.unwanted else frozenset()

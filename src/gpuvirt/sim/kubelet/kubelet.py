@@ -163,11 +163,11 @@ class SimKubelet:
                     pod.held.append(await self._give(pod, container, resource, count))
                     if container.init:
                         self.manager.keep_for_reuse(pod.held[-1])
+                self._write_checkpoint()  # before the next container asks
         except AdmissionError:
             self.manager.free_all_but(self._uids_of_pods())
             raise
         self.pods[name] = pod
-        self._write_checkpoint()
         return pod
 
     def end_pod(self, name: str) -> None:

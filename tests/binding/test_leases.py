@@ -1,0 +1,131 @@
+"""What proves that nobody uses a device can harm, too: no lease and no lock of a device that is allocated or in use."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.users import cdevs_of
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.plan import Wish
+from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node import binder
+from gpuvirt.node.binder import Orders
+from gpuvirt.node.leasing import Claim, HeldError, leased
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.nvidia import gpu_uuid
+from gpuvirt.sim.tools import SimTools
+from simnode import running_node
+
+GPU, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
+T4 = "nvidia.com/TU104GL_TESLA_T4"
+
+
+def host(driver: str = "vfio-pci", *, group_nodes: bool = False) -> SimKernel:
+    slots = tuple(SlotSpec(at=at, board="T4", driver=driver, group=group) for at, group in ((GPU, 12), (OTHER, 22)))
+    return build_machine(MachineSpec(about="two T4", iommufd=True, group_nodes=group_nodes, slots=slots))
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimKernel], Counter[str]]:
+    """Count the leases of each device and group of a host."""
+
+    def counted(kernel: SimKernel) -> Counter[str]:
+        found: Counter[str] = Counter()
+        lease, lease_devices = kernel.lease, kernel.lease_devices
+
+        def by_group(group: IommuGroup, /) -> AbstractContextManager[None]:
+            if group in scan(kernel).group_nodes:
+                found[str(group)] += 1
+            return lease(group)
+
+        def by_nodes(names: Sequence[str], /) -> AbstractContextManager[None]:
+            found.update(names)
+            return lease_devices(names)
+
+        monkeypatch.setattr(kernel, "lease", by_group)
+        monkeypatch.setattr(kernel, "lease_devices", by_nodes)
+        return found
+
+    return counted
+
+
+def cdevs(kernel: SimKernel, address: PciAddress) -> list[str]:
+    return list(cdevs_of([scan(kernel).functions[address]]))
+
+
+def site_of(kernel: SimKernel, folder: Path) -> binder.Site:
+    return binder.Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
+
+
+@pytest.mark.parametrize("bind", [True, False])
+def test_a_device_that_a_vm_has_open_is_not_leased(
+    count: Callable[[SimKernel], Counter[str]], tmp_path: Path, *, bind: bool
+) -> None:
+    """Also one that the VM has not bound yet: it does so next, and would fail."""
+    kernel = host()
+    leases, names = count(kernel), cdevs(kernel, GPU)
+    kernel.open_devices(names, bind=bind)
+    with pytest.raises(HeldError, match="qemu"), leased(kernel, Claim(GPU, IommuGroup(12), tuple(names))):
+        raise AssertionError("leased")
+    reasons = binder.move(
+        site_of(kernel, tmp_path),
+        binder.look(site_of(kernel, tmp_path), Orders({})).inventory.gpus[GPU].unit,
+        {GPU: Wish.NATIVE},
+        Orders({}),
+        lambda _: None,
+    )
+    assert [reason.code for reason in reasons] == [ReasonCode.IN_USE]
+    assert leases == Counter()
+
+
+def test_a_free_device_is_leased_once(count: Callable[[SimKernel], Counter[str]]) -> None:
+    kernel = host()
+    leases, names = count(kernel), cdevs(kernel, GPU)
+    with leased(kernel, Claim(GPU, IommuGroup(12), tuple(names))):
+        assert leases == Counter(names)
+
+
+@pytest.mark.parametrize("group_nodes", [True, False])
+async def test_allocate_leases_nothing_that_the_kubelet_has_given(
+    count: Callable[[SimKernel], Counter[str]], tmp_path: Path, *, group_nodes: bool
+) -> None:
+    """By the kubelet's record, before anybody has told the agent; and nothing at all by devices' own nodes."""
+    kernel = host(group_nodes=group_nodes)
+    async with running_node(kernel, tmp_path) as node:
+        await node.say_holders()
+        leases = count(kernel)
+        node.write(T4, GPU, uid="vm")
+        node.allocate(T4, [GPU])
+        assert leases == Counter()
+        node.allocate(T4, [OTHER])
+        assert leases == (Counter({"22": 1}) if group_nodes else Counter())
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
+def test_a_change_by_hand_neither_leases_nor_locks_what_a_pod_was_given_since(
+    count: Callable[[SimKernel], Counter[str]], tmp_path: Path, driver: str
+) -> None:
+    kernel = host(driver, group_nodes=True)
+    site, answers = site_of(kernel, tmp_path), iter(range(9))
+    unit = binder.look(site, Orders({})).inventory.gpus[GPU].unit
+    device = gpu_uuid(GPU) if driver == "nvidia" else GPU
+
+    def ask(inventory: Inventory) -> PodAllocations:
+        """Return what pods have: nothing at the look, the GPU after it."""
+        given = [Allocation(ResourceName("nvidia.com/gpu"), DeviceId(device), "pod a/b")]
+        return map_allocations(inventory, given if next(answers) else [])
+
+    leases = count(kernel)
+    kernel.writes.clear()
+    wish = Wish.PASSTHROUGH if driver == "nvidia" else Wish.NATIVE
+    reasons = binder.move(site, unit, {GPU: wish}, Orders({}, ask=ask), lambda _: None)
+    assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
+    assert (leases, kernel.writes) == (Counter(), [])

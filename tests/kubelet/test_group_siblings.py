@@ -1,0 +1,53 @@
+"""A kubelet that admits one pod right after another: GPU and audio function of one group never go to two of them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.settings import Settings
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt.sim.machine import load_machine
+from kubeletnode import CLOCK, FAST, agent_on, options_for, until
+
+GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
+
+
+QUIET = replace(FAST, conclude_s=600.0, holders_s=600.0, holders_after_allocation_s=600.0)
+"""The agent sends no list meanwhile: a list in the middle of an admission has the kubelet write its record."""
+
+
+@asynccontextmanager
+async def quiet_kubelet(folder: Path) -> AsyncIterator[SimKubelet]:
+    """Run a kubelet and an agent that offers GPUs and their audio functions."""
+    settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
+    options = replace(options_for(build_machine(load_machine("4xRTX2060")), folder, settings), pace=QUIET)
+    async with running(folder, CLOCK) as kubelet, agent_on(options):
+        await until(lambda: dict(kubelet.allocatable()) == {GPU: 4, AUDIO: 4})
+        yield kubelet
+
+
+async def test_pods_that_come_at_once(short_path: Path) -> None:
+    async with quiet_kubelet(short_path) as kubelet:
+        first = await kubelet.run_pod("vm-a", Container("compute", {GPU: 1}))
+        second = await kubelet.run_pod("vm-b", Container("compute", {AUDIO: 1, GPU: 1}))
+        third = await kubelet.run_pod("vm-c", Container("compute", {AUDIO: 2}))
+        groups = [set(pod.device_nodes()) - {"/dev/vfio/vfio"} for pod in (first, second, third)]
+        assert [len(nodes) for nodes in groups] == [1, 1, 2], "a GPU and the audio of its card are one group"
+        assert len(set().union(*groups)) == 4, "no group is in two pods"
+        with pytest.raises(AdmissionError):
+            await kubelet.run_pod("vm-d", Container("compute", {AUDIO: 1}))
+        with pytest.raises(AdmissionError):
+            await kubelet.run_pod("vm-e", Container("compute", {GPU: 1}))
+
+
+async def test_two_containers_of_a_pod_are_two(short_path: Path) -> None:
+    """A group opens once, so two containers have no use of it, and the kubelet tells their pods from no other's."""
+    async with quiet_kubelet(short_path) as kubelet:
+        with pytest.raises(AdmissionError, match="GroupHeld"):
+            await kubelet.run_pod("vm-a", Container("one", {GPU: 4}), Container("two", {AUDIO: 1}))

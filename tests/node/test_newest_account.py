@@ -1,0 +1,127 @@
+"""What another plugin allocates in the middle of a change is left alone from the change's next step on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carvednode import VGPU
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.nvidia import gpu_uuid
+from pacedworker import OPERATION_S
+from simnode import SimNode, Workers, running_node
+
+FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+CONFIGS = ConfigText(
+    "version: v1\nvgpu-configs:\n"
+    "  A10-4Q: [{devices: [1], vgpu-devices: {A10-4Q: 6}}]\n"
+    "  A10-12Q: [{devices: [1], vgpu-devices: {A10-12Q: 2}}]\n",
+    "a ConfigMap",
+)
+Machine = Callable[[str], SimKernel]
+MODES = Settings(workload_label=True)
+
+
+@pytest.fixture(autouse=True)
+def _paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "paced", True)
+
+
+def driver(kernel: SimKernel, address: PciAddress) -> str | None:
+    return kernel.pci.functions[address].driver
+
+
+async def mode(node: SimNode, name: str) -> None:
+    node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard(name)))
+    await node.settle()
+
+
+async def pass_operations(node: SimNode, count: int) -> None:
+    for _ in range(count):
+        await node.advance(OPERATION_S)
+
+
+@pytest.mark.parametrize("operation", [1, 3, 5])
+async def test_a_gpu_that_a_container_gets_in_mid_change(machine: Machine, tmp_path: Path, operation: int) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path, MODES) as node:
+        await mode(node, "container")
+        await native(node)
+        await mode(node, "vm-passthrough")
+        await node.say_holders()
+        await pass_operations(node, operation)
+        free = [one for one in (FIRST, SECOND) if driver(kernel, one) == "nvidia"]
+        for one in free:  # only a GPU that has its driver can be given to a container
+            node.write("nvidia.com/gpu", gpu_uuid(one), uid="cuda")
+        unbinds = len(unbound(kernel))
+        await pass_operations(node, 40)
+        assert len(unbound(kernel)) == unbinds
+        assert [driver(kernel, one) for one in free] == ["nvidia"] * len(free)
+
+
+async def native(node: SimNode) -> None:
+    for _ in range(4):
+        await node.say_holders()
+        await node.advance(30)
+    assert [driver(node.kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
+
+
+def unbound(kernel: SimKernel) -> list[str]:
+    return [path for path, _ in kernel.writes if path.endswith("/nvidia/unbind")]
+
+
+@pytest.mark.parametrize("operation", [1, 4, 7])
+async def test_a_change_stops_when_the_record_is_not_read(machine: Machine, tmp_path: Path, operation: int) -> None:
+    kernel = machine("2xA10")
+    async with running_node(kernel, tmp_path, MODES) as node:
+        await mode(node, "container")
+        await native(node)
+        await mode(node, "vm-passthrough")
+        await node.say_holders()
+        await pass_operations(node, operation)
+        node.recorded.unread = True
+        await pass_operations(node, 60)
+        assert None not in {driver(kernel, one) for one in (FIRST, SECOND)}, "a GPU is left between two drivers"
+        waiting = [one for one in (FIRST, SECOND) if driver(kernel, one) == "nvidia"]
+        codes = {note.code for note in node.view.notes}
+        assert codes == ({ReasonCode.ALLOCATIONS_UNKNOWN} if waiting else set())
+        node.recorded.unread = False
+        for _ in range(20):
+            await node.say_holders()
+            await node.advance(30)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+
+
+@pytest.mark.parametrize("removed", [0, 1, 3])
+async def test_a_vgpu_that_another_plugin_gives_away_in_mid_change(
+    machine: Machine, tmp_path: Path, removed: int
+) -> None:
+    kernel = machine("2xA10-vgpu")
+
+    def live() -> set[str]:
+        return {one for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:b1:")}
+
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        node.agent.hear_wish(NodeRequest(Heard("A10-4Q"), Heard(CONFIGS)))
+        for _ in range(20):
+            await node.say_holders()
+            await node.advance(1)
+        before = live()
+        assert len(before) == 6
+        node.agent.hear_wish(NodeRequest(Heard("A10-12Q"), Heard(CONFIGS)))
+        await node.settle()
+        await node.say_holders()
+        for _ in range(3000):
+            if len(live()) <= 6 - removed and node.agent.vgpu_states.get() is not None:
+                break
+            await node.advance(OPERATION_S)
+        await node.advance(OPERATION_S)
+        left = live()
+        node.write("nvidia.com/NVIDIA_A10-4Q", *left, uid="vm")
+        await pass_operations(node, 200)
+        assert len(left - live()) <= 1, "a step that was begun already is the last"
+        assert left - live() == set() or removed > 0
