@@ -199,9 +199,17 @@ class Oversight:
             unknown=None if inventory is not None and self.heard_since else Unknown(),
         )
 
-    def moving(self, unit: UnitId, wishes: Wishes) -> Change:
-        """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them."""
-        return Change(self._state.gates, unit, lambda: wishes.items() <= self._desired.moves.items())
+    def moving(self, unit: UnitId, wishes: Wishes, interrupted: frozenset[PciAddress] = frozenset()) -> Change:
+        """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them.
+
+        A change that was killed is ended at the `interrupted` for as long as nothing is wanted of them.
+        """
+        planned = {gpu: None if gpu in interrupted else wish for gpu, wish in wishes.items()}
+        return Change(
+            self._state.gates,
+            unit,
+            lambda: all(self._desired.moves.get(gpu) is wish for gpu, wish in planned.items()),
+        )
 
     def carving(self, gpu: PciAddress, wish: CarveWish) -> Change:
         """Return the change that has a GPU carry what is wished, for as long as that is wanted.
