@@ -291,7 +291,7 @@ def test_an_override_that_somebody_else_has_written_stays(t4: Host) -> None:
     t4.kernel.writes.clear()
     assert moved(t4, Wish.NATIVE) == []
     t4.kernel.pci.unbind(t4.kernel.pci.functions[T4])
-    assert moved(t4, Wish.NATIVE) == [ReasonCode.MANAGED]
+    assert moved(t4, Wish.NATIVE) == [ReasonCode.DRIVER_PINNED]
     assert t4.kernel.writes == []
 
 
@@ -300,7 +300,7 @@ def test_what_driverctl_keeps_on_vfio_stays_there(tmp_path: Path, name: str) -> 
     host = Host("2xA10", tmp_path)
     host.kernel.tree.place(HostPath(f"/etc/driverctl.d/{name}"), constant("vfio-pci\n"))
     host.kernel.writes.clear()
-    assert moved(host, Wish.NATIVE) == [ReasonCode.MANAGED]
+    assert moved(host, Wish.NATIVE) == [ReasonCode.DRIVER_PINNED]
     assert host.kernel.writes == []
 
 

@@ -46,7 +46,7 @@ def taken_by_vfio(step: str, address: str, driver: str) -> Reason:
 def pinned(address: str, driver: str) -> Reason:
     """Return that driverctl keeps a function on a VFIO driver."""
     return Reason(
-        ReasonCode.MANAGED,
+        ReasonCode.DRIVER_PINNED,
         address,
         f"is kept on {driver} by driverctl, which gpuvirt does not override",
         seen=f"/etc/driverctl.d: {driver} for {address}",
@@ -57,7 +57,7 @@ def pinned(address: str, driver: str) -> Reason:
 def foreign_override(address: str, driver: str) -> Reason:
     """Return that somebody else has written which driver alone may have a function."""
     return Reason(
-        ReasonCode.MANAGED,
+        ReasonCode.DRIVER_PINNED,
         address,
         f"may have no driver but {driver}: driver_override says so, and gpuvirt has not written that",
         seen=f"/sys/bus/pci/devices/{address}/driver_override: {driver}",
