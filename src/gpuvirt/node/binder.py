@@ -195,16 +195,26 @@ def move(
         if failed is None:
             record.settle(plan, concerned)
             return ()
-        had = {one: seen.inventory.facts.functions[one] for one in touched}
-        before = {address: one.on_vfio for address, one in had.items() if not one.is_idle}
-        if not isinstance(failed, StalePlanError):  # a driver that does not take its GPU back would not the next time
-            before = {one: on_vfio for one, on_vfio in before.items() if not on_vfio}
+        before = _to_put_back(seen, touched, failed)
         reasons: tuple[Reason, ...] = ()
         if before:
             tell(RollBack(unit))
             reasons = _put_back(site, unit, before, orders, tell, change)
         record.keep(plan, touched)
         return (failed.reason, *reasons)
+
+
+def _to_put_back(seen: Seen, touched: Iterable[PciAddress], failed: RefusedError) -> Mapping[PciAddress, bool]:
+    """Return the functions that go back to where they were, with whether that is a VFIO driver.
+
+    One that had no driver has nowhere to go back to: it stays recorded, and the next plan follows from what is desired.
+    """
+    had = {one: seen.inventory.facts.functions[one] for one in touched}
+    before = {address: one.on_vfio for address, one in had.items() if not one.is_idle}
+    if isinstance(failed, StalePlanError):
+        return before
+    # A native driver that does not take its GPU would not the next time either.
+    return {one: on_vfio for one, on_vfio in before.items() if not on_vfio}
 
 
 def obstacles(site: Site, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
