@@ -190,6 +190,12 @@ def test_on_a_host_with_nvswitches_the_probe_is_a_persons(place: Callable[[str],
     (plan,) = host.plans(Wish.NATIVE, address)
     assert not any(step.text.startswith(f"{address}: probe") for step in plan.steps)
     assert any("drivers_probe" in note for note in plan.notes)
+    assert host.move(Wish.NATIVE, address) == ()
+    (reason,) = host.move(Wish.NATIVE, address)
+    assert (reason.code, reason.fix) == (
+        ReasonCode.NO_DRIVER,
+        f"when all GPUs are free: echo {address} > /sys/bus/pci/drivers_probe",
+    )
 
 
 def test_the_first_driver_is_the_one_that_is_remembered(t4: Place) -> None:

@@ -163,7 +163,7 @@ def _refusals(
                 yield refusals.torn(address, neighbour)
     for address in to_native:
         yield from _why_not_to_native(seen, wanted, address)
-        if by_hand and _function(seen, address).driver is None:
+        if by_hand and _function(seen, address).driver is None and address not in seen.journal.overrides:
             yield nativerefusals.probe_by_hand(address)
         elif not by_hand and (reason := native_driver(seen, address).refusal) is not None:
             yield reason
