@@ -190,13 +190,19 @@ def test_on_a_host_with_nvswitches_the_probe_is_a_persons(place: Callable[[str],
     (plan,) = host.plans(Wish.NATIVE, address)
     assert not any(step.text.startswith(f"{address}: probe") for step in plan.steps)
     assert any("drivers_probe" in note for note in plan.notes)
+    assert host.move(Wish.NATIVE, address) == ()
+    (reason,) = host.move(Wish.NATIVE, address)
+    assert (reason.code, reason.fix) == (
+        ReasonCode.NO_DRIVER,
+        f"when all GPUs are free: echo {address} > /sys/bus/pci/drivers_probe",
+    )
 
 
 def test_the_first_driver_is_the_one_that_is_remembered(t4: Place) -> None:
     assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
     t4.kernel.rebind(T4[2], None)
     assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
-    assert originals.read(t4.site.originals) == {T4[2]: "nvidia"}
+    assert originals.read(t4.site.originals).drivers == {T4[2]: "nvidia"}
 
 
 def test_a_damaged_record_costs_the_names_alone(t4: Place) -> None:
@@ -213,7 +219,7 @@ def test_a_driver_that_does_not_take_it_is_a_failure_and_the_gpu_goes_back(t4: P
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED]
     assert "no driver has it" in str(reasons[0].seen)
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
-    assert originals.read(t4.site.originals) == {}
+    assert originals.read(t4.site.originals).drivers == {}
 
 
 def test_modprobe_of_a_real_host_says_why_it_failed(tmp_path: Path) -> None:

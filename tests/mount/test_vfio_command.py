@@ -127,3 +127,36 @@ def test_an_agent_without_privileges_moves_nothing(tmp_path: Path) -> None:
     done = shell(f"{' '.join(GPUVIRT)} node --plugin-only --config node.yaml --kubelet-dir . --listen ''", tmp_path)
     assert done.returncode == 2
     assert "$.mode: GPUs can't be moved with --plugin-only" in done.stderr
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_a_command_that_is_killed_leaves_nothing_that_the_next_one_does_not_mend(tmp_path: Path, lines: int) -> None:
+    gpu = "0000:86:00.0"
+    with mount(tmp_path / "host", "4xT4"):
+        command = [*GPUVIRT, "vfio", "bind", gpu, "--host-root", "host"]
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as killed:
+            assert killed.stdout is not None
+            for _ in range(lines):
+                killed.stdout.readline()
+            killed.kill()
+        done = shell(f"{VFIO} unbind {gpu} --host-root host", tmp_path)
+        assert (done.returncode, driver(tmp_path, gpu)) == (0, "nvidia"), done.stdout
+        assert (tmp_path / f"host/sys/bus/pci/devices/{gpu}/driver_override").read_text() == "(null)\n"
+        assert (tmp_path / f"host/proc/driver/nvidia/gpus/{gpu}/unbindLock").read_text() == "0\n"
+        journal = json.loads((tmp_path / "host/var/lib/gpuvirt/drivers.json").read_text())
+        assert (journal["drivers"], journal["overrides"], journal.get("changes", {})) == ({}, {}, {})
+
+
+def test_a_gpu_without_a_driver_is_given_one(tmp_path: Path) -> None:
+    gpu = "0000:86:00.0"
+    with mount(tmp_path / "host", "4xT4"):
+        unbind = f"echo {gpu} > host/sys/bus/pci/drivers/nvidia/unbind"
+        assert (shell(unbind, tmp_path).returncode, driver(tmp_path, gpu)) == (0, None)
+        done = shell(f"{VFIO} unbind {gpu} --host-root host", tmp_path)
+        assert (done.returncode, driver(tmp_path, gpu)) == (0, "nvidia"), done.stdout
+        assert (
+            shell(f"{unbind}; echo nouveau > host/sys/bus/pci/devices/{gpu}/driver_override", tmp_path).returncode == 0
+        )
+        refused = shell(f"{VFIO} unbind {gpu} --host-root host", tmp_path)
+        assert (refused.returncode, driver(tmp_path, gpu)) == (1, None)
+        assert "DriverPinned" in refused.stdout

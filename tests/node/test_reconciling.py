@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -324,11 +325,12 @@ def test_units_that_move_side_by_side_lose_none_of_each_others_drivers(tmp_path:
     record = tmp_path / "drivers.json"
 
     def add(number: int) -> None:
-        originals.update(record, lambda before: {**before, PciAddress(f"0000:{number:02x}:00.0"): "nvidia"})
+        gpu = PciAddress(f"0000:{number:02x}:00.0")
+        originals.update(record, lambda before: replace(before, drivers={**before.drivers, gpu: "nvidia"}))
 
     adding = [threading.Thread(target=add, args=(number,)) for number in range(32)]
     for one in adding:
         one.start()
     for one in adding:
         one.join()
-    assert len(originals.read(record)) == 32
+    assert len(originals.read(record).drivers) == 32

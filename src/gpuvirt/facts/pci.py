@@ -17,6 +17,9 @@ VFIO_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "xe_vfio_pci"})
 GROUP_FRIENDLY_DRIVERS = VFIO_DRIVERS | {"pci-stub", "pcieport", "mlx5_vfio_pci", "virtio_vfio_pci"}
 """Drivers that leave a function's DMA to whoever owns its IOMMU group (`driver_managed_dma` in the kernel)."""
 
+STUB_DRIVERS = frozenset({"pci-stub", "pci-pf-stub"})
+"""Drivers that hold a function and serve nobody; `sriov-manage` puts a GPU on pci-pf-stub while it switches VFs."""
+
 VENDOR_VFIO_DRIVER = "nvidia"
 """The driver that makes VFIO devices of VFs without giving the VFs away (vendor-VFIO vGPUs)."""
 
@@ -82,6 +85,11 @@ class PciFunction:
         if not isinstance(self.driver, str):
             return False
         return self.driver in VFIO_DRIVERS or (bool(self.cdevs) and self.driver != VENDOR_VFIO_DRIVER)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody can use the function: it has no driver, or one that serves nobody."""
+        return self.driver is None or self.driver in STUB_DRIVERS
 
     @property
     def spoils_group(self) -> bool:

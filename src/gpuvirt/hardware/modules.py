@@ -38,6 +38,15 @@ def has_driver(kernel: Kernel, driver: str) -> str | None:
     return next((name for name in (driver, driver.replace("_", "-")) if name in loaded), None)
 
 
+def loaded_as(kernel: Kernel, module: str) -> tuple[str, ...]:
+    """Return the names of the drivers of PCI functions that a module or driver of a name has brought."""
+    if (name := has_driver(kernel, module)) is not None:
+        return (name,)
+    names = attributes.names(kernel, HostPath(f"/sys/module/{module.replace('-', '_')}/drivers"))
+    found = names if isinstance(names, list) else []
+    return tuple(sorted(one.removeprefix("pci:") for one in found if one.startswith("pci:")))
+
+
 def driver_of(kernel: Kernel, address: str) -> str | Unread | None:
     """Return the driver that has a function now."""
     return attributes.link_name(kernel, HostPath(f"/sys/bus/pci/devices/{address}/driver"))

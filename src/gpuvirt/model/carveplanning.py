@@ -67,7 +67,7 @@ def _plan_whole(function: PciFunction, board: Board | None) -> CarvePlan:
 
 
 def _lacks_vfs(function: PciFunction) -> bool:
-    native = isinstance(function.driver, str) and not function.on_vfio
+    native = isinstance(function.driver, str) and not function.on_vfio and not function.is_idle
     return native and function.id.vendor == NVIDIA and bool(function.sriov_total_vfs) and not function.virtfns
 
 
@@ -83,6 +83,8 @@ def _why_no_host(function: PciFunction) -> str:
         return "it is bound to a VFIO driver, whole"
     if function.driver is None:
         return "no driver has it"
+    if function.is_idle:
+        return f"it is on {function.driver}, which serves nobody"
     return f"its driver {function.driver} makes no vGPUs of it; the one of the vGPU manager does, on a card that can"
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocations import Allocations, Unknown
+from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.podallocations import Allocation
@@ -30,6 +31,11 @@ class LoadModule:
     """Have a driver in the kernel."""
 
     driver: str
+    """Its name, or `pci:` and the modalias of the function that needs one: modprobe then minds its blacklist."""
+    provides: tuple[str, ...] = ()
+    """The drivers of which one must be there afterwards, where that is not `driver`."""
+    may_need_device: bool = False
+    """NVIDIA's module refuses to be loaded while no GPU is free; it is loaded again after the unbind."""
 
     @property
     def text(self) -> str:
@@ -39,15 +45,15 @@ class LoadModule:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Say which driver alone may have a function; None: any that matches."""
+    """Say which driver alone may have a function."""
 
     address: PciAddress
-    driver: str | None
+    driver: str
 
     @property
     def text(self) -> str:
         """The step in words."""
-        return f"{self.address}: driver_override = {self.driver or 'none'}"
+        return f"{self.address}: driver_override = {self.driver}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +71,67 @@ class Unbind:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Let the kernel find a driver for a function."""
+    """Let the kernel give a function to the driver that its override names."""
 
     address: PciAddress
-    driver: str | None
-    """Which must have it then; None: whichever it is, or none."""
+    driver: str
+    """Which must have it then."""
 
     @property
     def text(self) -> str:
         """The step in words."""
-        return f"{self.address}: probe, for {self.driver or 'the driver that the kernel has for it'}"
+        return f"{self.address}: probe, for {self.driver}"
 
 
-Step = LoadModule | Override | Unbind | Probe
+@dataclass(frozen=True, slots=True)
+class ClearOverride:
+    """Take back what somebody wrote into `driver_override`, where that was gpuvirt."""
+
+    address: PciAddress
+    ours: frozenset[str]
+    """The values that may be taken back; any other stays."""
+    wanted: tuple[str, ...] = ()
+    """The drivers that may have the function; with another's override none of them could."""
+    required: bool = True
+    """Whether an override that stays, and keeps these drivers off, stops the change."""
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return f"{self.address}: driver_override = none"
+
+
+@dataclass(frozen=True, slots=True)
+class Unlock:
+    """Have NVIDIA's driver let clients in again, which a change that was killed has locked out."""
+
+    address: PciAddress
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return f"{self.address}: unbindLock = 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Give a function that no driver has to a native one."""
+
+    address: PciAddress
+    drivers: tuple[str, ...] = ()
+    """Those that may have it, the best first; none: the one that the kernel has for it."""
+    required: bool = True
+    """Whether it is a failure that no driver takes it."""
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        return (
+            f"{self.address}: probe, for {self.drivers[0] if self.drivers else 'the driver that the kernel has for it'}"
+        )
+
+
+Step = LoadModule | Override | ClearOverride | Unlock | Unbind | Probe | Return
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +163,16 @@ class Seen:
     """Pods that have a GPU, or a part of it."""
     unmapped: tuple[Allocation, ...] = ()
     """GPUs that pods have, and that could not be found on this host."""
-    originals: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The drivers that functions had before they were first moved."""
+    journal: DriverJournal = field(default_factory=DriverJournal)
+    """What gpuvirt has recorded of the drivers that it took from functions."""
+    native_modules: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
+    """The drivers and modules that are for a function; a function is missing where modules.alias was not read."""
+    missing_modules: Mapping[str, str] = field(default_factory=dict)
+    """Modules that modprobe can't load, with what it said."""
+    pinned: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The drivers that driverctl keeps functions on."""
+    driver_may_come: bool = False
+    """Whether a container may yet bring NVIDIA's driver: its module is loaded only while a GPU is free."""
     allowed: frozenset[PciAddress] = frozenset()
     """Functions of other slots that the admin lets move with a GPU of their group."""
     forced: bool = False

@@ -11,15 +11,21 @@ from dataclasses import replace
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
-from gpuvirt.model import refusals
+from gpuvirt.model import nativerefusals, refusals
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.isolation import UnitId, spoilers
 from gpuvirt.model.modalias import FALLBACK
-from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Seen, Step, Unbind, Wish, Wishes
+from gpuvirt.model.nativedrivers import (
+    HEADS,
+    leftovers,
+    native_driver,
+    our_overrides,
+    pinned_to_vfio,
+    steps_to_native,
+)
+from gpuvirt.model.plan import ClearOverride, LoadModule, Override, Plan, Probe, Seen, Step, Unbind, Wish, Wishes
 from gpuvirt.model.podallocations import unmapped_reasons
 from gpuvirt.model.reasons import Reason
-
-HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
 
 
 def plan_units(seen: Seen, wishes: Wishes) -> tuple[Plan, ...]:
@@ -46,13 +52,18 @@ def plan_unit(seen: Seen, unit: UnitId, wishes: Wishes) -> Plan:
     wanted |= dict.fromkeys(_also_returned(seen, unit, wanted, slots), Wish.NATIVE)
     to_vfio = [one for one in sorted(wanted) if wanted[one] is Wish.PASSTHROUGH and not _function(seen, one).on_vfio]
     to_native = [one for one in sorted(wanted) if wanted[one] is Wish.NATIVE and _is_away(seen, one)]
-    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native)))
+    by_hand = _probes_are_for_people(seen, unit)
+    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native, by_hand=by_hand)))
     if refused:
         return Plan(unit, refusals=refused)
-    by_hand = _probes_are_for_people(seen, unit)
+    there = [one for one in sorted(wanted) if wanted[one] is Wish.NATIVE and one not in to_native]
     return Plan(
         unit,
-        steps=(*_steps_to_vfio(seen, to_vfio), *_steps_to_native(seen, to_native, probe=not by_hand)),
+        steps=(
+            *leftovers(seen, there),
+            *_steps_to_vfio(seen, to_vfio),
+            *_steps_to_native(seen, to_native, probe=not by_hand),
+        ),
         leases=_leases(seen, to_native),
         locks=tuple(one for one in to_vfio if _function(seen, one).driver == "nvidia"),
         notes=tuple(_notes(to_native)) if by_hand else (),
@@ -68,7 +79,8 @@ def plan_return(seen: Seen, unit: UnitId, before: Mapping[PciAddress, bool]) -> 
     to_vfio = [one for one in there if before[one] and not _function(seen, one).on_vfio]
     to_native = [one for one in there if not before[one] and _is_away(seen, one)]
     wanted = {one: Wish.PASSTHROUGH if before[one] else Wish.NATIVE for one in there}
-    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native)))
+    by_hand = _probes_are_for_people(seen, unit)
+    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native, by_hand=by_hand)))
     if refused:
         return Plan(unit, refusals=refused)
     kept = {one: _function(seen, one).driver for one in there if one not in to_vfio and one not in to_native}
@@ -76,9 +88,14 @@ def plan_return(seen: Seen, unit: UnitId, before: Mapping[PciAddress, bool]) -> 
     return Plan(
         unit,
         steps=(
-            *(Override(one, driver) for one, driver in overrides.items()),
+            *(
+                ClearOverride(one, our_overrides(seen, one), required=False)
+                if driver is None
+                else Override(one, driver)
+                for one, driver in overrides.items()
+            ),
             *_steps_to_vfio(seen, to_vfio),
-            *_steps_to_native(seen, to_native, probe=not _probes_are_for_people(seen, unit)),
+            *_steps_to_native(seen, to_native, probe=not by_hand),
         ),
         leases=_leases(seen, to_native),
         locks=tuple(one for one in to_vfio if _function(seen, one).driver == "nvidia"),
@@ -95,9 +112,12 @@ def _function(seen: Seen, address: PciAddress) -> PciFunction:
 
 
 def _is_away(seen: Seen, address: PciAddress) -> bool:
-    """Return whether a function is not with a native driver, where it was or could be."""
+    """Return whether a function is not with a native driver, where it was or could be: a GPU always could."""
     function = _function(seen, address)
-    return function.on_vfio or (function.driver is None and address in seen.originals)
+    if function.kind in HEADS and function.physfn is None and function.is_idle:
+        return True
+    was_taken = address in seen.journal.drivers or address in seen.journal.changes
+    return function.on_vfio or (function.driver is None and was_taken)
 
 
 def _neighbours(seen: Seen, addresses: Iterable[PciAddress]) -> set[PciAddress]:
@@ -121,7 +141,7 @@ def _also_returned(
     returned = {one for one, wish in wanted.items() if wish is Wish.NATIVE}
     found: list[PciAddress] = []
     for one in seen.inventory.units.get(unit, ()):
-        if one in ours or one not in seen.originals or not _function(seen, one).on_vfio:
+        if one in ours or one not in seen.journal.drivers or not _is_away(seen, one):
             continue
         cards = _neighbours(seen, [one]) & ours
         if cards and cards <= returned:
@@ -129,7 +149,9 @@ def _also_returned(
     return found
 
 
-def _refusals(seen: Seen, wanted: Wishes, to_vfio: list[PciAddress], to_native: list[PciAddress]) -> Iterator[Reason]:
+def _refusals(
+    seen: Seen, wanted: Wishes, to_vfio: list[PciAddress], to_native: list[PciAddress], *, by_hand: bool
+) -> Iterator[Reason]:
     for address in to_vfio:
         yield from _why_not_to_vfio(seen, address)
     staying = sorted(_neighbours(seen, to_vfio) - wanted.keys())
@@ -141,6 +163,10 @@ def _refusals(seen: Seen, wanted: Wishes, to_vfio: list[PciAddress], to_native: 
                 yield refusals.torn(address, neighbour)
     for address in to_native:
         yield from _why_not_to_native(seen, wanted, address)
+        if by_hand and _function(seen, address).driver is None and address not in seen.journal.overrides:
+            yield nativerefusals.probe_by_hand(address)
+        elif not by_hand and (reason := native_driver(seen, address).refusal) is not None:
+            yield reason
 
 
 def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
@@ -194,6 +220,7 @@ def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Itera
     function = _function(seen, address)
     if function.on_vfio and function.virtfns:  # they go with it, whoever has them
         yield refusals.vfs_enabled(function)
+    yield from _why_no_native_driver(seen, function)
     if users := _vfio_users(seen, function):
         yield refusals.in_use(address, users, forcible=False)
     for member in sorted({address, *_neighbours(seen, [address])}):  # the lease takes the whole group
@@ -202,6 +229,17 @@ def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Itera
     for other in sorted(_neighbours(seen, [address]) & seen.inventory.gpus.keys()):
         if _function(seen, other).on_vfio and wanted.get(other) is not Wish.NATIVE:
             yield refusals.torn(other, address)
+
+
+def _why_no_native_driver(seen: Seen, function: PciFunction) -> Iterator[Reason]:
+    """Yield why a native driver must not, or can't, have a function."""
+    if function.fell_off_bus:
+        yield refusals.fell_off_bus(function.address)
+    if (pinned := pinned_to_vfio(seen, function.address)) is not None:
+        yield nativerefusals.pinned(function.address, pinned)
+    for vf in function.virtfns:  # the driver may reset them
+        if vf in seen.inventory.facts.functions and (users := _vfio_users(seen, _function(seen, vf))):
+            yield refusals.in_use(vf, users, forcible=False)
 
 
 def _vfio_users(seen: Seen, function: PciFunction) -> tuple[User, ...]:
@@ -224,13 +262,7 @@ def _steps_to_vfio(seen: Seen, addresses: list[PciAddress]) -> Iterator[Step]:
 
 
 def _steps_to_native(seen: Seen, addresses: list[PciAddress], *, probe: bool) -> Iterator[Step]:
-    yield from (Override(address, None) for address in addresses)
-    yield from _unbinds(seen, addresses)
-    if probe:
-        originals = {address: seen.originals.get(address) for address in addresses}
-        missing = sorted({driver for driver in originals.values() if driver is not None} - seen.drivers)
-        yield from (LoadModule(driver) for driver in missing)
-        yield from (Probe(address, driver) for address, driver in originals.items())
+    return steps_to_native(seen, addresses, _unbinds(seen, addresses), probe=probe)
 
 
 def _unbinds(seen: Seen, addresses: Iterable[PciAddress]) -> Iterator[Step]:
@@ -250,5 +282,5 @@ def _notes(addresses: Iterable[PciAddress]) -> Iterator[str]:
     for address in addresses:
         yield (
             f"{address}: on a host with NVSwitches its driver may hang while it takes one GPU alone; when all are free,"
-            f" by hand: echo {address} > /sys/bus/pci/drivers_probe"
+            f" by hand: {nativerefusals.probe_command(address)}"
         )

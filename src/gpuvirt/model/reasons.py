@@ -51,6 +51,7 @@ class ReasonCode(StrEnum):
     HOST_NEEDS = "HostNeeds"
     FOREIGN_ENDPOINT = "ForeignEndpoint"
     DRIVER_LOCK = "DriverLock"
+    DRIVER_PINNED = "DriverPinned"
     PREREQUISITE_MISSING = "PrerequisiteMissing"
     STEP_FAILED = "StepFailed"
     WRITE_BLOCKED = "WriteBlocked"

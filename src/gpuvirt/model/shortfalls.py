@@ -224,7 +224,9 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
         function.address,
         f"can't be carved: {why}",
         seen=f"/sys/bus/pci/devices/{function.address}/driver -> {function.driver or 'none'}",
-        fix="bind it to the driver of the vendor's vGPU manager: gpuvirt vfio unbind, and see gpuvirt doctor",
+        fix=f"give it to its native driver: gpuvirt vfio unbind {function.address}"
+        if function.on_vfio or function.is_idle
+        else "install the driver of the vendor's vGPU manager, and see gpuvirt doctor",
     )
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import Wish, Wishes
@@ -60,18 +61,34 @@ def wishes_of(modes: Modes, gpus: Iterable[PciAddress]) -> Wishes:
     return {gpu: _WISHES[mode] for gpu, mode in wanted.items() if mode in _WISHES}
 
 
-def unmet(inventory: Inventory, wishes: Wishes, originals: Iterable[PciAddress]) -> Mapping[UnitId, Wishes]:
+def unmet(inventory: Inventory, wishes: Wishes, journal: DriverJournal) -> Mapping[UnitId, Wishes]:
     """Return the units in which a GPU is not as it is wished, each with all wishes for it.
 
-    It is cheap, and tells whether a plan is worth making: a function of a slot is on the wrong side.
+    It is cheap, and tells whether a plan is worth making: a function of a slot is on the wrong side, or a change of it
+    was started and has not ended.
     """
-    recorded = frozenset(originals)
     units = {
         inventory.gpus[gpu].unit
         for gpu, wish in wishes.items()
-        if any(_is_elsewhere(inventory, one, wish, recorded) for one in (gpu, *inventory.gpus[gpu].companions))
+        if any(_is_elsewhere(inventory, one, wish, journal) for one in (gpu, *inventory.gpus[gpu].companions))
     }
     return {unit: {gpu: wish for gpu, wish in wishes.items() if inventory.gpus[gpu].unit == unit} for unit in units}
+
+
+def interrupted(inventory: Inventory, wishes: Wishes, journal: DriverJournal) -> Wishes:
+    """Return where GPUs go that a change which was killed has left half done, and of which nothing is wished.
+
+    Whatever needs the fewest steps: a GPU that a VFIO driver has keeps it, one that had no driver gets the one that it
+    was to get, any other goes back to its native driver.
+    """
+    found: dict[PciAddress, Wish] = {}
+    for address, gpu in inventory.gpus.items():
+        changes = [journal.changes[one] for one in (address, *gpu.companions) if one in journal.changes]
+        if address in wishes or not changes:
+            continue
+        had_none = gpu.function.driver is None and all(one.to_vfio and one.driver is None for one in changes)
+        found[address] = Wish.PASSTHROUGH if gpu.function.on_vfio or had_none else Wish.NATIVE
+    return found
 
 
 def withdrawn(inventory: Inventory, wishes: Wishes) -> frozenset[PciAddress]:
@@ -81,10 +98,14 @@ def withdrawn(inventory: Inventory, wishes: Wishes) -> frozenset[PciAddress]:
     )
 
 
-def _is_elsewhere(inventory: Inventory, address: PciAddress, wish: Wish, recorded: frozenset[PciAddress]) -> bool:
+def _is_elsewhere(inventory: Inventory, address: PciAddress, wish: Wish, journal: DriverJournal) -> bool:
     function = inventory.facts.functions[address]
     if function.kind is FunctionKind.BRIDGE:
         return False
+    if address in journal.changes:
+        return True
     if wish is Wish.PASSTHROUGH:
         return not function.on_vfio
-    return function.on_vfio or (function.driver is None and address in recorded)
+    if address in inventory.gpus and function.is_idle:
+        return True
+    return function.on_vfio or address in journal.overrides or (function.driver is None and address in journal.drivers)

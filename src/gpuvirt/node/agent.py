@@ -113,13 +113,12 @@ class Agent:
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
         """Start those who move GPUs and carve them; both write in the one lane of a unit.
 
-        An agent that carves alone moves nothing.
+        An agent that carves alone wants no GPU on another driver; it ends changes of its own that were killed.
         """
         site, clock, oversight = moving.site, self._site.clock, self._oversight
         lanes = cache(moving.lanes)
         moves, carvings = Reconciler(site, lanes, clock, self._pace), Carvings(site, lanes, clock, self._pace)
-        if not self._site.carves_only:
-            group.create_task(keep_going("moves", lambda: moves.run(oversight), clock))
+        group.create_task(keep_going("moves", lambda: moves.run(oversight), clock))
         group.create_task(keep_going("carvings", lambda: carvings.run(oversight), clock))
 
     @property

@@ -3,13 +3,13 @@
 One move a unit at a time on a host: whoever moves it has the unit's lock.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import FunctionKind
-from gpuvirt.hardware import hostuse, modules, nativeusers
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.pci import FunctionKind, PciFunction
+from gpuvirt.hardware import driverctl, hostuse, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
 from gpuvirt.hardware.tools import HostTools, ToolError, Tools
@@ -17,12 +17,14 @@ from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
-from gpuvirt.model.plan import Override, Plan, Probe, RollBack, Seen, Step, Unbind, Wish, Wishes
-from gpuvirt.model.planning import HEADS, plan_return, plan_unit
+from gpuvirt.model.modalias import FALLBACK, best_vfio_driver, native_modules
+from gpuvirt.model.nativedrivers import HEADS, alias_of, is_loaded
+from gpuvirt.model.plan import LoadModule, Plan, RollBack, Seen, Step, Wish, Wishes
+from gpuvirt.model.planning import plan_return, plan_unit
 from gpuvirt.model.podallocations import Allocation, PodAllocations
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originals
+from gpuvirt.node.changerecord import ChangeRecord
 from gpuvirt.node.executor import execute
 from gpuvirt.node.gate import Change, StalePlanError, by_hand
 from gpuvirt.node.guard import unit_locked
@@ -79,6 +81,8 @@ class Orders:
     forced: bool = False
     unmapped: tuple[Allocation, ...] = ()
     """GPUs that pods have, and that could not be found on this host."""
+    driver_may_come: bool = False
+    """Whether a container may yet bring NVIDIA's driver."""
     ask: Callable[[Inventory], PodAllocations] | None = None
     """Asks what pods have at each look, under the unit's lock; None: `pods` and `unmapped` are what is known."""
 
@@ -93,18 +97,63 @@ def look(site: Site, orders: Orders) -> Seen:
     pods, unmapped = _allocated(inventory, orders)
     aliases = modules.read_aliases(site.kernel)
     best = {one.address: best_vfio_driver(aliases, one) for one in functions if one.kind is FunctionKind.GPU}
+    journal = originals.read(site.originals).of_boot(facts.platform.boot_id)
+    drivers = modules.loaded_drivers(site.kernel)
+    away = [one for one in functions if (one.on_vfio or one.is_idle) and one.kind is not FunctionKind.BRIDGE]
+    native = _native_modules(site.kernel, aliases, away)
     return Seen(
         inventory,
-        drivers=modules.loaded_drivers(site.kernel),
+        drivers=drivers,
         best_drivers={address: driver for address, driver in best.items() if driver != FALLBACK},
         host_uses=hostuse.read_host_uses(site.kernel, functions),
         native_users=nativeusers.read_native_users(site.kernel, concerned) if facts.users is not None else None,
         pods=pods,
         unmapped=unmapped,
-        originals=originals.read(site.originals),
+        journal=journal,
+        native_modules=native,
+        missing_modules=_cannot_load(site, _to_load(away, journal.drivers, native, drivers)),
+        pinned=driverctl.read_pins(site.kernel, concerned),
+        driver_may_come=orders.driver_may_come,
         allowed=orders.allowed,
         forced=orders.forced,
     )
+
+
+def _native_modules(
+    kernel: Kernel, aliases: str, functions: Collection[PciFunction]
+) -> Mapping[PciAddress, tuple[str, ...]]:
+    """Return the native drivers of functions, by name where they are loaded; nothing without modules.alias."""
+    found = native_modules(aliases, functions) if aliases else {}
+    return {
+        address: tuple(name for one in named for name in modules.loaded_as(kernel, one) or (one,))
+        for address, named in found.items()
+    }
+
+
+def _to_load(
+    functions: Iterable[PciFunction],
+    recorded: Mapping[PciAddress, str],
+    native: Mapping[PciAddress, tuple[str, ...]],
+    drivers: frozenset[str],
+) -> set[str]:
+    """Return the modules that may have to be loaded for functions that are to get native drivers."""
+    found: set[str] = set()
+    for function in functions:
+        names = (*filter(None, [recorded.get(function.address)]), *native.get(function.address, ()))
+        if names and not is_loaded(drivers, names[0]):
+            found |= {names[0], *([alias_of(function)] if native.get(function.address) else [])}
+    return found
+
+
+def _cannot_load(site: Site, wanted: Iterable[str]) -> Mapping[str, str]:
+    """Return the modules that modprobe can't load, with what it said."""
+    found: dict[str, str] = {}
+    for module in sorted(wanted):
+        try:
+            site.tools.demand_module(module)
+        except ToolError as error:
+            found[module] = str(error)
+    return found
 
 
 def _allocated(inventory: Inventory, orders: Orders) -> tuple[Allocations | Unknown, tuple[Allocation, ...]]:
@@ -129,27 +178,45 @@ def move(
         seen = look(site, orders)
         change.plan_from(seen.inventory, seen.unmapped)
         plan = plan_unit(seen, unit, wishes)
-        if plan.refusals or not plan.steps:
+        if plan.refusals:
             return plan.refusals
-        _record(site, seen, plan)
+        record = _record(site, seen)
+        concerned = [one for gpu in wishes for one in seen.inventory.slots.get(slot_of(gpu), ())]
+        if not plan.steps:
+            record.settle(plan, concerned)
+            return ()
+        record.begin(plan)
         touched: set[PciAddress] = set()
 
         def begin(step: Step | RollBack) -> None:
-            if isinstance(step, Override | Unbind | Probe):
+            if not isinstance(step, LoadModule | RollBack):
                 touched.add(step.address)
             tell(step)
 
         failed = _carry_out(site, seen, plan, begin, change)
         if failed is None:
-            _forget(site, plan)
+            record.settle(plan, concerned)
             return ()
-        before = {one: seen.inventory.facts.functions[one].on_vfio for one in touched}
-        if not isinstance(failed, StalePlanError):  # a driver that does not take its GPU back would not the next time
-            before = {one: on_vfio for one, on_vfio in before.items() if not on_vfio}
-        if not before:
-            return (failed.reason,)
-        tell(RollBack(unit))
-        return (failed.reason, *_put_back(site, unit, before, orders, tell, change))
+        before = _to_put_back(seen, touched, failed)
+        reasons: tuple[Reason, ...] = ()
+        if before:
+            tell(RollBack(unit))
+            reasons = _put_back(site, unit, before, orders, tell, change)
+        record.keep(plan, touched)
+        return (failed.reason, *reasons)
+
+
+def _to_put_back(seen: Seen, touched: Iterable[PciAddress], failed: RefusedError) -> Mapping[PciAddress, bool]:
+    """Return the functions that go back to where they were, with whether that is a VFIO driver.
+
+    One that had no driver has nowhere to go back to: it stays recorded, and the next plan follows from what is desired.
+    """
+    had = {one: seen.inventory.facts.functions[one] for one in touched}
+    before = {address: one.on_vfio for address, one in had.items() if not one.is_idle}
+    if isinstance(failed, StalePlanError):
+        return before
+    # A native driver that does not take its GPU would not the next time either.
+    return {one: on_vfio for one, on_vfio in before.items() if not on_vfio}
 
 
 def obstacles(site: Site, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
@@ -188,24 +255,14 @@ def _put_back(
     plan = plan_return(seen, unit, before)
     if plan.refusals or not plan.steps:
         return plan.refusals
+    record = _record(site, seen)
+    record.begin(plan)
     failed = _carry_out(site, seen, plan, tell, change)
     if failed is None:
-        _forget(site, plan)
+        record.settle(plan)
         return ()
     return (failed.reason,)
 
 
-def _record(site: Site, seen: Seen, plan: Plan) -> None:
-    """Write down which driver each function has that is about to lose it; the first one stays."""
-    functions = seen.inventory.facts.functions
-    going = [step.address for step in plan.steps if isinstance(step, Override) and step.driver is not None]
-    found = {one: driver for one in going if isinstance(driver := functions[one].driver, str)}
-    originals.update(site.originals, lambda before: {**found, **before})
-
-
-def _forget(site: Site, plan: Plan) -> None:
-    overridden = {step.address for step in plan.steps if isinstance(step, Override) and step.driver is None}
-    returned = overridden & {step.address for step in plan.steps if isinstance(step, Probe)}
-    originals.update(
-        site.originals, lambda before: {one: driver for one, driver in before.items() if one not in returned}
-    )
+def _record(site: Site, seen: Seen) -> ChangeRecord:
+    return ChangeRecord(site.kernel, site.originals, seen.inventory.facts.functions, seen.journal)

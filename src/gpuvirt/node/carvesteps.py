@@ -34,6 +34,7 @@ from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.scope import Scope
 from gpuvirt.node.binder import Site
+from gpuvirt.node.changerecord import recorded_unbind
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
 from gpuvirt.paths import HostPath
@@ -123,7 +124,8 @@ def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep
     match step:
         case EnableVfs(gpu):
             see_that_it_is_idle(site.kernel, gpu)
-            sriov.enable_vfs(site.kernel, site.tools, gpu)
+            with recorded_unbind(site.kernel, site.originals, gpu, inventory.facts.platform.boot_id):
+                sriov.enable_vfs(site.kernel, site.tools, gpu)
         case DisableVfs(gpu):
             _disable_vfs(site, inventory, gpu)
         case RemoveVgpu(vgpu):
@@ -202,7 +204,8 @@ def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
     """Switch VFs off that carry nothing."""
     see_that_vfs_can_go(site.kernel, inventory, gpu)
     _see_that_it_is_empty(site.kernel, gpu)
-    sriov.disable_vfs(site.kernel, site.tools, gpu)
+    with recorded_unbind(site.kernel, site.originals, gpu, inventory.facts.platform.boot_id):
+        sriov.disable_vfs(site.kernel, site.tools, gpu)
 
 
 def see_that_vfs_can_go(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> None:

@@ -299,6 +299,8 @@ def _circumstances(agent: Overseer, gpu: PciAddress, given: Given) -> Circumstan
 
 
 def _is_coming(agent: Overseer, inventory: Inventory, gpu: PciAddress) -> bool:
-    """Return whether a GPU is yet to come from machines, and can't be carved before."""
+    """Return whether a GPU is yet to get its native driver, and can't be carved before."""
     known = inventory.gpus.get(gpu)
-    return known is not None and known.function.on_vfio and agent.wishes.get(gpu) is Wish.NATIVE
+    if known is None or agent.wishes.get(gpu) is not Wish.NATIVE:
+        return False
+    return known.function.on_vfio or known.function.is_idle

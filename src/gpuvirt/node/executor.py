@@ -14,14 +14,12 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.hardware.users import cdevs_of
 from gpuvirt.model import refusals
-from gpuvirt.model.plan import LoadModule, Override, Plan, Probe, Step, Unbind
+from gpuvirt.model.plan import ClearOverride, LoadModule, Override, Plan, Probe, Return, Step, Unbind, Unlock
 from gpuvirt.model.scope import Scope
+from gpuvirt.node import driversteps
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, RefusedError, leased
 from gpuvirt.paths import HostPath
-
-NO_OVERRIDE = b"\n"
-"""An empty write does not even reach the attribute."""
 
 
 def execute(
@@ -64,20 +62,23 @@ def _take(kernel: Kernel, tools: Tools, step: Step) -> None:
     subject = step.driver if isinstance(step, LoadModule) else step.address
     try:
         match step:
-            case LoadModule(driver):
-                tools.modprobe(driver)
-                if modules.has_driver(kernel, driver) is None:
-                    raise RefusedError(refusals.failed(step.text, driver, f"no {modules.DRIVERS}/{driver} after it"))
+            case LoadModule():
+                driversteps.load(kernel, tools, step)
+            case ClearOverride():
+                driversteps.clear_override(kernel, step)
+            case Unlock():
+                driversteps.unlock(kernel, step)
+            case Return():
+                driversteps.give_back(kernel, tools, step)
             case Override(address, driver):
-                wanted = NO_OVERRIDE if driver is None else (modules.has_driver(kernel, driver) or driver).encode()
+                wanted = (modules.has_driver(kernel, driver) or driver).encode()
                 kernel.write(HostPath(f"/sys/bus/pci/devices/{address}/driver_override"), wanted)
             case Unbind(address, driver):
                 kernel.write(HostPath(f"{modules.DRIVERS}/{driver}/unbind"), address.encode())
                 _expect(kernel, step, address, None)
             case Probe(address, driver):
                 kernel.write(HostPath("/sys/bus/pci/drivers_probe"), address.encode())
-                if driver is not None:
-                    _expect(kernel, step, address, modules.has_driver(kernel, driver) or driver)
+                _expect(kernel, step, address, modules.has_driver(kernel, driver) or driver)
     except (OSError, ToolError) as error:
         said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
         raise RefusedError(refusals.failed(step.text, subject, said)) from error

@@ -218,10 +218,17 @@ class Oversight:
             unknown=Unknown() if inventory is None else self._unknown,
         )
 
-    def moving(self, unit: UnitId, wishes: Wishes) -> Change:
-        """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them."""
+    def moving(self, unit: UnitId, wishes: Wishes, interrupted: frozenset[PciAddress] = frozenset()) -> Change:
+        """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them.
+
+        A change that was killed is ended at the `interrupted` for as long as nothing is wanted of them.
+        """
+        planned = {gpu: None if gpu in interrupted else wish for gpu, wish in wishes.items()}
         return Change(
-            self._state.gates, unit, lambda: wishes.items() <= self._desired.moves.items(), self._newest_account
+            self._state.gates,
+            unit,
+            lambda: all(self._desired.moves.get(gpu) is wish for gpu, wish in planned.items()),
+            self._newest_account,
         )
 
     def carving(self, gpu: PciAddress, wish: CarveWish) -> Change:

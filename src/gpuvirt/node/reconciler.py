@@ -22,7 +22,7 @@ from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.plan import RollBack, Step, Wish, Wishes
 from gpuvirt.model.podallocations import Allocation
 from gpuvirt.model.reasons import Reason, in_words
-from gpuvirt.model.wanted import unmet
+from gpuvirt.model.wanted import interrupted, unmet
 from gpuvirt.node import binder, originals
 from gpuvirt.node.attempts import Attempts, ChangeLane, Circumstances
 from gpuvirt.node.binder import Orders, Site
@@ -76,8 +76,8 @@ class Overseer(Protocol):
         """Return which pods have which GPUs, unknown where the kubelet was not heard since the last withdrawal."""
         ...
 
-    def moving(self, unit: UnitId, wishes: Wishes, /) -> Change:
-        """Return the change that brings GPUs of a unit to these drivers."""
+    def moving(self, unit: UnitId, wishes: Wishes, interrupted: frozenset[PciAddress], /) -> Change:
+        """Return the change that brings GPUs of a unit to these drivers, those of `interrupted` without being asked."""
         ...
 
     @property
@@ -114,6 +114,8 @@ class Reconciler:
         self._attempts: dict[UnitId, Attempts] = {}
         self._open: frozenset[UnitId] = frozenset()
         """The units whose GPUs are not where they are wanted."""
+        self._interrupted: frozenset[PciAddress] = frozenset()
+        """The GPUs that nobody wants anywhere, and that a change which was killed has left half done."""
 
     async def run(self, agent: Overseer) -> None:
         """Compare and act, for ever."""
@@ -129,7 +131,10 @@ class Reconciler:
         if inventory is None:
             return {}
         wishes = {gpu: wish for gpu, wish in agent.wishes.items() if gpu in inventory.gpus}
-        open_units = unmet(inventory, wishes, originals.read(self._site.originals))
+        journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
+        left = interrupted(inventory, wishes, journal)
+        self._interrupted = frozenset(left)
+        open_units = unmet(inventory, {**wishes, **left}, journal)
         self._open = frozenset(open_units)
         for unit, attempts in self._attempts.items():
             if unit not in open_units and not attempts.running:
@@ -180,10 +185,11 @@ class Reconciler:
             taken.append(step.text)
             log.info("%s", step.text, extra={"unit": unit})
 
-        change = agent.moving(unit, wishes)
+        change = agent.moving(unit, wishes, self._interrupted)
+        orders = Orders(pods, unmapped=agent.unmapped, driver_may_come=agent.follows_cluster)
 
         def job() -> tuple[Reason, ...]:
-            return binder.move(self._site, unit, wishes, Orders(pods, unmapped=agent.unmapped), tell, change)
+            return binder.move(self._site, unit, wishes, orders, tell, change)
 
         lane = ChangeLane(self._lanes(unit), change)
         return await attempts.run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)

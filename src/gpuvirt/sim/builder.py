@@ -178,8 +178,7 @@ class _Builder:
         self.kernel.pci.add(function)
         driver = {"native": part.native_driver, "none": None}.get(slot.driver or "none", slot.driver)
         if driver is not None:
-            function.override = driver if driver != part.native_driver else None
-            self.kernel.pci.bind(function, driver)
+            self.kernel.pci.bind(function, driver)  # without an override, as by a dynamic id at boot
 
     def _vf(self, board: BoardSpec, part: FunctionSpec) -> VfIdentity:
         """Return what a board's VFs are; of another class than the GPU, no driver of the GPU's takes them."""

@@ -275,7 +275,7 @@ def _is_plain(function: PciFunction) -> bool:
 
 def _recorded(kernel: Kernel) -> Mapping[PciAddress, str]:
     try:
-        return originals.parse(kernel.read(originals.FILE, limit=attributes.FILE_BYTES))
+        return originals.parse(kernel.read(originals.FILE, limit=attributes.FILE_BYTES)).drivers
     except (OSError, DamagedError):
         return {}
 

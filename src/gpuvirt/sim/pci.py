@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import PciAddress, PciId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
@@ -67,6 +67,8 @@ class PciBus:
         self.enable_sriov = File(lambda: "Y\n" if self._vfio_makes_vfs else "N\n", self._write_enable_sriov)
         """vfio-pci's parameter of that name."""
         self._vfio_makes_vfs = False
+        self.dynamic_ids: dict[PciId, str] = {}
+        """Drivers that were told of an id (`new_id`, `vfio-pci.ids=`): they are asked before a function's own."""
         self.carried: Carried | None = None
         self.switch_vfs: Callable[[SimFunction, int], None] | None = None
         """What happens when so many VFs are asked for, all checks made."""
@@ -182,7 +184,7 @@ class PciBus:
 
     def probe(self, function: SimFunction) -> None:
         """Give a function to the driver that is wanted for it, where that is loaded and nothing has it."""
-        wanted = function.override or function.native_driver
+        wanted = function.override or self.dynamic_ids.get(function.id) or function.native_driver
         if function.driver is None and self._tree.exists(HostPath(f"{DRIVERS}/{wanted}")):
             self.bind(function, wanted or "")
 
@@ -195,7 +197,10 @@ class PciBus:
     def _write_bind(self, driver: str, text: str) -> None:
         self._blocking.spend(Operation.BIND)
         function = self._find(text)
-        if driver != (function.override or function.native_driver):
+        matching = (
+            {function.override} if function.override else {self.dynamic_ids.get(function.id), function.native_driver}
+        )
+        if driver not in matching:
             raise fails(errno.ENODEV, text)
         if function.leaving:
             self._hang(function, "bind")

@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.hardware.tools import Ended, HostTools, Program
 from gpuvirt.sim.durations import Operation
-from gpuvirt.sim.function import SimFunction
+from gpuvirt.sim.function import SimFunction, uevent_text
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidiasmi import NvidiaSmi
 
@@ -37,6 +37,8 @@ class SimTools:
         """What was run, without the folders of programs."""
         self.before: Callable[[Sequence[str]], None] = lambda command: None  # noqa: ARG005
         """Happens before each command."""
+        self.during: Callable[[str], None] = lambda stage: None  # noqa: ARG005
+        """Happens between the writes of sriov-manage, by what the next one does."""
         self._kernel = kernel
         self._modules = modules
         self._smi = NvidiaSmi(kernel)
@@ -94,6 +96,7 @@ class SimTools:
             return Ended(1, "", "modprobe: expected one module: modprobe vfio-pci\n")
         (module,) = modules
         dry_run = bool({"-n", "--dry-run"} & set(arguments))
+        module = self._driver_of_alias(module) if module.startswith("pci:") else module
         if module not in self._modules:
             return Ended(1, "", f"modprobe: FATAL: Module {module} not found")
         if dry_run:
@@ -101,6 +104,13 @@ class SimTools:
         self.loaded.append(module)
         self._kernel.pci.add_driver(module)
         return FINE
+
+    def _driver_of_alias(self, alias: str) -> str:
+        """Return the native driver of the function whose modalias this is, or the alias of none."""
+        for function in self._kernel.pci.functions.values():
+            if function.native_driver is not None and f"MODALIAS={alias}\n" in uevent_text(function):
+                return function.native_driver
+        return alias
 
     def _sriov_manage(self, arguments: Sequence[str]) -> Ended:
         """Take the GPU from its driver, switch its VFs through another, and give it back; no card without VFs fails."""
@@ -126,9 +136,17 @@ class SimTools:
         return Ended(0, f"{'Enabling' if enable else 'Disabling'} VFs on {function.address}\n", "")
 
     def _switch(self, function: SimFunction, count: int) -> None:
+        """Take the GPU through a driver that does nothing but let VFs be made."""
         pci = self._kernel.pci
         if function.driver is not None:
+            self.during("unbind")
             pci.unbind(function)
+        self.during("bind to pci-pf-stub")
+        pci.bind(function, "pci-pf-stub")
+        self.during("switch")
         self._kernel.vfs.switch(function, count)
+        self.during("unbind from pci-pf-stub")
+        pci.unbind(function)
+        self.during("bind")
         with suppress(OSError):  # the script does not look whether the driver takes it
             pci.bind(function, "nvidia")

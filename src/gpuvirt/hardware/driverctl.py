@@ -1,0 +1,25 @@
+"""The drivers that driverctl keeps functions on: what an admin has pinned, here and after each boot."""
+
+from collections.abc import Iterable, Mapping
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware import attributes
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.paths import HostPath
+
+PINS = HostPath("/etc/driverctl.d")
+"""A file for each function: `pci-ADDRESS`, in older versions `ADDRESS`."""
+
+
+def read_pins(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, str]:
+    """Return the drivers that driverctl keeps functions on."""
+    names = attributes.names(kernel, PINS)
+    if not isinstance(names, list):
+        return {}
+    found = {
+        address: attributes.text(kernel, HostPath(f"{PINS}/{name}"))
+        for address in addresses
+        for name in (f"pci-{address}", address)
+        if name in names
+    }
+    return {address: driver for address, driver in found.items() if isinstance(driver, str) and driver}
