@@ -25,7 +25,7 @@ from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.binder import Site
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel

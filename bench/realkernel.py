@@ -17,15 +17,14 @@ from lab.kernel.guest import booted
 from lab.kernel.kit import Flavour, prepare
 from lab.kernel.notools import NO_TOOLS
 
+from changes import NOBODY, change_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.carving import CarveWish
-from gpuvirt.node import carver
-from gpuvirt.node.binder import Site
-from gpuvirt.node.carver import Given
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.node.change.site import Site
 
 GPUS = (PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0"))
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
@@ -37,7 +36,7 @@ def carve_s(site: Site, types: Mapping[str, int]) -> float:
     """Have each GPU carry some types; return how long that takes, or end where it can't be."""
     began = time.monotonic()
     for gpu in GPUS:
-        if reasons := carver.carve(site, gpu, CarveWish(types), Given(), lambda _: None):
+        if reasons := change_vgpus(site, gpu, DesiredVgpus(types), NOBODY, lambda _: None):
             raise SystemExit("\n".join(reason.text for reason in reasons))
     return time.monotonic() - began
 

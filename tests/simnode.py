@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from changes import site_in
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.tools import Tools
 from gpuvirt.model import pciids
@@ -17,7 +18,6 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.recorded import Recorded
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, GpuView, NodeView
-from gpuvirt.node import binder
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.broker import AllocationRefusedError
 from gpuvirt.node.lane import InlineLane, Lane
@@ -156,7 +156,7 @@ async def running_node(
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
     clock = SimClock()
-    host = binder.Site(kernel, tools or SimTools(kernel), folder / "drivers.json", folder / "locks")
+    host = site_in(folder, kernel, tools or SimTools(kernel))
     if moving is None and Workers.paced:
         host = replace(host, kernel=PacedKernel(kernel), tools=PacedTools(host.tools))
         moving = _paced(clock)

@@ -11,19 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from changes import NOBODY, change_drivers, change_vgpus, driver_state
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
-from gpuvirt.model.carving import CarveWish
+from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
 from gpuvirt.model.heard import Heard, NodeRequest, StateName
-from gpuvirt.model.plan import Wish
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node import binder, carver, originals
-from gpuvirt.node.binder import Orders, Site
-from gpuvirt.node.carver import Given
+from gpuvirt.node import originals
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
@@ -34,7 +33,6 @@ from killedkernel import Countdown, KilledError, KilledKernel, KilledTools
 from simnode import SimNode, running_node
 from thoroughness import examples
 
-NOBODY = Orders(pods={})
 HOSTS = {
     "4xT4": ["0000:86:00.0"],
     "2xA10": ["0000:65:00.0"],
@@ -42,7 +40,7 @@ HOSTS = {
     "2xRTX4090-one-group": ["0000:0b:01.0", "0000:0b:02.0"],
 }
 """Hosts, and the GPUs of one isolation unit that are moved there."""
-MODES = {Wish.PASSTHROUGH: WantedMode.PASSTHROUGH, Wish.NATIVE: WantedMode.CONTAINER}
+MODES = {DesiredDriver.PASSTHROUGH: WantedMode.PASSTHROUGH, DesiredDriver.NATIVE: WantedMode.CONTAINER}
 MOST_WRITES = 24
 FOLLOWS = Settings(workload_label=True)
 
@@ -59,12 +57,12 @@ class Host:
         gpus = [one for one in scan(self.kernel).functions.values() if one.kind is FunctionKind.GPU and not one.physfn]
         self.gpus = [one.address for one in gpus if not only or one.address in only]
 
-    def move(self, wish: Wish, site: Site | None = None) -> None:
+    def move(self, wish: DesiredDriver, site: Site | None = None) -> None:
         site = site or self.site
-        unit = binder.look(site, NOBODY).inventory.gpus[self.gpus[0]].unit
-        binder.move(site, unit, dict.fromkeys(self.gpus, wish), NOBODY, lambda _: None)
+        unit = driver_state(site, NOBODY).inventory.gpus[self.gpus[0]].unit
+        change_drivers(site, unit, dict.fromkeys(self.gpus, wish), NOBODY, lambda _: None)
 
-    def killed_move(self, wish: Wish, after: int) -> bool:
+    def killed_move(self, wish: DesiredDriver, after: int) -> bool:
         """Move the GPUs in a process that is killed after so many operations; return whether it was."""
         countdown = Countdown(after)
         site = Site(
@@ -94,16 +92,16 @@ class Host:
             one for one, lock in locks.items() if self.kernel.tree.exists(lock) and self.kernel.read(lock) == b"1\n"
         ]
 
-    def expect(self, wish: Wish) -> None:
+    def expect(self, wish: DesiredDriver) -> None:
         """See that all is as it is wanted, and nothing is left of the change that was killed."""
-        if wish is Wish.PASSTHROUGH:
+        if wish is DesiredDriver.PASSTHROUGH:
             assert {driver for driver, _ in self.drivers()} == {"vfio-pci"}
         else:
             assert self.drivers() == {(None, None)}
             assert self.locked() == []
         journal = originals.read(self.site.originals)
         assert journal.changes == {}
-        assert wish is Wish.PASSTHROUGH or journal.overrides.keys().isdisjoint(self.functions())
+        assert wish is DesiredDriver.PASSTHROUGH or journal.overrides.keys().isdisjoint(self.functions())
 
 
 async def settled(node: SimNode) -> None:
@@ -114,18 +112,18 @@ async def settled(node: SimNode) -> None:
 
 @given(
     name=st.sampled_from(sorted(HOSTS)),
-    begun=st.sampled_from(Wish),
-    wished=st.sampled_from(Wish),
+    begun=st.sampled_from(DesiredDriver),
+    wished=st.sampled_from(DesiredDriver),
     after=st.integers(0, MOST_WRITES),
     again=st.integers(0, MOST_WRITES),
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_whoever_is_killed_when_the_next_process_brings_gpus_to_where_they_are_wanted(
-    name: str, begun: Wish, wished: Wish, after: int, again: int
+    name: str, begun: DesiredDriver, wished: DesiredDriver, after: int, again: int
 ) -> None:
     with TemporaryDirectory() as folder:
         host = Host(name, Path(folder))
-        host.move(Wish.NATIVE if begun is Wish.PASSTHROUGH else Wish.PASSTHROUGH)
+        host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         host.killed_move(begun, after)
         host.killed_move(wished, again)
         host.move(wished)
@@ -133,14 +131,16 @@ def test_whoever_is_killed_when_the_next_process_brings_gpus_to_where_they_are_w
         assert host.kernel.vfio.requests == []
 
 
-@pytest.mark.parametrize("begun", Wish)
-@pytest.mark.parametrize("wished", Wish)
+@pytest.mark.parametrize("begun", DesiredDriver)
+@pytest.mark.parametrize("wished", DesiredDriver)
 @pytest.mark.parametrize("name", ["4xT4", "4xRTX2060"])
-async def test_a_fresh_agent_converges_from_each_write(name: str, begun: Wish, wished: Wish, tmp_path: Path) -> None:
+async def test_a_fresh_agent_converges_from_each_write(
+    name: str, begun: DesiredDriver, wished: DesiredDriver, tmp_path: Path
+) -> None:
     for after in range(MOST_WRITES):
         folder = tmp_path / str(after)
         host = Host(name, folder)
-        host.move(Wish.NATIVE if begun is Wish.PASSTHROUGH else Wish.PASSTHROUGH)
+        host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         was_killed = host.killed_move(begun, after)
         modes: dict[str, WantedMode] = dict.fromkeys(host.gpus, MODES[wished])
         async with running_node(host.kernel, folder, Settings(modes=modes), tools=host.tools) as node:
@@ -166,11 +166,11 @@ def driver(host: Host, gpu: PciAddress) -> str | None:
     return host.kernel.pci.functions[gpu].driver
 
 
-def moved(host: Host, wish: Wish, *, tools: SimTools | None = None) -> list[ReasonCode]:
+def moved(host: Host, wish: DesiredDriver, *, tools: SimTools | None = None) -> list[ReasonCode]:
     """Move the host's GPUs, and return why that was refused or has failed."""
     site = Site(host.kernel, tools or host.tools, host.site.originals, host.site.locks)
-    unit = binder.look(site, NOBODY).inventory.gpus[host.gpus[0]].unit
-    return [one.code for one in binder.move(site, unit, dict.fromkeys(host.gpus, wish), NOBODY, lambda _: None)]
+    unit = driver_state(site, NOBODY).inventory.gpus[host.gpus[0]].unit
+    return [one.code for one in change_drivers(site, unit, dict.fromkeys(host.gpus, wish), NOBODY, lambda _: None)]
 
 
 def with_aliases(host: Host, *modules: str) -> None:
@@ -186,21 +186,21 @@ def test_a_gpu_that_vfio_pci_knows_by_its_id_goes_to_its_native_driver(tmp_path:
     with_aliases(host, "nouveau", "nvidia")
     gpu = host.kernel.pci.functions[A10]
     host.kernel.pci.dynamic_ids[gpu.id] = "vfio-pci"
-    assert moved(host, Wish.NATIVE) == []
+    assert moved(host, DesiredDriver.NATIVE) == []
     assert gpu.driver == "nvidia"
 
 
 def test_a_gpu_that_vfio_pci_takes_again_is_a_failure_with_the_fix(tmp_path: Path) -> None:
     host = Host("2xA10", tmp_path)
     host.kernel.pci.dynamic_ids[host.kernel.pci.functions[A10].id] = "vfio-pci"
-    unit = binder.look(host.site, NOBODY).inventory.gpus[A10].unit
-    (reason,) = binder.move(host.site, unit, {A10: Wish.NATIVE}, NOBODY, lambda _: None)
+    unit = driver_state(host.site, NOBODY).inventory.gpus[A10].unit
+    (reason,) = change_drivers(host.site, unit, {A10: DesiredDriver.NATIVE}, NOBODY, lambda _: None)
     assert reason.code is ReasonCode.STEP_FAILED
     assert "vfio-pci.ids=" in str(reason.fix)
 
 
 async def test_a_failed_probe_is_no_success_and_is_tried_again(t4: Host, tmp_path: Path) -> None:
-    t4.move(Wish.PASSTHROUGH)
+    t4.move(DesiredDriver.PASSTHROUGH)
     for attribute in ("drivers/nvidia/bind", "drivers_probe"):
         t4.kernel.faults.refuse(HostPath(f"/sys/bus/pci/{attribute}"), errno.EIO)
     async with running_node(t4.kernel, tmp_path, FOLLOWS, tools=t4.tools) as node:
@@ -228,13 +228,13 @@ async def test_a_gpu_without_a_driver_that_nobody_recorded_gets_one(t4: Host, tm
 
 async def test_without_a_wish_only_what_a_killed_change_has_left_is_put_back(t4: Host, tmp_path: Path) -> None:
     t4.kernel.rebind(PciAddress("0000:af:00.0"), None)  # somebody else's doing
-    assert t4.killed_move(Wish.PASSTHROUGH, 3)
+    assert t4.killed_move(DesiredDriver.PASSTHROUGH, 3)
     assert driver(t4, T4) is None
     async with running_node(t4.kernel, tmp_path, Settings(), tools=t4.tools) as node:
         await settled(node)
         assert driver(t4, T4) == "nvidia"
         assert driver(t4, PciAddress("0000:af:00.0")) is None
-    t4.expect(Wish.NATIVE)
+    t4.expect(DesiredDriver.NATIVE)
 
 
 @pytest.mark.parametrize("recorded", ["nouveau", "gone"])
@@ -244,7 +244,7 @@ def test_a_driver_that_cannot_be_loaded_stops_the_change_before_anything_is_touc
     host = Host("2xA10", tmp_path)
     host.site.originals.write_text(json.dumps({"version": 1, "drivers": {A10: recorded}}))
     host.kernel.writes.clear()
-    assert moved(host, Wish.NATIVE) == [ReasonCode.PREREQUISITE_MISSING]
+    assert moved(host, DesiredDriver.NATIVE) == [ReasonCode.PREREQUISITE_MISSING]
     assert host.kernel.writes == []
     assert driver(host, A10) == "vfio-pci"
 
@@ -254,7 +254,7 @@ def test_another_driver_of_modules_alias_takes_the_place_of_one_that_is_gone(tmp
     host.site.originals.write_text(json.dumps({"version": 1, "drivers": {A10: "nouveau"}}))
     with_aliases(host, "nouveau", "nvidia")
     host.kernel.pci.forget_driver("nvidia")
-    assert moved(host, Wish.NATIVE) == []
+    assert moved(host, DesiredDriver.NATIVE) == []
     assert driver(host, A10) == "nvidia"
     assert host.tools.loaded == ["nvidia"], "before the unbind, by modprobe with the GPU's modalias"
     assert originals.read(host.site.originals).drivers == {}
@@ -262,7 +262,7 @@ def test_another_driver_of_modules_alias_takes_the_place_of_one_that_is_gone(tmp
 
 def test_a_module_that_wants_a_free_device_is_loaded_again_after_the_unbind(t4: Host) -> None:
     """NVIDIA's says ENODEV where VFIO has all GPUs (No NVIDIA devices probed)."""
-    t4.move(Wish.PASSTHROUGH)
+    t4.move(DesiredDriver.PASSTHROUGH)
     t4.kernel.pci.forget_driver("nvidia")
 
     class Tools(SimTools):
@@ -273,25 +273,25 @@ def test_a_module_that_wants_a_free_device_is_loaded_again_after_the_unbind(t4: 
                 raise ToolError(said, exit_code=1, said=said)
             super().modprobe(module)
 
-    assert moved(t4, Wish.NATIVE, tools=Tools(t4.kernel)) == []
+    assert moved(t4, DesiredDriver.NATIVE, tools=Tools(t4.kernel)) == []
     assert driver(t4, T4) == "nvidia"
 
 
 @pytest.mark.parametrize("after", [1, 2])
 def test_an_override_that_a_killed_change_has_left_is_taken_back(t4: Host, after: int) -> None:
-    assert t4.killed_move(Wish.PASSTHROUGH, after)
+    assert t4.killed_move(DesiredDriver.PASSTHROUGH, after)
     assert driver(t4, T4) == "nvidia"
-    assert moved(t4, Wish.NATIVE) == []
+    assert moved(t4, DesiredDriver.NATIVE) == []
     assert t4.kernel.read(OVERRIDE) == b"(null)\n"
-    t4.expect(Wish.NATIVE)
+    t4.expect(DesiredDriver.NATIVE)
 
 
 def test_an_override_that_somebody_else_has_written_stays(t4: Host) -> None:
     t4.kernel.write(OVERRIDE, b"vfio-pci")
     t4.kernel.writes.clear()
-    assert moved(t4, Wish.NATIVE) == []
+    assert moved(t4, DesiredDriver.NATIVE) == []
     t4.kernel.pci.unbind(t4.kernel.pci.functions[T4])
-    assert moved(t4, Wish.NATIVE) == [ReasonCode.DRIVER_PINNED]
+    assert moved(t4, DesiredDriver.NATIVE) == [ReasonCode.DRIVER_PINNED]
     assert t4.kernel.writes == []
 
 
@@ -300,35 +300,35 @@ def test_what_driverctl_keeps_on_vfio_stays_there(tmp_path: Path, name: str) -> 
     host = Host("2xA10", tmp_path)
     host.kernel.tree.place(HostPath(f"/etc/driverctl.d/{name}"), constant("vfio-pci\n"))
     host.kernel.writes.clear()
-    assert moved(host, Wish.NATIVE) == [ReasonCode.DRIVER_PINNED]
+    assert moved(host, DesiredDriver.NATIVE) == [ReasonCode.DRIVER_PINNED]
     assert host.kernel.writes == []
 
 
 def test_a_record_of_another_boot_says_nothing_of_overrides(t4: Host) -> None:
-    assert t4.killed_move(Wish.PASSTHROUGH, 2)
+    assert t4.killed_move(DesiredDriver.PASSTHROUGH, 2)
     t4.kernel.reboot_id()
     t4.kernel.write(OVERRIDE, b"vfio-pci")
     t4.kernel.writes.clear()
-    assert moved(t4, Wish.NATIVE) == []
+    assert moved(t4, DesiredDriver.NATIVE) == []
     assert t4.kernel.writes == []
 
 
 def test_the_file_of_an_older_version_is_read(t4: Host) -> None:
-    t4.move(Wish.PASSTHROUGH)
+    t4.move(DesiredDriver.PASSTHROUGH)
     t4.site.originals.write_text(json.dumps({"version": 1, "drivers": {T4: "nvidia"}}))
     t4.kernel.pci.unbind(t4.kernel.pci.functions[T4])  # killed before it could probe
-    assert moved(t4, Wish.NATIVE) == []
-    t4.expect(Wish.NATIVE)
+    assert moved(t4, DesiredDriver.NATIVE) == []
+    t4.expect(DesiredDriver.NATIVE)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00{", b"[]", b'{"version": 1, "drivers": {"../x": "nvidia"}}', None])
 def test_a_damaged_or_absent_record_keeps_no_gpu_from_its_driver(t4: Host, content: bytes | None) -> None:
-    t4.move(Wish.PASSTHROUGH)
+    t4.move(DesiredDriver.PASSTHROUGH)
     t4.site.originals.unlink()
     if content is not None:
         t4.site.originals.write_bytes(content)
-    assert moved(t4, Wish.NATIVE) == []
-    t4.expect(Wish.NATIVE)
+    assert moved(t4, DesiredDriver.NATIVE) == []
+    t4.expect(DesiredDriver.NATIVE)
 
 
 STAGES = ("unbind", "bind to pci-pf-stub", "switch", "unbind from pci-pf-stub", "bind")
@@ -362,7 +362,7 @@ def kill_in_sriov_manage(host: Host, gpu: PciAddress, stage: str) -> None:
 
     host.tools.during = during
     with suppress(KilledError):
-        carver.carve(host.site, gpu, CarveWish({"L40S-8Q": 1}), Given(), lambda _: None)
+        change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)
     host.tools.during = lambda _: None
     assert driver(host, gpu) != "nvidia" or stage == "unbind"
 
@@ -370,8 +370,8 @@ def kill_in_sriov_manage(host: Host, gpu: PciAddress, stage: str) -> None:
 def test_the_fix_that_is_named_after_a_kill_in_sriov_manage_does_what_it_says(tmp_path: Path) -> None:
     host, gpu = l40s(tmp_path)
     kill_in_sriov_manage(host, gpu, "switch")
-    (reason,) = carver.carve(host.site, gpu, CarveWish({"L40S-8Q": 1}), Given(), lambda _: None)
+    (reason,) = change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)
     assert reason.fix == f"give it to its native driver: gpuvirt vfio unbind {gpu}"
-    unit = binder.look(host.site, NOBODY).inventory.gpus[gpu].unit
-    assert binder.move(host.site, unit, {gpu: Wish.NATIVE}, NOBODY, lambda _: None) == ()
-    assert carver.carve(host.site, gpu, CarveWish({"L40S-8Q": 1}), Given(), lambda _: None) == ()
+    unit = driver_state(host.site, NOBODY).inventory.gpus[gpu].unit
+    assert change_drivers(host.site, unit, {gpu: DesiredDriver.NATIVE}, NOBODY, lambda _: None) == ()
+    assert change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None) == ()

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from changes import NOBODY, change_drivers, driver_state, inputs
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.users import cdevs_of
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.plan import Wish
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import binder
-from gpuvirt.node.binder import Orders
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.leasing import Claim, HeldError, leased
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
@@ -61,8 +61,8 @@ def cdevs(kernel: SimKernel, address: PciAddress) -> list[str]:
     return list(cdevs_of([scan(kernel).functions[address]]))
 
 
-def site_of(kernel: SimKernel, folder: Path) -> binder.Site:
-    return binder.Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
+def site_of(kernel: SimKernel, folder: Path) -> Site:
+    return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
 
 
 @pytest.mark.parametrize("bind", [True, False])
@@ -75,11 +75,11 @@ def test_a_device_that_a_vm_has_open_is_not_leased(
     kernel.open_devices(names, bind=bind)
     with pytest.raises(HeldError, match="qemu"), leased(kernel, Claim(GPU, IommuGroup(12), tuple(names))):
         raise AssertionError("leased")
-    reasons = binder.move(
+    reasons = change_drivers(
         site_of(kernel, tmp_path),
-        binder.look(site_of(kernel, tmp_path), Orders({})).inventory.gpus[GPU].unit,
-        {GPU: Wish.NATIVE},
-        Orders({}),
+        driver_state(site_of(kernel, tmp_path), NOBODY).inventory.gpus[GPU].unit,
+        {GPU: DesiredDriver.NATIVE},
+        NOBODY,
         lambda _: None,
     )
     assert [reason.code for reason in reasons] == [ReasonCode.IN_USE]
@@ -115,7 +115,7 @@ def test_a_change_by_hand_neither_leases_nor_locks_what_a_pod_was_given_since(
 ) -> None:
     kernel = host(driver, group_nodes=True)
     site, answers = site_of(kernel, tmp_path), iter(range(9))
-    unit = binder.look(site, Orders({})).inventory.gpus[GPU].unit
+    unit = driver_state(site, NOBODY).inventory.gpus[GPU].unit
     device = gpu_uuid(GPU) if driver == "nvidia" else GPU
 
     def ask(inventory: Inventory) -> PodAllocations:
@@ -125,7 +125,7 @@ def test_a_change_by_hand_neither_leases_nor_locks_what_a_pod_was_given_since(
 
     leases = count(kernel)
     kernel.writes.clear()
-    wish = Wish.PASSTHROUGH if driver == "nvidia" else Wish.NATIVE
-    reasons = binder.move(site, unit, {GPU: wish}, Orders({}, ask=ask), lambda _: None)
+    wish = DesiredDriver.PASSTHROUGH if driver == "nvidia" else DesiredDriver.NATIVE
+    reasons = change_drivers(site, unit, {GPU: wish}, inputs({}, ask=ask), lambda _: None)
     assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
     assert (leases, kernel.writes) == (Counter(), [])

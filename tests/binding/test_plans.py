@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from changes import NOBODY, change_drivers, driver_state, inputs
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.tools import HostTools, ToolError
-from gpuvirt.model.plan import Plan, Wish
-from gpuvirt.model.planning import plan_units
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.driverplanning import plan_units
+from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import binder, originals
-from gpuvirt.node.binder import Orders, Site
+from gpuvirt.node import originals
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
@@ -20,7 +23,6 @@ from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec, 
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import Link, constant
 
-NOBODY = Orders(pods={})
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 
 
@@ -32,15 +34,15 @@ class Place:
         self.tools = SimTools(kernel)
         self.site = Site(kernel, self.tools, folder / "drivers.json", folder / "locks")
 
-    def plans(self, wish: Wish, *gpus: str, orders: Orders = NOBODY) -> Sequence[Plan]:
-        return plan_units(binder.look(self.site, orders), dict.fromkeys(map(PciAddress, gpus), wish))
+    def plans(self, wish: DesiredDriver, *gpus: str, orders: Inputs = NOBODY) -> Sequence[DriverPlan]:
+        return plan_units(driver_state(self.site, orders), dict.fromkeys(map(PciAddress, gpus), wish))
 
-    def move(self, wish: Wish, gpu: str, orders: Orders = NOBODY) -> Sequence[Reason]:
+    def move(self, wish: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> Sequence[Reason]:
         address = PciAddress(gpu)
-        unit = binder.look(self.site, orders).inventory.gpus[address].unit
-        return binder.move(self.site, unit, {address: wish}, orders, lambda _: None)
+        unit = driver_state(self.site, orders).inventory.gpus[address].unit
+        return change_drivers(self.site, unit, {address: wish}, orders, lambda _: None)
 
-    def refused(self, wish: Wish, gpu: str, orders: Orders = NOBODY) -> set[ReasonCode]:
+    def refused(self, wish: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> set[ReasonCode]:
         self.kernel.writes.clear()
         codes = {reason.code for reason in self.move(wish, gpu, orders)}
         assert self.kernel.writes == [], "refused, and written all the same"
@@ -59,7 +61,7 @@ def t4(place: Callable[[str], Place]) -> Place:
 
 def test_all_is_unbound_before_anything_is_probed(place: Callable[[str], Place]) -> None:
     host = place("4xRTX2060")
-    (plan,) = host.plans(Wish.NATIVE, "0000:04:00.0")
+    (plan,) = host.plans(DesiredDriver.NATIVE, "0000:04:00.0")
     words = [step.text.split(": ")[1].split()[0] for step in plan.steps]
     assert words == ["driver_override"] * 4 + ["unbind"] * 4 + ["probe,"] * 4
     assert plan.leases == (27,)
@@ -67,7 +69,7 @@ def test_all_is_unbound_before_anything_is_probed(place: Callable[[str], Place])
 
 def test_the_driver_is_loaded_where_it_is_not(t4: Place) -> None:
     t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
-    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     assert t4.tools.loaded == ["vfio-pci"]
     assert t4.kernel.pci.functions[T4[2]].driver == "vfio-pci"
 
@@ -75,8 +77,8 @@ def test_the_driver_is_loaded_where_it_is_not(t4: Place) -> None:
 def test_a_module_that_is_not_there_leaves_the_gpu_with_its_driver(t4: Place, tmp_path: Path) -> None:
     t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
     site = Site(t4.kernel, SimTools(t4.kernel, ()), tmp_path / "d.json", tmp_path / "l")
-    unit = binder.look(site, NOBODY).inventory.gpus[T4[2]].unit
-    (reason,) = binder.move(site, unit, {T4[2]: Wish.PASSTHROUGH}, NOBODY, lambda _: None)
+    unit = driver_state(site, NOBODY).inventory.gpus[T4[2]].unit
+    (reason,) = change_drivers(site, unit, {T4[2]: DesiredDriver.PASSTHROUGH}, NOBODY, lambda _: None)
     assert reason.code is ReasonCode.STEP_FAILED
     assert "modprobe" in reason.text
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
@@ -91,62 +93,62 @@ def test_a_variant_driver_is_taken_where_one_knows_the_gpu(place: Callable[[str]
     host.kernel.tree.place(release, constant("6.8.0"))
     aliases = "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n"
     host.kernel.tree.place(HostPath("/lib/modules/6.8.0/modules.alias"), constant(aliases))
-    gpu = next(iter(binder.look(host.site, NOBODY).inventory.gpus))
-    seen = binder.look(host.site, NOBODY)
+    gpu = next(iter(driver_state(host.site, NOBODY).inventory.gpus))
+    seen = driver_state(host.site, NOBODY)
     assert seen.best_drivers == dict.fromkeys(seen.inventory.gpus, "nvgrace_gpu_vfio_pci")
     assert gpu in seen.best_drivers
 
 
 def test_a_gpu_whose_vgpus_exist_stays(t4: Place) -> None:
-    assert t4.refused(Wish.PASSTHROUGH, T4[0]) == {ReasonCode.CARRIES_VGPUS}
+    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[0]) == {ReasonCode.CARRIES_VGPUS}
 
 
 def test_a_gpu_with_vfs_stays(place: Callable[[str], Place]) -> None:
     host = place("8xH100")
-    gpus = binder.look(host.site, NOBODY).inventory.gpus
+    gpus = driver_state(host.site, NOBODY).inventory.gpus
     with_vfs = next(address for address, gpu in gpus.items() if gpu.function.virtfns)
-    codes = {reason.code for plan in host.plans(Wish.PASSTHROUGH, with_vfs) for reason in plan.refusals}
+    codes = {reason.code for plan in host.plans(DesiredDriver.PASSTHROUGH, with_vfs) for reason in plan.refusals}
     assert codes & {ReasonCode.VFS_ENABLED, ReasonCode.CARRIES_VGPUS}
 
 
 def test_a_gpu_that_a_process_of_the_host_uses_stays_unless_forced(t4: Place) -> None:
     process = t4.kernel.start_process("python3", "/dev/nvidia2")
-    (reason,) = t4.move(Wish.PASSTHROUGH, T4[2])
+    (reason,) = t4.move(DesiredDriver.PASSTHROUGH, T4[2])
     assert reason.code is ReasonCode.IN_USE
     assert f"python3 (pid {process.pid})" in reason.message
     # NVIDIA's driver has the last word also then.
-    forced = Orders(pods={}, forced=True)
-    assert {one.code for one in t4.move(Wish.PASSTHROUGH, T4[2], forced)} == {ReasonCode.DRIVER_LOCK}
+    forced = inputs(forced=True)
+    assert {one.code for one in t4.move(DesiredDriver.PASSTHROUGH, T4[2], forced)} == {ReasonCode.DRIVER_LOCK}
     t4.kernel.end_machine(process)
-    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 
 
 def test_nvidias_own_services_are_named_and_are_no_machines(t4: Place) -> None:
     service = t4.kernel.start_process("nvidia-persiste", "/dev/nvidia2")
-    (reason,) = t4.move(Wish.PASSTHROUGH, T4[2])
+    (reason,) = t4.move(DesiredDriver.PASSTHROUGH, T4[2])
     assert reason.code is ReasonCode.DRIVER_LOCK
     assert "nvidia-persiste" in reason.message
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
     t4.kernel.end_machine(service)
-    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 
 
 def test_a_pods_gpu_stays(t4: Place) -> None:
-    orders = Orders(pods={T4[2]: ("pod default/vm-a",)})
-    assert t4.refused(Wish.PASSTHROUGH, T4[2], orders) == {ReasonCode.HELD_BY_POD}
+    orders = inputs(pods={T4[2]: ("pod default/vm-a",)})
+    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2], orders) == {ReasonCode.HELD_BY_POD}
 
 
 def test_where_processes_cannot_be_seen_nothing_is_taken_from_them(t4: Place) -> None:
     t4.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
-    assert t4.refused(Wish.PASSTHROUGH, T4[2]) == {ReasonCode.USERS_UNSEEN}
+    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.USERS_UNSEEN}
 
 
 def test_the_console_stays(t4: Place) -> None:
     t4.kernel.tree.place(HostPath(f"{t4.kernel.pci.functions[T4[2]].folder}/boot_vga"), constant("1"))
-    assert t4.plans(Wish.PASSTHROUGH, T4[2])[0].refusals == (), "no framebuffer: nobody looks at it"
+    assert t4.plans(DesiredDriver.PASSTHROUGH, T4[2])[0].refusals == (), "no framebuffer: nobody looks at it"
     framebuffer = Link("../../../devices/platform/efi-framebuffer.0")
     t4.kernel.tree.place(HostPath("/sys/class/graphics/fb0/device"), framebuffer)
-    assert t4.refused(Wish.PASSTHROUGH, T4[2]) == {ReasonCode.HOST_NEEDS}
+    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.HOST_NEEDS}
 
 
 DISK, NIC = "0000:3c:00.0", "0000:3d:00.0"
@@ -165,9 +167,9 @@ def test_what_the_host_needs_never_moves_along(tmp_path: Path, board: str, at: s
     else:
         tree.place(HostPath(f"{folder}/net/eth0/flags"), constant("0x1003"))
     gpu = "0000:3b:00.0"
-    assert host.refused(Wish.PASSTHROUGH, gpu) == {ReasonCode.FOREIGN_ENDPOINT}
-    listed = Orders(pods={}, allowed=frozenset({PciAddress(at)}))
-    assert host.refused(Wish.PASSTHROUGH, gpu, listed) == {ReasonCode.HOST_NEEDS}
+    assert host.refused(DesiredDriver.PASSTHROUGH, gpu) == {ReasonCode.FOREIGN_ENDPOINT}
+    listed = inputs(allowed=frozenset({PciAddress(at)}))
+    assert host.refused(DesiredDriver.PASSTHROUGH, gpu, listed) == {ReasonCode.HOST_NEEDS}
 
 
 def neighbour(board: str, at: str) -> MachineSpec:
@@ -184,14 +186,14 @@ def neighbour(board: str, at: str) -> MachineSpec:
 
 def test_on_a_host_with_nvswitches_the_probe_is_a_persons(place: Callable[[str], Place]) -> None:
     host = place("8xA100")
-    gpus = binder.look(host.site, NOBODY).inventory.gpus
+    gpus = driver_state(host.site, NOBODY).inventory.gpus
     address = next(one for one, gpu in gpus.items() if not gpu.function.virtfns)
-    assert host.move(Wish.PASSTHROUGH, address) == ()
-    (plan,) = host.plans(Wish.NATIVE, address)
+    assert host.move(DesiredDriver.PASSTHROUGH, address) == ()
+    (plan,) = host.plans(DesiredDriver.NATIVE, address)
     assert not any(step.text.startswith(f"{address}: probe") for step in plan.steps)
     assert any("drivers_probe" in note for note in plan.notes)
-    assert host.move(Wish.NATIVE, address) == ()
-    (reason,) = host.move(Wish.NATIVE, address)
+    assert host.move(DesiredDriver.NATIVE, address) == ()
+    (reason,) = host.move(DesiredDriver.NATIVE, address)
     assert (reason.code, reason.fix) == (
         ReasonCode.NO_DRIVER,
         f"when all GPUs are free: echo {address} > /sys/bus/pci/drivers_probe",
@@ -199,23 +201,23 @@ def test_on_a_host_with_nvswitches_the_probe_is_a_persons(place: Callable[[str],
 
 
 def test_the_first_driver_is_the_one_that_is_remembered(t4: Place) -> None:
-    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     t4.kernel.rebind(T4[2], None)
-    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     assert originals.read(t4.site.originals).drivers == {T4[2]: "nvidia"}
 
 
 def test_a_damaged_record_costs_the_names_alone(t4: Place) -> None:
-    assert t4.move(Wish.PASSTHROUGH, T4[2]) == ()
+    assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     t4.site.originals.write_bytes(b"\x00{")
-    assert t4.move(Wish.NATIVE, T4[2]) == ()
+    assert t4.move(DesiredDriver.NATIVE, T4[2]) == ()
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
 
 
 def test_a_driver_that_does_not_take_it_is_a_failure_and_the_gpu_goes_back(t4: Place) -> None:
     # Without an IOMMU group vfio-pci fails to probe, which the writer does not hear of (drivers/base/dd.c).
     t4.kernel.pci.functions[T4[2]].group = None
-    reasons = t4.move(Wish.PASSTHROUGH, T4[2])
+    reasons = t4.move(DesiredDriver.PASSTHROUGH, T4[2])
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED]
     assert "no driver has it" in str(reasons[0].seen)
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
@@ -230,7 +232,7 @@ def test_modprobe_of_a_real_host_says_why_it_failed(tmp_path: Path) -> None:
 def test_a_running_machine_keeps_its_gpu_whatever_is_wished(place: Callable[[str], Place]) -> None:
     host = place("2xA10")
     host.kernel.start_machine(IommuGroup(12))
-    assert host.refused(Wish.NATIVE, "0000:65:00.0") == {ReasonCode.IN_USE}
-    forced = Orders(pods={}, forced=True)
-    assert host.refused(Wish.NATIVE, "0000:65:00.0", forced) == {ReasonCode.IN_USE}
+    assert host.refused(DesiredDriver.NATIVE, "0000:65:00.0") == {ReasonCode.IN_USE}
+    forced = inputs(forced=True)
+    assert host.refused(DesiredDriver.NATIVE, "0000:65:00.0", forced) == {ReasonCode.IN_USE}
     assert host.kernel.vfio.requests == []

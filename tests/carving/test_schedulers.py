@@ -14,10 +14,10 @@ from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.model.board import Board
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.scheduling import footing_of, refuse, registry_value
 from gpuvirt.model.moduleoption import FILE, HEAD, in_the_way, merge
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.scheduling import footing_of, refuse, registry_value
 from gpuvirt.node.moduleoptions import persist
 from gpuvirt.paths import HostPath, HostRoots
 
@@ -68,7 +68,7 @@ SHARED, CUT = ({VgpuType(name): 1} for name in ("GRID T4-4Q", "NVIDIA A30-1-6C")
     ],
 )
 def test_which_gpu_has_one(function: PciFunction, types: Mapping[VgpuType, int], *, has_one: bool) -> None:
-    board = Board(VgpuHost(GPU, Framework.MDEV, {GPU: types}))
+    board = GpuState(VgpuHost(GPU, Framework.MDEV, {GPU: types}))
     assert (footing_of(function, board) is not None) is has_one
 
 

@@ -11,17 +11,19 @@ import pytest
 from hosts import LONG_S, Answer, CdevHost, Host, Job, Machine, exists, group_of, until_free
 from lab.kernel.notools import NO_TOOLS
 
+from changes import NOBODY, change_vgpus, inputs
 from givingkubelet import kubelet_with_pod
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.board import Holding
-from gpuvirt.model.carving import CarveStep, CarveWish, CreateVgpu, RemoveVgpu
-from gpuvirt.model.plan import RollBack
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import Holding
+from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu, RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import carver
-from gpuvirt.node.binder import Site
-from gpuvirt.node.carver import Given
+from gpuvirt.node.change import byhand
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 
 RTX = PciAddress("0000:02:00.0")
@@ -35,8 +37,8 @@ class Carver:
 
     def __init__(self, host: Host, folder: Path) -> None:
         self.site = Site(host.kernel, NO_TOOLS, folder / "drivers.json", folder / "locks")
-        self.given = Given()
-        self.steps: list[CarveStep | RollBack] = []
+        self.given = NOBODY
+        self.steps: list[Step | RollBack] = []
 
     def carve(
         self,
@@ -44,12 +46,12 @@ class Carver:
         *,
         small: int = 0,
         large: int = 0,
-        tell: Callable[[CarveStep | RollBack], None] | None = None,
+        tell: Callable[[Step | RollBack], None] | None = None,
     ) -> tuple[Reason, ...]:
         """Have a GPU carry so many; return why it does not."""
         self.steps.clear()
-        wish = CarveWish({"T4-1B": small, "T4-2B": large})
-        return carver.carve(self.site, gpu, wish, self.given, tell or self.steps.append)
+        wish = DesiredVgpus({"T4-1B": small, "T4-2B": large})
+        return change_vgpus(self.site, gpu, wish, self.given, tell or self.steps.append)
 
     def types(self, gpu: PciAddress) -> Mapping[VgpuId, object]:
         """What a GPU carries."""
@@ -161,7 +163,7 @@ def test_a_machine_that_starts_after_the_look_is_found_by_the_lease(host: Host, 
     _, second, _ = carves.ids(RTX)
     machines: list[Machine] = []
 
-    def start(step: CarveStep | RollBack) -> None:
+    def start(step: Step | RollBack) -> None:
         if isinstance(step, RemoveVgpu) and step.vgpu == second and not machines:
             machines.append(machine_on(host, second))
 
@@ -177,7 +179,7 @@ def test_a_machine_that_starts_after_the_look_is_found_by_the_lease(host: Host, 
 def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, carves: Carver) -> None:
     carves.carve(RTX, large=2)
     mine, other = carves.ids(RTX)
-    carves.given = Given((Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
+    carves.given = inputs(holdings=(Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
     machine = machine_on(host, mine)
     job = start_removal(host, mine)
     reasons = carves.carve(RTX, large=2)
@@ -187,7 +189,7 @@ def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, carves: C
     assert carves.ids(RTX) == [other]
     machine.end()
     assert job.answer(LONG_S) == Answer()
-    carves.given = Given()
+    carves.given = NOBODY
     assert carves.carve(RTX, large=2) == ()
     assert carves.ids(RTX) == [mine, other]
 
@@ -239,9 +241,9 @@ def test_a_carver_that_is_killed_before_any_step_is_followed_by_one_that_ends_it
     wanted = carves.types(RTX)
     carves.carve(RTX, large=2)
     for lived in range(2 + 2):
-        taken: list[CarveStep | RollBack] = []
+        taken: list[Step | RollBack] = []
 
-        def tell(step: CarveStep | RollBack, taken: list[CarveStep | RollBack] = taken, lived: int = lived) -> None:
+        def tell(step: Step | RollBack, taken: list[Step | RollBack] = taken, lived: int = lived) -> None:
             if len(taken) == lived:
                 raise Killed
             taken.append(step)
@@ -258,10 +260,10 @@ def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, carves: C
     carves.carve(RTX, large=2)
     first, second = carves.ids(RTX)
     machine = machine_on(host, first)
-    before = carver.look(carves.site, Given()).inventory
+    before = observe(carves.site, NOBODY, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(carver.remove(carves.site, RTX, vgpu, Given(), lambda _: None, before))
+        return codes(byhand.remove(carves.site, RTX, vgpu, NOBODY, lambda _: None, before))
 
     assert remove(first) == [ReasonCode.VGPU_IN_USE]
     assert remove(second) == []
@@ -276,12 +278,12 @@ def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
     """By the account that commands ask: first a VM has the vGPU open, then only its pod is there."""
     assert carves.carve(RTX, large=2) == ()
     mine, other = carves.ids(RTX)
-    before = carver.look(carves.site, Given()).inventory
+    before = observe(carves.site, NOBODY, None).inventory
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     machine = machine_on(host, mine)
 
     def remove(vgpu: VgpuId) -> tuple[Reason, ...]:
-        return carver.remove(carves.site, RTX, vgpu, account.given(before), carves.steps.append, before)
+        return byhand.remove(carves.site, RTX, vgpu, Inputs(account.account), carves.steps.append, before)
 
     with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-2B", mine):
         carves.steps.clear()
@@ -291,7 +293,7 @@ def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
         until_free(host, group_of(host, mine))
         assert any("pod default/cuda" in one.message for one in remove(mine))
         assert carves.steps == []
-        carves.given = account.given(before)
+        carves.given = Inputs(account.account)
         assert any("pod default/cuda" in one.message for one in carves.carve(RTX))
         assert carves.ids(RTX) == [mine], "what nobody has was removed"
     account = replace(account, kubelet=KubeletPaths(short_path / "other"))

@@ -10,6 +10,7 @@ from hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
 from lab.kernel.modules import VARIANT
 from seenfrom import ContainerKernel
 
+from changes import NOBODY, change_drivers, driver_state, inputs
 from givingkubelet import kubelet_with_pod
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
@@ -17,10 +18,12 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.modules import driver_of
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
-from gpuvirt.model.plan import RollBack, Step, Wish
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import binder, originals
-from gpuvirt.node.binder import Orders, Site
+from gpuvirt.node import originals
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.paths import HostRoots, KubeletPaths
 
@@ -29,7 +32,6 @@ H100 = PciAddress("0000:03:00.0")
 SRIOV = PciAddress("0000:05:00.0")
 IDLE = PciAddress("0000:04:00.0")
 T4, OTHER_T4 = PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0")
-NOBODY = Orders(pods={})
 SHOWS_PROCESSES = pytest.mark.parametrize("host", ["memory", *GUESTS], indirect=True)
 """What a process of the mounted host has open is a file of another `/dev` to whoever looks from outside."""
 GROUP_NODES_ALONE = pytest.mark.parametrize("host", ["memory", *GUESTS[:1]], indirect=True)
@@ -62,11 +64,11 @@ class Mover:
         self.site = Site(kernel, NoTools(), folder / "drivers.json", folder / "locks")
         self.steps: list[str] = []
 
-    def move(self, wish: Wish, *gpus: PciAddress, orders: Orders = NOBODY) -> Sequence[Reason]:
-        seen = binder.look(self.site, orders)
+    def move(self, wish: DesiredDriver, *gpus: PciAddress, orders: Inputs = NOBODY) -> Sequence[Reason]:
+        seen = driver_state(self.site, orders)
         units = {seen.inventory.gpus[gpu].unit for gpu in gpus}
         wishes = dict.fromkeys(gpus, wish)
-        return [one for unit in sorted(units) for one in binder.move(self.site, unit, wishes, orders, self._tell)]
+        return [one for unit in sorted(units) for one in change_drivers(self.site, unit, wishes, orders, self._tell)]
 
     def drivers(self, *addresses: PciAddress) -> list[object]:
         return [driver_of(self.site.kernel, address) for address in addresses]
@@ -81,35 +83,35 @@ def mover(host: Host, tmp_path: Path) -> Mover:
 
 
 def test_a_gpu_goes_with_its_audio_function_and_comes_back_to_its_drivers(mover: Mover) -> None:
-    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     assert originals.read(mover.site.originals).drivers == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
     mover.steps.clear()
-    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.steps == []
-    assert mover.move(Wish.NATIVE, GPU) == []
+    assert mover.move(DesiredDriver.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
     assert originals.read(mover.site.originals).drivers == {}
 
 
 def test_a_gpu_that_no_driver_takes_is_never_said_to_be_back(mover: Mover) -> None:
     """A host whose modules.alias names no module for it keeps it on VFIO; one without that file has to try."""
-    assert mover.move(Wish.PASSTHROUGH, IDLE) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, IDLE) == []
     assert mover.drivers(IDLE) == ["vfio-pci"]
     for _ in range(2):
-        (reason,) = mover.move(Wish.NATIVE, IDLE)
+        (reason,) = mover.move(DesiredDriver.NATIVE, IDLE)
         stays = reason.code is ReasonCode.PREREQUISITE_MISSING
         assert stays or reason.code is ReasonCode.STEP_FAILED
         assert mover.drivers(IDLE) == (["vfio-pci"] if stays else [None])
-    assert mover.move(Wish.PASSTHROUGH, IDLE) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, IDLE) == []
     assert mover.drivers(IDLE) == ["vfio-pci"]
 
 
 def test_a_gpu_that_a_machine_has_is_not_touched_and_the_machine_hears_nothing(host: Host, mover: Mover) -> None:
-    mover.move(Wish.PASSTHROUGH, GPU)
+    mover.move(DesiredDriver.PASSTHROUGH, GPU)
     machine = host.start_machine(group_of(host, GPU))
     mover.steps.clear()
-    (refused,) = {reason.code for reason in mover.move(Wish.NATIVE, GPU)}
+    (refused,) = {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU)}
     assert refused is ReasonCode.IN_USE
     assert mover.steps == []
     assert not machine.asked_back(host.patience_s)
@@ -118,70 +120,70 @@ def test_a_gpu_that_a_machine_has_is_not_touched_and_the_machine_hears_nothing(h
 
 
 def test_no_force_moves_what_a_machine_has(host: Host, mover: Mover) -> None:
-    mover.move(Wish.PASSTHROUGH, GPU)
+    mover.move(DesiredDriver.PASSTHROUGH, GPU)
     machine = host.start_machine(group_of(host, GPU))
-    forced = Orders(pods={}, forced=True)
-    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU, orders=forced)} == {ReasonCode.IN_USE}
+    forced = inputs(forced=True)
+    assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=forced)} == {ReasonCode.IN_USE}
     assert not machine.asked_back(host.patience_s)
     machine.end()
 
 
 def test_half_a_group_that_somebody_else_has_left_is_made_whole(host: Host, mover: Mover) -> None:
     bind(host, GPU, "vfio-pci")
-    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     host.start_machine(group_of(host, GPU)).end()
 
 
 def test_gpus_of_one_group_go_together_or_not_at_all(mover: Mover) -> None:
-    (refused,) = mover.move(Wish.PASSTHROUGH, T4)
+    (refused,) = mover.move(DesiredDriver.PASSTHROUGH, T4)
     assert refused.code is ReasonCode.FOREIGN_ENDPOINT
     assert OTHER_T4 in refused.message
     assert mover.steps == []
-    assert mover.move(Wish.PASSTHROUGH, T4, OTHER_T4) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, T4, OTHER_T4) == []
     assert mover.drivers(T4, OTHER_T4) == ["vfio-pci", "vfio-pci"]
-    (torn, *_) = mover.move(Wish.NATIVE, T4)
+    (torn, *_) = mover.move(DesiredDriver.NATIVE, T4)
     assert torn.code is ReasonCode.GROUP_NOT_VIABLE
-    assert mover.move(Wish.NATIVE, T4, OTHER_T4) == []
+    assert mover.move(DesiredDriver.NATIVE, T4, OTHER_T4) == []
     assert mover.drivers(T4, OTHER_T4) == ["nvidia", "nvidia"]
 
 
 def test_a_listed_neighbour_moves_along_and_comes_back(mover: Mover) -> None:
-    listed = Orders(pods={}, allowed=frozenset({OTHER_T4}))
-    assert mover.move(Wish.PASSTHROUGH, T4, orders=listed) == []
+    listed = inputs(allowed=frozenset({OTHER_T4}))
+    assert mover.move(DesiredDriver.PASSTHROUGH, T4, orders=listed) == []
     assert mover.drivers(T4, OTHER_T4) == ["vfio-pci", "vfio-pci"]
 
 
 def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: CdevHost, tmp_path: Path) -> None:
     """A machine that is about to start looks like that."""
     mover = Mover(cdevs.kernel, tmp_path / "state")
-    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     process = cdevs.open_devices(GPU, bind=False)
-    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.IN_USE}
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     process.end()
-    assert mover.move(Wish.NATIVE, GPU) == []
+    assert mover.move(DesiredDriver.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
 
 def test_where_devices_have_nodes_one_that_a_machine_has_is_not_touched(cdevs: CdevHost, tmp_path: Path) -> None:
     mover = Mover(cdevs.kernel, tmp_path / "state")
-    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     machine = cdevs.open_devices(GPU, AUDIO)
-    assert {reason.code for reason in mover.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.IN_USE}
     assert not machine.asked_back(cdevs.patience_s)
     machine.end()
 
 
 def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
-    seen = binder.look(mover.site, NOBODY)
+    seen = driver_state(mover.site, NOBODY)
     unit = seen.inventory.gpus[H100].unit
 
     def meanwhile(_: Step | RollBack) -> None:
         with pytest.raises(UnitBusyError, match="another process"):
-            binder.move(mover.site, unit, {H100: Wish.PASSTHROUGH}, NOBODY, lambda _: None)
+            change_drivers(mover.site, unit, {H100: DesiredDriver.PASSTHROUGH}, NOBODY, lambda _: None)
 
-    assert binder.move(mover.site, unit, {H100: Wish.PASSTHROUGH}, NOBODY, meanwhile) == ()
+    assert change_drivers(mover.site, unit, {H100: DesiredDriver.PASSTHROUGH}, NOBODY, meanwhile) == ()
     job = host.start_read(f"/sys/bus/pci/devices/{H100}/driver_override")
     answer = job.answer(LONG_S)
     assert answer is not None
@@ -191,54 +193,56 @@ def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
 @GROUP_NODES_ALONE
 def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: Path) -> None:
     """A container has a `/dev` of its own: no lease, but the kernel tells the node's number."""
-    assert Mover(host.kernel, tmp_path / "state").move(Wish.PASSTHROUGH, GPU) == []
+    assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
     machine = host.start_machine(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
-    assert {reason.code for reason in blind.move(Wish.NATIVE, GPU)} == {ReasonCode.IN_USE}
+    assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.IN_USE}
     assert blind.steps == []
     assert not machine.asked_back(host.patience_s)
     machine.end()
-    assert blind.move(Wish.NATIVE, GPU) == []
+    assert blind.move(DesiredDriver.NATIVE, GPU) == []
     assert blind.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
 
 @GROUP_NODES_ALONE
 def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host, tmp_path: Path) -> None:
-    assert Mover(host.kernel, tmp_path / "state").move(Wish.PASSTHROUGH, GPU) == []
+    assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
     machine = host.start_machine(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False, sees_host=False), tmp_path / "state")
-    assert {reason.code for reason in blind.move(Wish.NATIVE, GPU)} == {ReasonCode.USERS_UNSEEN}
+    assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.USERS_UNSEEN}
     assert not machine.asked_back(host.patience_s)
     machine.end()
     assert blind.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     seeing = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
-    assert seeing.move(Wish.NATIVE, GPU) == []
+    assert seeing.move(DesiredDriver.NATIVE, GPU) == []
 
 
 @SHOWS_PROCESSES
 def test_a_gpu_is_not_taken_from_its_driver_where_processes_are_not_seen(host: Host, tmp_path: Path) -> None:
     blind = Mover(ContainerKernel(host.kernel, sees_host=False), tmp_path / "state")
-    assert {reason.code for reason in blind.move(Wish.PASSTHROUGH, GPU)} == {ReasonCode.USERS_UNSEEN}
+    assert {reason.code for reason in blind.move(DesiredDriver.PASSTHROUGH, GPU)} == {ReasonCode.USERS_UNSEEN}
     assert blind.steps == []
 
 
 def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> None:
     """Unbinding it takes its VFs away, whoever has them: VFIO asks their users to give them back."""
-    assert mover.move(Wish.PASSTHROUGH, SRIOV) == []
+    assert mover.move(DesiredDriver.PASSTHROUGH, SRIOV) == []
     assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "Y") == 0
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
     vf, other = scan(host.kernel).functions[SRIOV].virtfns
     assert mover.drivers(vf, other) == ["vfio-pci", "vfio-pci"]
     machine = host.start_machine(group_of(host, vf), devices=False)
     mover.steps.clear()
-    assert {reason.code for reason in mover.move(Wish.NATIVE, SRIOV)} >= {ReasonCode.VFS_ENABLED}
-    forced = Orders(pods={}, forced=True)
-    assert {reason.code for reason in mover.move(Wish.NATIVE, SRIOV, orders=forced)} >= {ReasonCode.VFS_ENABLED}
+    assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, SRIOV)} >= {ReasonCode.VFS_ENABLED}
+    forced = inputs(forced=True)
+    assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, SRIOV, orders=forced)} >= {
+        ReasonCode.VFS_ENABLED
+    }
     assert mover.steps == []
     assert scan(host.kernel).functions[SRIOV].virtfns == (vf, other)
     machine.end()
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "0") == 0
-    assert mover.move(Wish.NATIVE, SRIOV) == []
+    assert mover.move(DesiredDriver.NATIVE, SRIOV) == []
     assert mover.drivers(SRIOV) == ["nvidia"]
     assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "N") == 0
 
@@ -265,35 +269,37 @@ def check_variant(host: Host, mover: Mover, driver: str) -> None:
     assert mover.drivers(GPU, AUDIO) == [driver, driver]
     assert scan(host.kernel).functions[GPU].on_vfio
     for _ in range(3):
-        assert mover.move(Wish.PASSTHROUGH, GPU) == []
+        assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
         assert mover.steps == [], "it is where it is wanted"
     machine = host.start_machine(group_of(host, GPU))
-    for wish, codes in ((Wish.NATIVE, {ReasonCode.IN_USE}), (Wish.PASSTHROUGH, set())):
+    for wish, codes in ((DesiredDriver.NATIVE, {ReasonCode.IN_USE}), (DesiredDriver.PASSTHROUGH, set())):
         assert {reason.code for reason in mover.move(wish, GPU)} == codes
     assert mover.steps == []
     assert not machine.asked_back(host.patience_s)
     assert mover.drivers(GPU, AUDIO) == [driver, driver]
     machine.end()
-    assert mover.move(Wish.NATIVE, GPU) == []
+    assert mover.move(DesiredDriver.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
 
 def test_a_gpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(host: Host, tmp_path: Path, short_path: Path) -> None:
     """By the account that commands ask: first a VM has the GPU open, then only its pod is there."""
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
-    mover, asked = Mover(host.kernel, tmp_path / "state"), Orders({}, ask=account.allocations)
-    assert mover.move(Wish.PASSTHROUGH, GPU) == []
+    mover, asked = Mover(host.kernel, tmp_path / "state"), Inputs(account.account)
+    assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     machine = host.start_machine(group_of(host, GPU))
     with kubelet_with_pod(short_path / "k", "nvidia.com/AD102_GEFORCE_RTX_4090", GPU):
         mover.steps.clear()
-        assert ReasonCode.HELD_BY_POD in {reason.code for reason in mover.move(Wish.NATIVE, GPU, orders=asked)}
+        assert ReasonCode.HELD_BY_POD in {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)}
         assert not machine.asked_back(host.patience_s)
         machine.end()
-        assert {reason.code for reason in mover.move(Wish.NATIVE, GPU, orders=asked)} == {ReasonCode.HELD_BY_POD}
+        assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)} == {
+            ReasonCode.HELD_BY_POD
+        }
         assert mover.steps == []
         assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     other = replace(account, kubelet=KubeletPaths(short_path / "other"))
     with kubelet_with_pod(short_path / "other", "nvidia.com/GH100_H100", H100):
-        orders = Orders({}, ask=other.allocations)
-        assert mover.move(Wish.NATIVE, GPU, orders=orders) == []
+        orders = Inputs(other.account)
+        assert mover.move(DesiredDriver.NATIVE, GPU, orders=orders) == []
         assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]

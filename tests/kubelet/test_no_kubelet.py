@@ -7,7 +7,7 @@ import pytest
 
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node import binder
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
@@ -28,7 +28,7 @@ def drivers(kernel: SimKernel) -> set[str | None]:
 async def test_gpus_are_moved(short_path: Path, mode: WantedMode) -> None:
     kernel = build_machine(load_machine("2xA10"))
     tools = SimTools(kernel)
-    site = binder.Site(kernel, tools, short_path / "drivers.json", short_path / "locks")
+    site = Site(kernel, tools, short_path / "drivers.json", short_path / "locks")
     options = options_for(kernel, short_path, Settings(mode=mode))
     options = replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)
     wanted = "nvidia" if mode is WantedMode.CONTAINER else "vfio-pci"
@@ -42,7 +42,7 @@ async def test_gpus_are_moved(short_path: Path, mode: WantedMode) -> None:
 
 async def test_an_empty_folder_of_a_kubelet_is_waited_for(short_path: Path) -> None:
     kernel = build_machine(load_machine("2xA10"))
-    site = binder.Site(kernel, SimTools(kernel), short_path / "drivers.json", short_path / "locks")
+    site = Site(kernel, SimTools(kernel), short_path / "drivers.json", short_path / "locks")
     (short_path / "k/device-plugins").mkdir(parents=True)
     options = options_for(kernel, short_path, Settings(mode=WantedMode.CONTAINER))
     async with agent_on(replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)) as agent:

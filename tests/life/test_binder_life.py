@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from typing_extensions import override
 
+from changes import NOBODY, change_drivers, driver_state, inputs
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
-from gpuvirt.model.plan import RollBack, Step, Wish
-from gpuvirt.node import binder
-from gpuvirt.node.binder import Orders, Site
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import Process, SimKernel
@@ -24,7 +25,6 @@ from thoroughness import examples
 
 MACHINES = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)
-NOBODY = Orders(pods={})
 
 
 class Killed(Exception):  # noqa: N818
@@ -55,21 +55,21 @@ class Moving(RuleBasedStateMachine):
         functions = self.kernel.pci.functions.items()
         self.gpus = [one for one, what in functions if kind_of(what.class_code, what.id.vendor) is FunctionKind.GPU]
 
-    @rule(number=NUMBERS, wish=st.sampled_from(Wish), forced=st.booleans())
-    def move(self, number: int, wish: Wish, *, forced: bool) -> None:
+    @rule(number=NUMBERS, wish=st.sampled_from(DesiredDriver), forced=st.booleans())
+    def move(self, number: int, wish: DesiredDriver, *, forced: bool) -> None:
         gpu = self.gpus[number % len(self.gpus)]
-        orders = Orders(pods={}, forced=forced)
-        unit = binder.look(self.site, orders).inventory.gpus[gpu].unit
-        reasons = binder.move(self.site, unit, {gpu: wish}, orders, lambda _: None)
+        orders = inputs(forced=forced)
+        unit = driver_state(self.site, orders).inventory.gpus[gpu].unit
+        reasons = change_drivers(self.site, unit, {gpu: wish}, orders, lambda _: None)
         on_vfio = self.kernel.pci.functions[gpu].driver == "vfio-pci"
         if not reasons:
-            assert on_vfio == (wish is Wish.PASSTHROUGH)
+            assert on_vfio == (wish is DesiredDriver.PASSTHROUGH)
 
-    @rule(number=NUMBERS, wish=st.sampled_from(Wish), after=st.integers(0, 6))
-    def crash(self, number: int, wish: Wish, after: int) -> None:
+    @rule(number=NUMBERS, wish=st.sampled_from(DesiredDriver), after=st.integers(0, 6))
+    def crash(self, number: int, wish: DesiredDriver, after: int) -> None:
         """Move a GPU, and be killed between two steps."""
         gpu = self.gpus[number % len(self.gpus)]
-        unit = binder.look(self.site, NOBODY).inventory.gpus[gpu].unit
+        unit = driver_state(self.site, NOBODY).inventory.gpus[gpu].unit
         taken: list[Step | RollBack] = []
 
         def tell(step: Step | RollBack) -> None:
@@ -78,7 +78,7 @@ class Moving(RuleBasedStateMachine):
                 raise Killed
 
         with suppress(Killed):
-            binder.move(self.site, unit, {gpu: wish}, NOBODY, tell)
+            change_drivers(self.site, unit, {gpu: wish}, NOBODY, tell)
 
     @rule(number=NUMBERS, bind=st.booleans())
     def start_machine(self, number: int, *, bind: bool) -> None:

@@ -13,17 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from typing_extensions import override
 
+from changes import change_vgpus, inputs
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.board import Holding
-from gpuvirt.model.carving import CarveStep, CarveWish
-from gpuvirt.model.plan import RollBack
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import Holding
+from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuentries import Sizes
-from gpuvirt.node import carver
-from gpuvirt.node.binder import Site
-from gpuvirt.node.carver import Given
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import Process, SimKernel
@@ -74,31 +74,31 @@ class Carving(RuleBasedStateMachine):
         self.gpus = sorted(scan(self.kernel).vgpu_hosts)
 
     @property
-    def given(self) -> Given:
-        return Given(tuple(self.pods.values()))
+    def given(self) -> Inputs:
+        return inputs(holdings=tuple(self.pods.values()))
 
     def live(self) -> list[tuple[VgpuId, str, PciAddress]]:
         hosts = scan(self.kernel).vgpu_hosts.values()
         return [(one.id, str(one.type), host.gpu) for host in hosts for one in host.live]
 
-    def wish(self, size: int, number: int) -> CarveWish:
+    def wish(self, size: int, number: int) -> DesiredVgpus:
         """Return one or two of a size, or one of each; on an A10 with or without a word on mixed sizes.
 
         Of a GPU that carries nothing, now and then that it is to be had whole.
         """
         sizes = self.sizes[size % len(self.sizes)]
         if not sizes and number % 2:
-            return CarveWish(whole=True)
+            return DesiredVgpus(whole=True)
         wished = {f"{self.card}-{one}": 1 if sizes[1:] else 1 + number % 2 for one in sizes}
         if self.card != "A10" or number % 3 == 0:
-            return CarveWish(wished)
-        return CarveWish(wished, Sizes.MIXED if sizes[1:] or number % 3 == 1 else Sizes.EQUAL)
+            return DesiredVgpus(wished)
+        return DesiredVgpus(wished, Sizes.MIXED if sizes[1:] or number % 3 == 1 else Sizes.EQUAL)
 
     @rule(number=NUMBERS, size=NUMBERS)
     def carve(self, number: int, size: int) -> None:
         gpu, wish = self.gpus[number % len(self.gpus)], self.wish(size, number)
         taken: list[str] = []
-        reasons = carver.carve(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
+        reasons = change_vgpus(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
         if not reasons:
             assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wish.types
             assert not (wish.whole and self.kernel.pci.functions[gpu].virtfns)
@@ -108,7 +108,7 @@ class Carving(RuleBasedStateMachine):
         if failed:
             return
         taken.clear()
-        carver.carve(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
+        change_vgpus(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
         assert taken == [], "carved once more, there is nothing to do"
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(0, 5))
@@ -116,13 +116,13 @@ class Carving(RuleBasedStateMachine):
         """Carve a GPU, and be killed between two steps."""
         taken: list[str] = []
 
-        def tell(step: CarveStep | RollBack) -> None:
+        def tell(step: Step | RollBack) -> None:
             taken.append(step.text)
             if len(taken) > after:
                 raise Killed
 
         with suppress(Killed):
-            carver.carve(self.site, self.gpus[number % len(self.gpus)], self.wish(size, number), self.given, tell)
+            change_vgpus(self.site, self.gpus[number % len(self.gpus)], self.wish(size, number), self.given, tell)
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(1, 9))
     def fail(self, number: int, size: int, after: int) -> None:
@@ -137,7 +137,7 @@ class Carving(RuleBasedStateMachine):
 
         before = [one for one in self.live() if one[2] == gpu]
         self.tools.before = happen
-        reasons = carver.carve(self.site, gpu, wish, self.given, lambda _: None)
+        reasons = change_vgpus(self.site, gpu, wish, self.given, lambda _: None)
         self.tools.before = lambda _: None
         if ReasonCode.STEP_FAILED in {reason.code for reason in reasons}:
             assert sorted(before) == sorted(one for one in self.live() if one[2] == gpu)

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from carvednode import VGPU
+from changes import NOBODY, change_drivers, driver_state
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.candidates import Target
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 from gpuvirt.model.ledger import Entry
-from gpuvirt.model.plan import Wish
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.scope import Scope
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node import binder
-from gpuvirt.node.binder import Orders
 from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.gate import Change, Gates, StalePlanError
 from gpuvirt.node.lane import ThreadLane
 from gpuvirt.node.leasing import RefusedError
@@ -166,8 +166,10 @@ async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(machi
                 give_all(node, given)
                 assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}
             assert given == {FIRST, SECOND}
-            overrides = [HostPath(f"/sys/bus/pci/devices/{one}/driver_override") for one in (FIRST, SECOND)]
-            assert {kernel.read(one).strip() for one in overrides} == {b"vfio-pci"}
+            for gpu in (FIRST, SECOND):
+                override = HostPath(f"/sys/bus/pci/devices/{gpu}/driver_override")
+                was_touched = any(gpu in path or gpu.encode() in content for path, content in kernel.writes)
+                assert kernel.read(override).strip() == (b"vfio-pci" if was_touched else b"(null)")
             assert {note.code for note in node.view.notes} == set()
 
 
@@ -269,9 +271,9 @@ async def test_a_change_that_slept_takes_no_further_step_of_its_plan(tmp_path: P
         await until(lambda: not node.view.notes)
     after = [write for write in kernel.writes[since:] if "unbindLock" not in write[0]]
     override = HostPath(f"/sys/bus/pci/devices/{gpu}/driver_override")
-    probe = HostPath("/sys/bus/pci/drivers_probe")
+    bind = HostPath("/sys/bus/pci/drivers/nvidia/bind")
     put_back = [write for write in after if not is_unbind(write)][:2]
-    assert put_back == [(override, b"\n"), (probe, gpu.encode())], "the old plan would probe for vfio-pci"
+    assert put_back == [(override, b"\n"), (bind, gpu.encode())], "the old plan would probe for vfio-pci"
 
 
 def entry_of(gpu: PciAddress) -> Entry:
@@ -288,17 +290,17 @@ def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.Mon
         return nullcontext()
 
     monkeypatch.setattr(kernel, "lease", lease)
-    site = binder.Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks")
-    unit = binder.look(site, Orders({})).inventory.gpus[FIRST].unit
+    site = Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks")
+    unit = driver_state(site, NOBODY).inventory.gpus[FIRST].unit
     kernel.writes.clear()
     entries = [entry_of(FIRST)]
     change = Change(Gates(lambda: entries), unit, lambda: True, None)
-    reasons = binder.move(site, unit, {FIRST: Wish.NATIVE}, Orders({}), lambda _: None, change)
+    reasons = change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change)
     assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
     assert (leased, kernel.writes) == ([], [])
     entries.clear()
     change = Change(Gates(lambda: entries), unit, lambda: True, None)
-    assert binder.move(site, unit, {FIRST: Wish.NATIVE}, Orders({}), lambda _: None, change) == ()
+    assert change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change) == ()
     assert leased
 
 

@@ -13,8 +13,8 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, StateName
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node import binder
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
@@ -202,7 +202,7 @@ async def test_beside_a_plugin_and_a_kubelet_the_resources_of_the_node_change(sh
     options = replace(
         options_for(kernel, short_path, Settings(mode=WantedMode.VGPU, vgpu_config="T4-8Q")),
         ledger=tmp_path / "ledger.json",
-        moves=binder.Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks"),
+        moves=Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks"),
         node_name=NodeName("node01"),
         carves_only=True,
         config_file=tmp_path / "config.yaml",

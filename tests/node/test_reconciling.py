@@ -55,13 +55,13 @@ async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(mac
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.advance(5)
         assert kernel.writes == [], "it is unknown whether a pod has what its native driver serves"
-        assert notes(node) == {ReasonCode.CARRIES_VGPUS, ReasonCode.HOLDERS_UNHEARD}
+        assert notes(node) == {ReasonCode.HOLDERS_UNHEARD}
         node.count("nvidia.com/GRID_T4-8Q", *kernel.mdev.devices)
         await node.say_holders()
         await node.advance(5)
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert node.offered["nvidia.com/TU104GL_TESLA_T4"] == {T4[2]: True}
-        assert notes(node) >= {ReasonCode.CARRIES_VGPUS}
+        assert notes(node) >= {ReasonCode.VGPU_IN_USE}
         assert [driver(kernel, one) for one in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
         assert node.gpu(T4[0]).wanted == "passthrough"
         assert node.agent.telemetry.moves["passthrough", "done"] == 1
@@ -84,7 +84,7 @@ async def test_a_gpu_that_is_wanted_whole_waits_for_the_machines_that_have_parts
         others = [one for one in T4 if one != carrier]
         assert [driver(kernel, one) for one in others] == ["vfio-pci"] * 3
         assert driver(kernel, PciAddress(carrier)) == "nvidia"
-        assert notes(node) == {ReasonCode.CARRIES_VGPUS, ReasonCode.VGPU_IN_USE}
+        assert notes(node) == {ReasonCode.VGPU_IN_USE}
         assert set(kernel.mdev.devices) == {vgpu}, "what is free on it goes"
         assert kernel.vfio.requests == []
         kernel.end_machine(guest)

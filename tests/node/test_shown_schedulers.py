@@ -127,7 +127,7 @@ async def test_it_is_asked_for_when_a_gpu_was_carved(machine: Machine, tmp_path:
 
 
 async def test_carving_comes_first(machine: Machine, tmp_path: Path) -> None:
-    kernel, lane = machine("4xT4"), HeldLane("carve")
+    kernel, lane = machine("4xT4"), HeldLane("change")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools, moving=lambda _: lane) as node:
         await want(node, "T4-4Q")

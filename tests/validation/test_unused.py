@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from changes import NOBODY, driver_state
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.unused import why_not_unused
-from gpuvirt.node import binder
-from gpuvirt.node.binder import Orders, Site
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
@@ -26,7 +26,7 @@ def codes(tmp_path: Path) -> Callable[[SimKernel], set[ReasonCode]]:
     def found(kernel: SimKernel) -> set[ReasonCode]:
         site = Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks")
         kernel.writes.clear()
-        reasons = why_not_unused(binder.look(site, Orders(pods={})))
+        reasons = why_not_unused(driver_state(site, NOBODY))
         assert kernel.writes == []
         return {reason.code for reason in reasons}
 

@@ -4,15 +4,16 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from changes import NOBODY, change_vgpus, plan_vgpus
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.vgpu import GpuModes
 from gpuvirt.hardware import nvidiasmi
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.carving import CarvePlan, CarveWish
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import carver
-from gpuvirt.node.binder import Site
-from gpuvirt.node.carver import Given
+from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_machine
@@ -26,7 +27,7 @@ class Carver:
         self.kernel: SimKernel = build_machine(load_machine(machine))
         self.tools = SimTools(self.kernel)
         self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
-        self.given = Given()
+        self.given = NOBODY
         self.steps: list[str] = []
 
     def carve(self, gpu: PciAddress, **wished: int) -> tuple[Reason, ...]:
@@ -34,7 +35,7 @@ class Carver:
 
     def carve_types(self, gpu: PciAddress, wished: Mapping[str, int]) -> tuple[Reason, ...]:
         self.steps.clear()
-        return carver.carve(self.site, gpu, CarveWish(wished), self.given, lambda step: self.steps.append(step.text))
+        return change_vgpus(self.site, gpu, DesiredVgpus(wished), self.given, lambda step: self.steps.append(step.text))
 
     def carries(self, gpu: PciAddress) -> Counter[str]:
         return Counter(self.types(gpu).values())
@@ -46,12 +47,12 @@ class Carver:
     def group_of(self, vgpu: VgpuId) -> IommuGroup:
         return self.kernel.mdev.devices[vgpu].group
 
-    def wish(self, gpu: PciAddress, wish: CarveWish) -> tuple[Reason, ...]:
+    def wish(self, gpu: PciAddress, wish: DesiredVgpus) -> tuple[Reason, ...]:
         self.steps.clear()
-        return carver.carve(self.site, gpu, wish, self.given, lambda step: self.steps.append(step.text))
+        return change_vgpus(self.site, gpu, wish, self.given, lambda step: self.steps.append(step.text))
 
-    def planned(self, gpu: PciAddress, wish: CarveWish) -> CarvePlan:
-        return carver.plan(carver.look(self.site, self.given), gpu, wish)
+    def planned(self, gpu: PciAddress, wish: DesiredVgpus) -> VgpuPlan:
+        return plan_vgpus(observe(self.site, self.given, None), gpu, wish)
 
     def modes(self, gpu: PciAddress) -> GpuModes:
         return nvidiasmi.read_modes(self.tools, gpu)

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 from carvedhost import Carver, codes
 
+from changes import change_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.carving import CarveStep, CarveWish
-from gpuvirt.model.plan import RollBack
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuentries import Sizes
-from gpuvirt.node import carver
-from gpuvirt.node.binder import Site
+from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
 from gpuvirt.sim.tools import SimTools
 
 CUT, SHARED = PciAddress("0000:17:00.0"), PciAddress("0000:ca:00.0")
@@ -55,48 +56,48 @@ def t4(tmp_path: Path) -> Carver:
 
 
 def test_a_gpu_is_switched_to_mixed_sizes_and_back(a10: Carver) -> None:
-    several = CarveWish({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)
+    several = DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)
     assert a10.wish(EQUAL, several) == ()
     assert a10.steps[:2] == [f"{EQUAL}: switch its VFs on", f"{EQUAL}: switch mixed sizes on"]
     assert [step.split()[3] for step in a10.steps[2:]] == ["A10-12Q", "A10-4Q", "A10-4Q", "A10-2Q"], "largest first"
     assert a10.carries(EQUAL) == several.types
     assert a10.wish(EQUAL, several) == ()
     assert a10.steps == []
-    assert a10.wish(EQUAL, CarveWish({"A10-4Q": 6}, Sizes.EQUAL)) == ()
+    assert a10.wish(EQUAL, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)) == ()
     assert words(a10) == ["remove"] * 4 + ["switch"] + ["create"] * 6
     assert a10.modes(EQUAL).mixed_sizes is False
 
 
 def test_a_gpu_that_is_left_as_it_is_takes_what_its_mode_takes(a10: Carver) -> None:
-    assert a10.wish(MIXED, CarveWish({"A10-12Q": 1, "A10-6Q": 2})) == ()
+    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2})) == ()
     assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-6Q": 2}
-    assert a10.wish(EQUAL, CarveWish({"A10-12Q": 2})) == ()
-    assert codes(a10.wish(EQUAL, CarveWish({"A10-12Q": 1, "A10-6Q": 2}))) == [ReasonCode.SIZES_DIFFER]
+    assert a10.wish(EQUAL, DesiredVgpus({"A10-12Q": 2})) == ()
+    assert codes(a10.wish(EQUAL, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2}))) == [ReasonCode.SIZES_DIFFER]
 
 
 def test_free_ones_make_room_for_a_larger_one_and_come_back(a10: Carver) -> None:
     """Where they lie is not known: here, across both places of an A10-12Q."""
-    assert a10.wish(MIXED, CarveWish({"A10-4Q": 4}, Sizes.MIXED)) == ()
-    a10.wish(MIXED, CarveWish({"A10-4Q": 3}, Sizes.MIXED))
+    assert a10.wish(MIXED, DesiredVgpus({"A10-4Q": 4}, Sizes.MIXED)) == ()
+    a10.wish(MIXED, DesiredVgpus({"A10-4Q": 3}, Sizes.MIXED))
     before = a10.types(MIXED)
-    assert a10.wish(MIXED, CarveWish({"A10-12Q": 1, "A10-4Q": 2}, Sizes.MIXED)) == ()
+    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2}, Sizes.MIXED)) == ()
     assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-4Q": 2}
     assert {vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q"} < before.keys()
-    assert a10.wish(MIXED, CarveWish({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)) == ()
+    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)) == ()
     assert words(a10) == ["create"], "a smaller one moves nobody"
 
 
 @pytest.mark.parametrize("wished", [{"A10-4Q": 5}, {"A10-12Q": 2, "A10-4Q": 1}, {"A10-8Q": 2, "A10-12Q": 1}])
 def test_what_has_no_placements_is_refused_before_anything_goes(a10: Carver, wished: dict[str, int]) -> None:
     before = a10.types(MIXED)
-    assert codes(a10.wish(MIXED, CarveWish(wished, Sizes.MIXED))) == [ReasonCode.NO_ROOM]
+    assert codes(a10.wish(MIXED, DesiredVgpus(wished, Sizes.MIXED))) == [ReasonCode.NO_ROOM]
     assert (a10.steps, a10.types(MIXED)) == ([], before)
 
 
 def test_a_machines_vgpu_keeps_the_mode_until_it_ends(a10: Carver) -> None:
     mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
     machine = a10.kernel.start_machine(a10.group_of(mine))
-    wish = CarveWish({"A10-4Q": 6}, Sizes.EQUAL)
+    wish = DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)
     reasons = a10.wish(MIXED, wish)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert f"(pid {machine.pid})" in reasons[0].text
@@ -112,7 +113,7 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> Non
     before = a10.types(MIXED)
     steps: list[str] = []
 
-    def somebody_else(step: CarveStep | RollBack) -> None:
+    def somebody_else(step: Step | RollBack) -> None:
         steps.append(step.text)
         if step.text.endswith("mixed sizes off"):
             a10.tools.before = fail
@@ -122,7 +123,7 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> Non
             a10.tools.before = lambda _: None
             raise OSError(errno.EIO, "Input/output error", "nvidia-smi")
 
-    reasons = carver.carve(a10.site, MIXED, CarveWish({"A10-4Q": 6}, Sizes.EQUAL), a10.given, somebody_else)
+    reasons = change_vgpus(a10.site, MIXED, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL), a10.given, somebody_else)
     assert codes(reasons) == [ReasonCode.STEP_FAILED]
     assert a10.types(MIXED) == before
     assert a10.modes(MIXED).mixed_sizes is True
@@ -131,23 +132,23 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> Non
 @pytest.mark.parametrize(("machine", "gpu", "name"), [("4xT4", T4, "T4-8Q"), ("2xA30", SHARED, "A30-12C")])
 def test_a_card_without_mixed_sizes_is_refused_them(machine: str, gpu: PciAddress, name: str, tmp_path: Path) -> None:
     host = Carver(machine, tmp_path)
-    assert host.wish(gpu, CarveWish({name: 1})) == ()
-    assert codes(host.wish(gpu, CarveWish({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNFIT]
-    assert host.wish(gpu, CarveWish({name: 2}, Sizes.EQUAL)) == ()
+    assert host.wish(gpu, DesiredVgpus({name: 1})) == ()
+    assert codes(host.wish(gpu, DesiredVgpus({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNFIT]
+    assert host.wish(gpu, DesiredVgpus({name: 2}, Sizes.EQUAL)) == ()
 
 
 # --- MIG
 
 
 def test_from_shared_time_to_gpu_instances_and_back(a30: Carver) -> None:
-    assert a30.wish(SHARED, CarveWish({"A30-12C": 2})) == ()
-    assert a30.wish(SHARED, CarveWish({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
+    assert a30.wish(SHARED, DesiredVgpus({"A30-12C": 2})) == ()
+    assert a30.wish(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert words(a30) == ["remove"] * 2 + ["switch"] + ["create"] * 6
     assert [step.split()[-1] for step in a30.steps[3:6]] == ["2g.12gb", "1g.6gb", "1g.6gb"], "larger instances first"
     assert a30.carries(SHARED) == {"A30-1-6C": 2, "A30-2-12C": 1}
-    assert a30.wish(SHARED, CarveWish({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
+    assert a30.wish(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert a30.steps == []
-    assert a30.wish(SHARED, CarveWish({"A30-4C": 6})) == ()
+    assert a30.wish(SHARED, DesiredVgpus({"A30-4C": 6})) == ()
     assert words(a30) == ["remove"] * 3 + ["destroy"] * 3 + ["switch"] + ["create"] * 6
     assert a30.carries(SHARED) == {"A30-4C": 6}
     modes = a30.modes(SHARED)
@@ -252,13 +253,13 @@ def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -
     """It may stand on the instance that is to go."""
     steps: list[str] = []
 
-    def make(step: CarveStep | RollBack) -> None:
+    def make(step: Step | RollBack) -> None:
         steps.append(step.text)
         if step.text.startswith(f"{CUT}: destroy"):
             slot = max(a30.kernel.vfs.carriers[CUT].carving.slots)
             backend_of(Framework.MDEV).create(a30.kernel, slot, VgpuType("NVIDIA A30-2-12C"), FOREIGN)
 
-    reasons = carver.carve(a30.site, CUT, CarveWish({"A30-1-6C": 4}), a30.given, make)
+    reasons = change_vgpus(a30.site, CUT, DesiredVgpus({"A30-1-6C": 4}), a30.given, make)
     assert ReasonCode.STEP_FAILED in codes(reasons)
     assert "just made vGPUs" in reasons[0].text
     assert FOREIGN in a30.types(CUT)
@@ -270,14 +271,14 @@ def test_vendor_vfio_is_cut_as_well(tmp_path: Path) -> None:
     """There, a GPU without room names no type, not even that of what it carries."""
     host, gpu = Carver("8xH100", tmp_path), PciAddress("0000:9d:00.0")
     for wish in (
-        CarveWish({"H100XM-1-10C": 3, "H100XM-4-40C": 1}),
-        CarveWish({"H100XM-1-10C": 5, "H100XM-2-20C": 1}),
-        CarveWish({"H100XM-40C": 1, "H100XM-4C": 4}, Sizes.MIXED),
-        CarveWish({"H100XM-80C": 1}, Sizes.EQUAL),
-        CarveWish(),
+        DesiredVgpus({"H100XM-1-10C": 3, "H100XM-4-40C": 1}),
+        DesiredVgpus({"H100XM-1-10C": 5, "H100XM-2-20C": 1}),
+        DesiredVgpus({"H100XM-40C": 1, "H100XM-4C": 4}, Sizes.MIXED),
+        DesiredVgpus({"H100XM-80C": 1}, Sizes.EQUAL),
+        DesiredVgpus(),
     ):
         assert host.wish(gpu, wish) == ()
-        board = carver.look(host.site, host.given).asked_board(gpu, CarveWish())
+        board = observe(host.site, host.given, None).asked_state(gpu, DesiredVgpus())
         assert board is not None
         assert Counter(profile_name(str(one.type)) for one in board.host.live) == wish.types
         assert host.wish(gpu, wish) == ()
@@ -288,7 +289,7 @@ def test_vendor_vfio_is_cut_as_well(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: Carver) -> None:
-    wish = CarveWish({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
+    wish = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
     planned = [step.text for step in t4.planned(T4, wish).steps]
     assert planned[-1] == f"{T4}: set the vGPU scheduler to equal-share, 4 ms"
     assert t4.wish(T4, wish) == ()
@@ -296,14 +297,14 @@ def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: Carver) -> Non
     assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE
     assert t4.wish(T4, wish) == ()
     assert t4.steps == []
-    assert t4.wish(T4, CarveWish({"T4-4Q": 4})) == ()
+    assert t4.wish(T4, DesiredVgpus({"T4-4Q": 4})) == ()
     assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE, "left alone"
 
 
 def test_a_scheduler_waits_for_machines(t4: Carver) -> None:
-    t4.wish(T4, CarveWish({"T4-4Q": 2}))
+    t4.wish(T4, DesiredVgpus({"T4-4Q": 2}))
     machine = t4.kernel.start_machine(t4.group_of(min(t4.types(T4))))
-    wish = CarveWish({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
+    wish = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
     reasons = t4.wish(T4, wish)
     assert (codes(reasons), words(t4)) == ([ReasonCode.VGPU_IN_USE], ["create", "create"])
     assert f"(pid {machine.pid})" in reasons[0].text
@@ -321,20 +322,20 @@ def test_a_scheduler_that_fails_leaves_the_vgpus(t4: Carver) -> None:
             t4.kernel.start_machine(t4.group_of(min(t4.types(T4))))
 
     t4.tools.before = start
-    assert codes(t4.wish(T4, CarveWish({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [ReasonCode.STEP_FAILED]
+    assert codes(t4.wish(T4, DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [ReasonCode.STEP_FAILED]
     assert t4.carries(T4) == {"T4-4Q": 4}
 
 
 @pytest.mark.parametrize(
     ("machine", "gpu", "wish"),
     [
-        ("2xA30", CUT, CarveWish({"A30-1-6C": 4}, scheduler=EQUAL_SHARE)),
-        ("2xA10-vgpu", MIXED, CarveWish({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.FIXED_SHARE))),
-        ("2xA10-vgpu", MIXED, CarveWish({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.EQUAL_SHARE, 31))),
+        ("2xA30", CUT, DesiredVgpus({"A30-1-6C": 4}, scheduler=EQUAL_SHARE)),
+        ("2xA10-vgpu", MIXED, DesiredVgpus({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.FIXED_SHARE))),
+        ("2xA10-vgpu", MIXED, DesiredVgpus({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.EQUAL_SHARE, 31))),
     ],
 )
 def test_a_scheduler_that_the_mode_does_not_take_is_refused_first(
-    machine: str, gpu: PciAddress, wish: CarveWish, tmp_path: Path
+    machine: str, gpu: PciAddress, wish: DesiredVgpus, tmp_path: Path
 ) -> None:
     host = Carver(machine, tmp_path)
     before = host.types(gpu)
@@ -344,7 +345,7 @@ def test_a_scheduler_that_the_mode_does_not_take_is_refused_first(
 
 def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: Carver) -> None:
     fixed = Scheduler(SchedulerPolicy.FIXED_SHARE)
-    assert a10.wish(MIXED, CarveWish({"A10-12Q": 2}, Sizes.EQUAL, fixed)) == ()
+    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 2}, Sizes.EQUAL, fixed)) == ()
     found = vgpuscheduler.read_scheduler(a10.tools, MIXED)
     assert isinstance(found, Scheduler)
     assert found.policy is SchedulerPolicy.FIXED_SHARE
@@ -354,27 +355,27 @@ def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: Carver) -> None:
 
 
 def test_nvidia_smi_is_asked_when_a_wish_needs_it_alone(a10: Carver, a30: Carver, t4: Carver) -> None:
-    a10.wish(EQUAL, CarveWish({"A10-4Q": 6}))
-    a10.wish(EQUAL, CarveWish())
-    t4.wish(T4, CarveWish({"T4-4Q": 4}))
-    a30.wish(SHARED, CarveWish({"A30-12C": 2}))
+    a10.wish(EQUAL, DesiredVgpus({"A10-4Q": 6}))
+    a10.wish(EQUAL, DesiredVgpus())
+    t4.wish(T4, DesiredVgpus({"T4-4Q": 4}))
+    a30.wish(SHARED, DesiredVgpus({"A30-12C": 2}))
     assert (a10.asked(), t4.asked(), a30.asked()) == ([], [], [])
-    a30.planned(CUT, CarveWish())
+    a30.planned(CUT, DesiredVgpus())
     assert a30.asked() == []
-    a30.planned(CUT, CarveWish({"A30-12C": 2}))
+    a30.planned(CUT, DesiredVgpus({"A30-12C": 2}))
     assert a30.asked() == [("-q", "-i", CUT), ("mig", "-i", CUT, "-lgi"), ("vgpu", "-i", CUT, "-s", "-v")]
 
 
 @pytest.mark.parametrize(
     "wish",
     [
-        CarveWish({"A10-12Q": 1}, Sizes.MIXED),
-        CarveWish({"A10-12Q": 1, "A10-4Q": 3}),
-        CarveWish({"A10-12Q": 2}),
-        CarveWish({"A10-12Q": 1, "A10-4Q": 1}, scheduler=EQUAL_SHARE),
+        DesiredVgpus({"A10-12Q": 1}, Sizes.MIXED),
+        DesiredVgpus({"A10-12Q": 1, "A10-4Q": 3}),
+        DesiredVgpus({"A10-12Q": 2}),
+        DesiredVgpus({"A10-12Q": 1, "A10-4Q": 1}, scheduler=EQUAL_SHARE),
     ],
 )
-def test_nothing_follows_from_what_it_does_not_say(a10: Carver, wish: CarveWish) -> None:
+def test_nothing_follows_from_what_it_does_not_say(a10: Carver, wish: DesiredVgpus) -> None:
     before = a10.types(MIXED)
     a10.tools = SimTools(a10.kernel, programs=())
     a10.site = Site(a10.kernel, a10.tools, a10.site.originals, a10.site.locks)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport, VgpuHost
-from gpuvirt.model.board import Board, host_namespace
-from gpuvirt.model.carveplanning import plan_carving, plan_gpu
-from gpuvirt.model.carving import CarvePlan, CarveWish, CreateVgpu, RemoveVgpu
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import GpuState, host_namespace
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu
+from gpuvirt.model.change.vgpuplanning import plan_carving, plan_gpu
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 
@@ -24,12 +26,12 @@ MOST = {A10_4Q: 6, A10_8Q: 3, A10_12Q: 2, A10_12C: 2}
 SIZES = {A10_4Q: 4, A10_8Q: 8, A10_12Q: 12, A10_12C: 12}
 
 
-def board(*slots: PciAddress, framework: Framework = Framework.MDEV) -> Board:
+def board(*slots: PciAddress, framework: Framework = Framework.MDEV) -> GpuState:
     """Return an empty A10 whose vGPUs go on these functions."""
-    return Board(VgpuHost(GPU, framework, {slot: dict.fromkeys(MOST, 1) for slot in slots}), most=MOST)
+    return GpuState(VgpuHost(GPU, framework, {slot: dict.fromkeys(MOST, 1) for slot in slots}), most=MOST)
 
 
-def after(one: Board, plan: CarvePlan) -> Board:
+def after(one: GpuState, plan: VgpuPlan) -> GpuState:
     """Return the board when a plan was carried out; fail where no GPU would do that."""
     live = {vgpu.id: vgpu for vgpu in one.host.live}
     for step in plan.steps:
@@ -47,23 +49,23 @@ def after(one: Board, plan: CarvePlan) -> Board:
     return replace(one, host=replace(one.host, live=tuple(live.values())))
 
 
-def carved(one: Board, wanted: Mapping[VgpuType, int]) -> Board:
+def carved(one: GpuState, wanted: Mapping[VgpuType, int]) -> GpuState:
     return after(one, plan_carving(one, wanted))
 
 
-def counts(one: Board) -> Counter[str]:
+def counts(one: GpuState) -> Counter[str]:
     return Counter(str(vgpu.type) for vgpu in one.host.live)
 
 
-def used(one: Board, *ids: VgpuId) -> Board:
+def used(one: GpuState, *ids: VgpuId) -> GpuState:
     return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)))
 
 
-def made(plan: CarvePlan) -> dict[VgpuId, PciAddress]:
+def made(plan: VgpuPlan) -> dict[VgpuId, PciAddress]:
     return {step.vgpu: step.slot for step in plan.steps if isinstance(step, CreateVgpu)}
 
 
-def codes(plan: CarvePlan) -> list[ReasonCode]:
+def codes(plan: VgpuPlan) -> list[ReasonCode]:
     return [reason.code for reason in (*plan.refusals, *plan.pending)]
 
 
@@ -80,7 +82,7 @@ WISHES: list[dict[VgpuType, int]] = [
 
 
 @BOARDS
-def test_the_configs_of_the_article(empty: Board) -> None:
+def test_the_configs_of_the_article(empty: GpuState) -> None:
     """Seed 002: two A10-12Q, then six A10-4Q, then three A10-8Q."""
     one = carved(empty, {A10_12Q: 2})
     assert counts(one) == {A10_12Q: 2}
@@ -91,7 +93,7 @@ def test_the_configs_of_the_article(empty: Board) -> None:
 
 @given(st.sampled_from(EMPTY), st.lists(st.sampled_from(WISHES), min_size=1, max_size=4), st.data())
 def test_any_way_leads_there_and_nobody_loses_anything(
-    empty: Board, wishes: list[dict[VgpuType, int]], data: st.DataObject
+    empty: GpuState, wishes: list[dict[VgpuType, int]], data: st.DataObject
 ) -> None:
     one = empty
     for wanted in wishes:
@@ -109,7 +111,7 @@ def test_any_way_leads_there_and_nobody_loses_anything(
 
 
 @given(st.sampled_from(EMPTY), st.sampled_from(WISHES))
-def test_the_same_wish_makes_the_same_ids(empty: Board, wanted: dict[VgpuType, int]) -> None:
+def test_the_same_wish_makes_the_same_ids(empty: GpuState, wanted: dict[VgpuType, int]) -> None:
     assert carved(empty, wanted) == carved(empty, wanted)
     other = replace(empty, namespace=host_namespace("another host"))
     if wanted and empty.host.framework is Framework.MDEV:
@@ -119,7 +121,7 @@ def test_the_same_wish_makes_the_same_ids(empty: Board, wanted: dict[VgpuType, i
 
 
 @BOARDS
-def test_one_more_or_less_leaves_the_others_alone(empty: Board) -> None:
+def test_one_more_or_less_leaves_the_others_alone(empty: GpuState) -> None:
     four = carved(empty, {A10_4Q: 4})
     six = plan_carving(four, {A10_4Q: 6})
     assert [type(step) for step in six.steps] == [CreateVgpu, CreateVgpu]
@@ -128,7 +130,7 @@ def test_one_more_or_less_leaves_the_others_alone(empty: Board) -> None:
 
 
 @BOARDS
-def test_what_is_in_use_is_the_last_to_go(empty: Board) -> None:
+def test_what_is_in_use_is_the_last_to_go(empty: GpuState) -> None:
     four = carved(empty, {A10_4Q: 4})
     busy = four.host.live[0].id
     plan = plan_carving(used(four, busy), {A10_4Q: 1})
@@ -138,7 +140,7 @@ def test_what_is_in_use_is_the_last_to_go(empty: Board) -> None:
 
 
 @BOARDS
-def test_a_used_vgpu_of_another_size_is_waited_for_and_named(empty: Board) -> None:
+def test_a_used_vgpu_of_another_size_is_waited_for_and_named(empty: GpuState) -> None:
     two = carved(empty, {A10_12Q: 2})
     plan = plan_carving(used(two, two.host.live[0].id), {A10_4Q: 6})
     assert [type(step) for step in plan.steps] == [RemoveVgpu]
@@ -158,7 +160,7 @@ def test_what_others_made_is_adopted_with_its_id() -> None:
 
 
 @BOARDS
-def test_after_a_reboot_pods_find_what_they_had(empty: Board) -> None:
+def test_after_a_reboot_pods_find_what_they_had(empty: GpuState) -> None:
     """The kubelet starts containers again from the answer that it kept, with the ids in it."""
     before = carved(empty, {A10_4Q: 6})
     had = before.host.live[4]
@@ -218,7 +220,7 @@ def test_nothing_follows_from_what_could_not_be_read() -> None:
 def test_sets_of_vfs_are_switched_as_one() -> None:
     """AMD's and Intel's VFs split a GPU evenly: the whole set is one vGPU of the report."""
     sets = {VgpuType(f"{number} VFs"): 1 for number in (2, 4, 8)}
-    one = Board(VgpuHost(GPU, Framework.SRIOV_VF, {GPU: sets}))
+    one = GpuState(VgpuHost(GPU, Framework.SRIOV_VF, {GPU: sets}))
     one = replace(one, host=replace(one.host, live=(LiveVgpu(VgpuId(GPU), VgpuType("4 VFs"), GPU, None),)))
     plan = plan_carving(one, {VgpuType("8 VFs"): 1})
     assert [step.text.split(": ")[1].split()[0] for step in plan.steps] == ["remove", "create"]
@@ -228,8 +230,8 @@ def test_sets_of_vfs_are_switched_as_one() -> None:
 def test_names_of_one_type_add_up() -> None:
     """`DC-1-24QGFX` and `DC-1-24Q` are one type to the host, as are its own name and that of configs."""
     function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)
-    wish = CarveWish({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
+    wish = DesiredVgpus({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
     plan = plan_gpu(function, board(*VFS), wish)
     assert [step.type for step in plan.steps if isinstance(step, CreateVgpu)] == [A10_4Q] * 3
-    unknown = plan_gpu(function, board(*VFS), CarveWish({"A10-4Q": 1, "A10-5Q": 1}))
+    unknown = plan_gpu(function, board(*VFS), DesiredVgpus({"A10-4Q": 1, "A10-5Q": 1}))
     assert (unknown.steps, codes(unknown)) == ((), [ReasonCode.NO_SUCH_TYPE])

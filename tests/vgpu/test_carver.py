@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from carvedhost import Carver, codes
 
+from changes import change_vgpus, inputs
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.board import Holding
-from gpuvirt.model.carving import CarveStep, CarveWish
-from gpuvirt.model.plan import RollBack
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import Holding
+from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import carver
-from gpuvirt.node.carver import Given
+from gpuvirt.node.change import byhand
+from gpuvirt.node.change.observation import observe
 from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.function import SimFunction
@@ -72,12 +73,12 @@ def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None
     first, second = sorted(host.types(T4))
     steps: list[str] = []
 
-    def start(step: CarveStep | RollBack) -> None:
+    def start(step: Step | RollBack) -> None:
         steps.append(step.text)
         if len(steps) == 1:
             host.kernel.start_machine(host.group_of(second))
 
-    reasons = carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, start)
+    reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, start)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert "qemu-system-x86" in reasons[0].text
     assert host.kernel.vfio.requests == []
@@ -118,7 +119,7 @@ def test_a_pods_vgpu_stays_before_the_pods_machine_has_opened_it(tmp_path: Path)
     host = Carver("4xT4", tmp_path)
     host.carve(T4, T4_8Q=2)
     mine = min(host.types(T4))
-    host.given = Given((Holding(T4, mine, VgpuType("GRID T4-8Q"), "pod default/vm-a", seen_this_boot=True),))
+    host.given = inputs(holdings=(Holding(T4, mine, VgpuType("GRID T4-8Q"), "pod default/vm-a", seen_this_boot=True),))
     reasons = host.carve(T4)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert "pod default/vm-a" in reasons[0].text
@@ -210,7 +211,7 @@ def test_a_machine_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
 
 def test_two_do_not_carve_one_gpu_at_a_time(tmp_path: Path) -> None:
     host = Carver("4xT4", tmp_path)
-    unit = carver.look(host.site, host.given).inventory.gpus[T4].unit
+    unit = observe(host.site, host.given, None).inventory.gpus[T4].unit
     with unit_locked(host.site.locks, unit), pytest.raises(UnitBusyError, match="another process"):
         host.carve(T4)
 
@@ -220,10 +221,10 @@ def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
     host.carve(T4, T4_4Q=4)
     first, second, *_ = host.types(T4)
     host.kernel.start_machine(host.group_of(second))
-    before = carver.look(host.site, host.given).inventory
+    before = observe(host.site, host.given, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(carver.remove(host.site, T4, vgpu, host.given, lambda _: None, before))
+        return codes(byhand.remove(host.site, T4, vgpu, host.given, lambda _: None, before))
 
     assert remove(first) == []
     assert remove(second) == [ReasonCode.VGPU_IN_USE]
@@ -234,10 +235,10 @@ def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
 def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Path) -> None:
     host = Carver("4xT4", tmp_path)
     host.carve(T4, T4_8Q=2)
-    first = carver.look(host.site, host.given).inventory
+    first = observe(host.site, host.given, None).inventory
     mine = min(host.types(T4))
     host.kernel.start_machine(host.group_of(mine))
-    reasons = carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, lambda _: None, first)
+    reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert mine in host.types(T4)
     assert host.kernel.vfio.requests == []
@@ -245,27 +246,27 @@ def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Pa
 
 def test_a_gpu_that_has_gone_since_it_was_seen_is_told(tmp_path: Path) -> None:
     host = Carver("4xT4", tmp_path)
-    first = carver.look(host.site, host.given).inventory
+    first = observe(host.site, host.given, None).inventory
     host.kernel.unplug(T4)
-    reasons = carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, lambda _: None, first)
+    reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert codes(reasons) == [ReasonCode.NO_VGPU_HOST]
 
 
 def test_a_gpu_that_another_lock_guards_by_now_is_not_carved(tmp_path: Path) -> None:
     """It shares its group with a function that was not there when its unit was looked for."""
     host = Carver("4xT4", tmp_path)
-    first = carver.look(host.site, host.given).inventory
+    first = observe(host.site, host.given, None).inventory
     before = host.types(T4)
     group = host.kernel.pci.functions[T4].group
     folder = HostPath("/sys/devices/pci0000:00/0000:01:00.0")
     neighbour = SimFunction(PciAddress("0000:01:00.0"), PciId(0x10DE, 0x1EB8), 0x030200, folder, group=group)
     host.kernel.pci.add(neighbour)
     with pytest.raises(UnitBusyError, match="another unit"):
-        carver.carve(host.site, T4, CarveWish({"T4-4Q": 4}), host.given, lambda _: None, first)
+        change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert host.types(T4) == before
 
 
-WHOLE = CarveWish(whole=True)
+WHOLE = DesiredVgpus(whole=True)
 
 
 def test_a_gpu_that_is_wanted_whole_carries_nothing_and_has_no_vfs(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
     host.kernel.end_machine(uses)
     typed: list[str] = []
 
-    def make_one(step: CarveStep | RollBack) -> None:
+    def make_one(step: Step | RollBack) -> None:
         typed.append(step.text)
         if len(typed) > 1:
             return
@@ -298,7 +299,7 @@ def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
         _, row, *_ = host.kernel.read(HostPath(f"{vf}/creatable_vgpu_types")).splitlines()
         host.kernel.write(HostPath(f"{vf}/current_vgpu_type"), row.split()[0].rstrip(b":"))
 
-    reasons = carver.carve(host.site, L40S, WHOLE, host.given, make_one)
+    reasons = change_vgpus(host.site, L40S, WHOLE, host.given, make_one)
     assert codes(reasons)[0] is ReasonCode.STEP_FAILED
     assert typed[0] == f"{L40S}: switch its VFs off"
     assert host.kernel.pci.functions[L40S].virtfns == vfs

@@ -7,17 +7,17 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from changes import NOBODY, change_vgpus, plan_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model import catalog
-from gpuvirt.model.carving import CarveWish
 from gpuvirt.model.catalog import Card, CardType
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.invalid import Origin, Source
 from gpuvirt.model.vgpuwanted import Book, ConfigName, config_gpus, resolve
-from gpuvirt.node import carver
-from gpuvirt.node.binder import Site
-from gpuvirt.node.carver import Given
+from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
 from gpuvirt.sim.tools import SimTools
@@ -50,8 +50,8 @@ def host_with(card: Card, framework: Framework) -> MachineSpec:
     return MachineSpec(about=card.board, slots=(slot,), boards={"card": board})
 
 
-def carve(site: Site, wish: CarveWish) -> list[str]:
-    return [reason.text for reason in carver.carve(site, GPU, wish, Given(), lambda _: None)]
+def carve(site: Site, wish: DesiredVgpus) -> list[str]:
+    return [reason.text for reason in change_vgpus(site, GPU, wish, NOBODY, lambda _: None)]
 
 
 @given(st.sampled_from(EVERY), st.sampled_from([Framework.MDEV, Framework.VENDOR_VFIO]))
@@ -61,17 +61,17 @@ def test_a_type_by_its_name(asked: tuple[Card, CardType], framework: Framework) 
     kernel = build_machine(host_with(card, framework))
     with TemporaryDirectory() as folder:
         site = Site(kernel, SimTools(kernel), Path(folder) / "drivers.json", Path(folder) / "locks")
-        seen = carver.look(site, Given())
-        board = seen.board(GPU)
+        seen = observe(site, NOBODY, None)
+        board = seen.gpu_state(GPU)
         assert board is not None
         config = ConfigName(wished.profile.text, Source(Origin.SETTINGS, "settings"))
         wish = resolve(config, Book(), config_gpus(seen.inventory, {GPU: board})).wishes[GPU]
         if framework is Framework.VENDOR_VFIO and wished.most > 32:
             return  # it has no more VFs here
         assert carve(site, wish) == []
-        after = carver.look(site, Given())
+        after = observe(site, NOBODY, None)
         live = Counter(str(vgpu.live.type) for vgpu in after.inventory.vgpus.values())
         assert live == {f"NVIDIA {wished.profile.text}": wished.most}
-        assert carver.plan(after, GPU, wish).met
-        assert carve(site, CarveWish()) == []
+        assert plan_vgpus(after, GPU, wish).met
+        assert carve(site, DesiredVgpus()) == []
         assert scan(kernel).vgpu_hosts[GPU].live == ()

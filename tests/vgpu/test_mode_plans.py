@@ -20,13 +20,13 @@ from gpuvirt.facts.vgpu import (
     SmiReport,
     VgpuHost,
 )
-from gpuvirt.model import catalog, mixedsizes
-from gpuvirt.model.board import Board, is_mig, size_of
-from gpuvirt.model.carveplanning import plan_carving
-from gpuvirt.model.carving import (
-    CarvePlan,
-    CarveStep,
-    CarveWish,
+from gpuvirt.model import catalog
+from gpuvirt.model.change import mixedsizes
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import GpuState, is_mig, size_of
+from gpuvirt.model.change.instances import slices_of
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.steps import (
     CreateInstance,
     CreateVgpu,
     DestroyInstance,
@@ -34,8 +34,9 @@ from gpuvirt.model.carving import (
     SetMigMode,
     SetMixedSizes,
     SetScheduler,
+    VgpuStep,
 )
-from gpuvirt.model.gpuinstances import slices_of
+from gpuvirt.model.change.vgpuplanning import plan_carving
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.paths import HostPath
@@ -50,39 +51,39 @@ BEST, EQUAL = Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.
 ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
 
 WISHES = [
-    CarveWish(),
-    CarveWish({"A30-12C": 2}, Sizes.EQUAL, EQUAL),
-    CarveWish({"A30-4C": 6}, Sizes.EQUAL),
-    CarveWish({"A30-4C": 1}),
-    CarveWish({"A30-12C": 1, "A30-4C": 1, "A30-8C": 1}, Sizes.MIXED),
-    CarveWish({"A30-4C": 4}, Sizes.MIXED, EQUAL),
-    CarveWish({"A30-1-6C": 4}),
-    CarveWish({"A30-1-6C": 1}),
-    CarveWish({"A30-1-6C": 2, "A30-2-12C": 1}),
-    CarveWish({"A30-1-6CME": 1, "A30-1-6C": 3}),
-    CarveWish({"A30-2-12C": 2}),
-    CarveWish({"A30-4-24C": 1}),
+    DesiredVgpus(),
+    DesiredVgpus({"A30-12C": 2}, Sizes.EQUAL, EQUAL),
+    DesiredVgpus({"A30-4C": 6}, Sizes.EQUAL),
+    DesiredVgpus({"A30-4C": 1}),
+    DesiredVgpus({"A30-12C": 1, "A30-4C": 1, "A30-8C": 1}, Sizes.MIXED),
+    DesiredVgpus({"A30-4C": 4}, Sizes.MIXED, EQUAL),
+    DesiredVgpus({"A30-1-6C": 4}),
+    DesiredVgpus({"A30-1-6C": 1}),
+    DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1}),
+    DesiredVgpus({"A30-1-6CME": 1, "A30-1-6C": 3}),
+    DesiredVgpus({"A30-2-12C": 2}),
+    DesiredVgpus({"A30-4-24C": 1}),
 ]
 
 
-def board() -> Board:
+def board() -> GpuState:
     modes = GpuModes(GPU, mixed_sizes=False, can_mix_sizes=True, mig=False, mig_pending=False)
     host = VgpuHost(GPU, Framework.MDEV, {vf: {} for vf in VFS})
-    return Board(host, most=MOST, card=A30, smi=SmiReport(modes, TYPES, BEST))
+    return GpuState(host, most=MOST, card=A30, smi=SmiReport(modes, TYPES, BEST))
 
 
-def named(wish: CarveWish) -> dict[VgpuType, int]:
+def named(wish: DesiredVgpus) -> dict[VgpuType, int]:
     return {NAMES[name]: number for name, number in wish.types.items()}
 
 
-def planned(one: Board, wish: CarveWish) -> CarvePlan:
+def planned(one: GpuState, wish: DesiredVgpus) -> VgpuPlan:
     return plan_carving(one, named(wish), wish)
 
 
 class Gpu:
     """An A30 that carries plans out, and fails where a real one would."""
 
-    def __init__(self, one: Board) -> None:
+    def __init__(self, one: GpuState) -> None:
         assert one.smi is not None
         assert not isinstance(one.smi.modes.gpu_instances, Unread)
         self.board = one
@@ -95,7 +96,7 @@ class Gpu:
     def types(self) -> Counter[VgpuType]:
         return Counter(one.type for one in self.live.values() if not isinstance(one.type, Unread))
 
-    def take(self, step: CarveStep) -> None:
+    def take(self, step: VgpuStep) -> None:
         match step:
             case RemoveVgpu(vgpu, _, slot):
                 assert vgpu not in self.board.users, "somebody has it"
@@ -148,31 +149,31 @@ class Gpu:
         assert needed <= Counter(one.profile for one in self.instances.values())
 
     @property
-    def after(self) -> Board:
+    def after(self) -> GpuState:
         modes = replace(self.modes, gpu_instances=tuple(self.instances.values()))
         host = replace(self.board.host, live=tuple(self.live.values()))
         return replace(self.board, host=host, smi=SmiReport(modes, TYPES, self.scheduler))
 
 
-def after(one: Board, plan: CarvePlan) -> Board:
+def after(one: GpuState, plan: VgpuPlan) -> GpuState:
     gpu = Gpu(one)
     for step in plan.steps:
         gpu.take(step)
     return gpu.after
 
 
-def carried(one: Board) -> Counter[str]:
+def carried(one: GpuState) -> Counter[str]:
     return Counter(str(vgpu.type) for vgpu in one.host.live)
 
 
-def used(one: Board, *ids: VgpuId) -> Board:
+def used(one: GpuState, *ids: VgpuId) -> GpuState:
     """Return the board where a machine runs on some of its vGPUs."""
     return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)), running=frozenset(ids))
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(WISHES), min_size=1, max_size=5), st.data())
-def test_any_way_leads_there_and_nobody_loses_anything(wishes: list[CarveWish], data: st.DataObject) -> None:
+def test_any_way_leads_there_and_nobody_loses_anything(wishes: list[DesiredVgpus], data: st.DataObject) -> None:
     one = board()
     for wish in wishes:
         ids = [vgpu.id for vgpu in one.host.live]
@@ -190,7 +191,7 @@ def test_any_way_leads_there_and_nobody_loses_anything(wishes: list[CarveWish], 
 
 @settings(deadline=None)
 @given(st.sampled_from(WISHES), st.sampled_from(WISHES))
-def test_what_both_wishes_want_keeps_its_ids_through_every_switch(first: CarveWish, second: CarveWish) -> None:
+def test_what_both_wishes_want_keeps_its_ids_through_every_switch(first: DesiredVgpus, second: DesiredVgpus) -> None:
     before = after(board(), planned(board(), first))
     there = after(before, planned(before, second))
     common = {(vgpu.id, vgpu.type) for vgpu in before.host.live} & {(vgpu.id, vgpu.type) for vgpu in there.host.live}
@@ -198,7 +199,7 @@ def test_what_both_wishes_want_keeps_its_ids_through_every_switch(first: CarveWi
 
 
 @pytest.mark.parametrize("wish", [one for one in WISHES if one.types])
-def test_a_vgpu_in_use_stands_before_every_switch(wish: CarveWish) -> None:
+def test_a_vgpu_in_use_stands_before_every_switch(wish: DesiredVgpus) -> None:
     for first in WISHES:
         there = after(board(), planned(board(), first))
         busy = used(there, *(vgpu.id for vgpu in there.host.live[:1]))
@@ -211,7 +212,7 @@ def test_a_vgpu_in_use_stands_before_every_switch(wish: CarveWish) -> None:
 
 @pytest.mark.parametrize("field", ["mixed_sizes", "can_mix_sizes", "mig", "mig_pending", "gpu_instances"])
 @pytest.mark.parametrize("wish", [one for one in WISHES if one.types])
-def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: CarveWish, field: str) -> None:
+def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: DesiredVgpus, field: str) -> None:
     one = board()
     assert one.smi is not None
     said = {
@@ -231,7 +232,7 @@ def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: CarveWish, fie
 def test_instances_of_cards_that_are_not_known_are_left_alone() -> None:
     mig = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=(GpuInstance(1, "1g.6gb", 14, 0, 1),))
     one = replace(board(), card=None, smi=SmiReport(mig, TYPES))
-    wish = CarveWish({"A30-1-6C": 1})
+    wish = DesiredVgpus({"A30-1-6C": 1})
     assert [reason.code for reason in planned(one, wish).refusals] == [ReasonCode.NO_ROOM]
     offering = replace(one, host=replace(one.host, slots={VFS[0]: {NAMES["A30-1-6C"]: 1}}))
     assert [type(step) for step in planned(offering, wish).steps] == [CreateVgpu]
@@ -241,7 +242,7 @@ def test_a_scheduler_is_read_again_when_it_was_not_understood() -> None:
     one = board()
     assert one.smi is not None
     blind = replace(one, smi=replace(one.smi, scheduler=ODD))
-    wish = CarveWish({"A30-4C": 2}, scheduler=EQUAL)
+    wish = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
     plan = planned(blind, wish)
     assert {type(step) for step in plan.steps} == {CreateVgpu}
     done = planned(replace(blind, host=after(one, plan).host), wish)
@@ -250,8 +251,8 @@ def test_a_scheduler_is_read_again_when_it_was_not_understood() -> None:
 
 def test_a_pod_whose_machine_does_not_run_yet_does_not_keep_the_scheduler() -> None:
     """After a restart of the host pods have their vGPUs at once, and the driver has forgotten its scheduler."""
-    wish = CarveWish({"A30-4C": 2}, scheduler=EQUAL)
-    one = after(board(), planned(board(), CarveWish({"A30-4C": 2})))
+    wish = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
+    one = after(board(), planned(board(), DesiredVgpus({"A30-4C": 2})))
     held = replace(one, users=dict.fromkeys((vgpu.id for vgpu in one.host.live), ("pod default/vm-a",)))
     assert [type(step) for step in planned(held, wish).steps] == [SetScheduler]
     runs = used(one, *(vgpu.id for vgpu in one.host.live))

@@ -15,9 +15,9 @@ from gpuvirt.cli.schedulers import Order
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
-from gpuvirt.model.carving import CarveWish
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.scheduling import refuse, registry_scheduler, registry_value
 from gpuvirt.model.moduleoption import FILE
-from gpuvirt.model.scheduling import refuse, registry_scheduler, registry_value
 from gpuvirt.node.moduleoptions import read_kept
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_machine
@@ -72,7 +72,7 @@ def test_it_is_set_once_and_shown(place: Place, capsys: Said) -> None:
 
 
 def test_vgpus_stay_as_they_are(place: Place) -> None:
-    place.carver.wish(T4, CarveWish({"T4-4Q": 3}))
+    place.carver.wish(T4, DesiredVgpus({"T4-4Q": 3}))
     before = place.carver.types(T4)
     assert place.set(T4, EQUAL_4) == 0
     assert place.carver.types(T4) == before
@@ -100,7 +100,7 @@ def test_what_is_to_last_is_kept_in_the_modprobe_file(place: Place, capsys: Said
 
 
 def test_machines_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys: Said) -> None:
-    place.carver.wish(T4, CarveWish({"T4-8Q": 2}))
+    place.carver.wish(T4, DesiredVgpus({"T4-8Q": 2}))
     machine = place.carver.kernel.start_machine(place.carver.group_of(min(place.carver.types(T4))))
     assert place.set(T4, EQUAL_4, persist=True) == 1
     said = json.loads(capsys.readouterr().out)

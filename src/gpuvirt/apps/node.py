@@ -23,8 +23,9 @@ from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
-from gpuvirt.node import binder, inlets
+from gpuvirt.node import inlets
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.change import site as change
 from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.lane import Lane, ThreadLane
@@ -76,7 +77,7 @@ class NodeOptions:
     """Whether a controller has deployed the agent, and says which resources KubeVirt offers itself."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings' file."""
-    moves: binder.Site | None = None
+    moves: change.Site | None = None
     """Where GPUs are brought to the drivers that they are wanted on; None where none is."""
 
 

@@ -17,7 +17,7 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
 from gpuvirt.hardware.tools import Run, is_there, run_program
-from gpuvirt.model.plan import Seen
+from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.reasons import in_words
 from gpuvirt.model.unused import why_not_unused
 from gpuvirt.node.files import replace_file
@@ -87,7 +87,7 @@ def plugin_check(client: Client, node: NodeName) -> Check:
     return check
 
 
-def unused_check(look: Callable[[], Seen]) -> Check:
+def unused_check(look: Callable[[], UnitState]) -> Check:
     """Return the check that no VM can be using a GPU, before a driver for containers takes all of them."""
 
     async def check() -> str:

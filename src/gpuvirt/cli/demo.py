@@ -69,7 +69,7 @@ async def _stage(machine: str, folder: Path, settings: "Settings") -> "AsyncIter
     from gpuvirt.model import pciids
     from gpuvirt.model.pciids import PciIds
     from gpuvirt.node.agent import Agent
-    from gpuvirt.node.binder import Site
+    from gpuvirt.node.change.site import Site
     from gpuvirt.node.pace import Pace
     from gpuvirt.paths import KubeletPaths
     from gpuvirt.sim.builder import build_machine

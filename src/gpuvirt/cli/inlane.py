@@ -2,20 +2,58 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from gpuvirt.model import refusals
+from gpuvirt.model.change.desired import DesiredUnit
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.unitchange import Outcome, apply
+from gpuvirt.node.change.vgpusteps import Run
+from gpuvirt.node.gate import by_hand
 from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
+T = TypeVar("T")
 
-def in_lane(
-    subject: str, job: Callable[[], tuple[Reason, ...]], taken: Sequence[str], *, timeout_s: float
-) -> tuple[Reason, ...]:
+CHANGE_TIMEOUT_S = 180.0
+"""sriov-manage takes some seconds a GPU, and tries again where somebody looks at the GPU meanwhile; NVIDIA's driver may
+take half a minute to let a GPU go."""
+
+
+def changed_in_lane(
+    site: Site,
+    unit: UnitId,
+    desired: DesiredUnit,
+    inputs: Inputs,
+    first: Inventory | None = None,
+    *,
+    quiet: bool,
+) -> tuple[tuple[str, ...], Outcome]:
+    """Bring a unit to what is desired; return the steps that were taken, and what that came to."""
+    taken: list[str] = []
+
+    def tell(step: Step | RollBack) -> None:
+        taken.append(step.text)
+        if not quiet:
+            print(step.text, flush=True)
+
+    def job() -> Outcome:
+        return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), first)
+
+    found = in_lane(unit, job, taken)
+    return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
+
+
+def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:
     """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
     try:
-        return asyncio.run(ThreadLane(subject).run(job, name="change", timeout_s=timeout_s))
+        return asyncio.run(ThreadLane(subject).run(job, name="change", timeout_s=CHANGE_TIMEOUT_S))
     except LaneBlockedError:
-        return (refusals.blocked(subject, taken[-1] if taken else "the lease"),)
+        return refusals.blocked(subject, taken[-1] if taken else "the lease")
     except UnitBusyError as error:
-        return (refusals.busy(subject, str(error)),)
+        return refusals.busy(subject, str(error))

@@ -167,7 +167,8 @@ def _run(place: _Place, kubeconfig: Path | None) -> None:
     from gpuvirt.hardware.kernel import RealKernel
     from gpuvirt.model.settings import Settings
     from gpuvirt.model.wanted import WantedMode
-    from gpuvirt.node import binder, statefile
+    from gpuvirt.node import statefile
+    from gpuvirt.node.change.site import site_of
 
     cluster = apiserver.cluster_side(place.node, kubeconfig, config_map=None, operands=place.operands)
     if cluster is None:
@@ -191,7 +192,7 @@ def _run(place: _Place, kubeconfig: Path | None) -> None:
                 config_file=place.config_file,
                 node_name=place.node,
                 cluster=cluster,
-                moves=binder.site_of(kernel, place.roots, place.driver_root),
+                moves=site_of(kernel, place.roots, place.driver_root),
             )
         )
     )

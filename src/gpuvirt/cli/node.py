@@ -61,7 +61,8 @@ def node(  # noqa: PLR0913  one parameter an option
     from gpuvirt.hardware.kernel import RealKernel
     from gpuvirt.model.settings import CdiUse
     from gpuvirt.model.wanted import WantedMode
-    from gpuvirt.node import binder, cdifiles, statefile
+    from gpuvirt.node import cdifiles, statefile
+    from gpuvirt.node.change.site import site_of
     from gpuvirt.node.markers import Markers
 
     set_up(log_format, verbose=verbose)
@@ -88,7 +89,7 @@ def node(  # noqa: PLR0913  one parameter an option
             NodeOptions(
                 kernel=kernel,
                 markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
-                moves=binder.site_of(kernel, roots) if settings.manages or cluster is not None else None,
+                moves=site_of(kernel, roots) if settings.manages or cluster is not None else None,
                 kubelet=kubelet,
                 ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
                 state_file=None if plugin_only else roots.run / statefile.FILE,

@@ -13,13 +13,14 @@ from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.kubelet.podresources import Held
 from gpuvirt.model import refusals
-from gpuvirt.model.board import Holding, holdings_of
+from gpuvirt.model.allocations import Unknown
+from gpuvirt.model.change.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Holders, Ledger, allocations_of, settle
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node import onelook
-from gpuvirt.node.carver import Given
+from gpuvirt.node.change.inputs import Account
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
@@ -34,17 +35,15 @@ class PodAccount:
     assume_unallocated: bool = False
     """Pods have nothing but what is known, also where the account can't be read."""
 
-    def allocations(self, inventory: Inventory) -> PodAllocations:
+    def account(self, inventory: Inventory) -> Account:
         """Return what pods have of a host."""
-        return self._read(inventory)[0]
-
-    def given(self, inventory: Inventory) -> Given:
-        """Return the same as changes of vGPUs ask for it."""
         allocations, ledger, entries = self._read(inventory)
         lost = [entry for entry in entries if (vgpu := entry.target.vgpu) is not None and vgpu not in inventory.vgpus]
         same_boot = ledger.boot_id == onelook.boot_id(self.kernel)
         holdings = (*_holdings(inventory, allocations), *holdings_of(lost, same_boot=same_boot))
-        return Given(holdings, ledger.type_names, allocations=allocations, renew=self.given)
+        known = allocations.by_gpu(inventory)
+        pods = known if allocations.unknown is None else Unknown(allocations.unknown, known)
+        return Account(pods, allocations, holdings)
 
     def _read(self, inventory: Inventory) -> tuple[PodAllocations, Ledger, tuple[Entry, ...]]:
         held, unknown = self._by_kubelet()

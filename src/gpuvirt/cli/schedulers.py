@@ -18,8 +18,9 @@ from gpuvirt.hardware.smireport import read_scheduler
 from gpuvirt.model import refusals
 from gpuvirt.model.moduleoption import FILE
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import carver, moduleoptions
-from gpuvirt.node.carver import Look
+from gpuvirt.node import moduleoptions
+from gpuvirt.node.change import byhand
+from gpuvirt.node.change.observation import Observation, observe
 from gpuvirt.paths import HostRoots
 
 COLUMNS = (
@@ -72,7 +73,7 @@ def roots(host_root: Path) -> HostRoots:
 
 def get(here: Host, roots: HostRoots, addresses: Collection[str], *, as_json: bool) -> None:
     """Show schedulers; end with 1 where one could not be told."""
-    seen = carver.look(here.site, here.given)
+    seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses) or _gpus(seen)
     kept = moduleoptions.read_kept(roots)
     rows = [_row(seen, gpu, kept.get(gpu)) for gpu in chosen]
@@ -84,12 +85,12 @@ def get(here: Host, roots: HostRoots, addresses: Collection[str], *, as_json: bo
         raise typer.Exit(1)
 
 
-def _gpus(seen: Look) -> list[PciAddress]:
-    boards = vgpuhost.boards(seen)
+def _gpus(seen: Observation) -> list[PciAddress]:
+    boards = vgpuhost.gpu_states(seen)
     return [gpu for gpu in boards if seen.inventory.facts.functions[gpu].id.vendor == NVIDIA]
 
 
-def _row(seen: Look, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
+def _row(seen: Observation, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
     found = read_scheduler(seen.site.tools, gpu)
     if isinstance(found, Unread):
         return SchedulerRow(gpu, None, kept, refusals.unread(gpu, found))
@@ -115,7 +116,7 @@ def _show(rows: Sequence[SchedulerRow]) -> None:
 
 def set_(here: Host, roots: HostRoots, address: str, order: Order, *, as_json: bool) -> None:
     """Set a scheduler, and keep it where that is wanted; end with 1 where one of both failed."""
-    seen = carver.look(here.site, here.given)
+    seen = observe(here.site, here.inputs, None)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
     result = _set(here, roots, seen, gpu, order)
     if as_json:
@@ -126,16 +127,16 @@ def set_(here: Host, roots: HostRoots, address: str, order: Order, *, as_json: b
         raise typer.Exit(1)
 
 
-def _set(here: Host, roots: HostRoots, seen: Look, gpu: PciAddress, order: Order) -> SchedulerResult:
-    plan = carver.plan_scheduler(seen, gpu, order.scheduler)
+def _set(here: Host, roots: HostRoots, seen: Observation, gpu: PciAddress, order: Order) -> SchedulerResult:
+    plan = byhand.scheduling(seen, gpu, order.scheduler)
     steps, reasons = tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending)
     if plan.steps and not order.dry_run:
-        reasons = in_lane(
+        found = in_lane(
             gpu,
-            lambda: carver.set_scheduler(here.site, gpu, order.scheduler, here.given, lambda _: None, seen.inventory),
+            lambda: byhand.set_scheduler(here.site, gpu, order.scheduler, here.inputs, lambda _: None, seen.inventory),
             steps,
-            timeout_s=vgpuhost.CARVE_TIMEOUT_S,
         )
+        reasons = (found,) if isinstance(found, Reason) else found
     persisted = order.persist and {reason.code for reason in reasons} <= PERSISTABLE
     if persisted and not order.dry_run:
         said = _persist(here, roots, gpu, order.scheduler)

@@ -14,7 +14,7 @@ from gpuvirt.paths import HostPath, HostRoots
 
 if TYPE_CHECKING:
     from gpuvirt.apps.validation import Check
-    from gpuvirt.model.plan import Seen
+    from gpuvirt.model.change.state import UnitState
 
 app = typer.Typer(
     name="validate",
@@ -109,11 +109,11 @@ def unused(
     from gpuvirt.apps import validation
     from gpuvirt.cli import vfio
     from gpuvirt.clock import RealClock
-    from gpuvirt.node import binder
+    from gpuvirt.node.change.observation import observe
 
-    def look() -> "Seen":
+    def look() -> "UnitState":
         here = vfio.host(vfio.account(HostRoots.under(host_root), kubelet_dir))
-        return binder.look(here.site, here.orders)
+        return observe(here.site, here.inputs).host_state()
 
     _run(validation.validate(validation.unused_check(look), None, RealClock(), wait=wait))
 

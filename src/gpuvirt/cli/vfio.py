@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from gpuvirt.cli.podaccount import PodAccount
     from gpuvirt.cli.vfiorender import Result
     from gpuvirt.facts.ids import PciAddress
-    from gpuvirt.model.plan import Plan, RollBack, Seen, Step, Wish
-    from gpuvirt.model.reasons import Reason
+    from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit
+    from gpuvirt.model.change.plan import Plan
+    from gpuvirt.model.inventory import Inventory
     from gpuvirt.model.view import NodeView
-    from gpuvirt.node.binder import Orders, Site
+    from gpuvirt.node.change.inputs import Inputs
+    from gpuvirt.node.change.site import Site
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +40,10 @@ Also = Annotated[
     typer.Option("--also", metavar="ADDRESS", help="A function of another slot that may move with a GPU of its group."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the steps, and take none.")]
+RemoveVgpus = Annotated[
+    bool,
+    typer.Option("--remove-vgpus", help="First remove the GPU's vGPUs, which nobody may use, and switch its VFs off."),
+]
 Force = Annotated[
     bool,
     typer.Option(
@@ -51,7 +57,7 @@ class Host:
     """The host that a command is about."""
 
     site: "Site"
-    orders: "Orders"
+    inputs: "Inputs"
     managed: "Mapping[PciAddress, str]"
     """The modes that the agent keeps GPUs in."""
     carved: "Mapping[PciAddress, str]"
@@ -67,14 +73,14 @@ def status(
 ) -> None:
     """Show for each GPU which driver has it, and whether it could go to virtual machines now."""
     from gpuvirt.cli import vfiorender
-    from gpuvirt.model.plan import Wish
-    from gpuvirt.model.planning import plan_units
-    from gpuvirt.node import binder
+    from gpuvirt.model.change.desired import DesiredDriver
+    from gpuvirt.model.change.driverplanning import plan_units
+    from gpuvirt.node.change.observation import observe
 
     here = host(account(HostRoots.under(host_root), kubelet_dir))
-    seen = binder.look(here.site, here.orders)
+    seen = observe(here.site, here.inputs).host_state()
     # Each alone: what GPUs of one group say about each other is just what is asked.
-    rows = [(gpu, plan_units(seen, {gpu: Wish.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
+    rows = [(gpu, plan_units(seen, {gpu: DesiredDriver.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
     vfiorender.status(seen, rows, as_json=output is Output.JSON)
 
 
@@ -85,6 +91,7 @@ def bind(  # noqa: PLR0913  a command's options
     every: Every = False,
     nvswitches: Switches = False,
     also: Also = None,
+    remove_vgpus: RemoveVgpus = False,
     dry_run: DryRun = False,
     force: Force = False,
     host_root: options.HostRoot = options.ROOT,
@@ -96,11 +103,12 @@ def bind(  # noqa: PLR0913  a command's options
 
     The driver that each function had is recorded, and `unbind` gives it back.
     """
-    from gpuvirt.model.plan import Wish
+    from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 
     known = account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     here = host(known, also=also or (), force=force)
-    move(here, Wish.PASSTHROUGH, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
+    desired = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True) if remove_vgpus else None)
+    change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 
 
 @app.command("unbind")
@@ -116,10 +124,11 @@ def unbind(  # noqa: PLR0913  a command's options
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Give GPUs back to the drivers that they came from; one that a pod or a virtual machine has stays."""
-    from gpuvirt.model.plan import Wish
+    from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 
     here = host(account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated))
-    move(here, Wish.NATIVE, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
+    desired = DesiredGpu(DesiredDriver.NATIVE)
+    change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +154,16 @@ def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: b
 
 def host(account: "PodAccount", *, also: Iterable[str] = (), force: bool = False) -> Host:
     """Return the host that is meant, with what its agent keeps."""
-    from gpuvirt.node import binder
-    from gpuvirt.node.binder import Orders
+    from gpuvirt.node import onelook
+    from gpuvirt.node.change.inputs import Inputs
+    from gpuvirt.node.change.site import site_of
 
-    site = binder.site_of(account.kernel, account.roots)
+    site = site_of(account.kernel, account.roots)
     view = _view(account.roots, account.kubelet, site)
     managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
     carved = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
-    return Host(site, Orders({}, frozenset(parsed(also)), forced=force, ask=account.allocations), managed, carved)
+    names = onelook.read_ledger(*account.ledgers).type_names
+    return Host(site, Inputs(account.account, names, frozenset(parsed(also)), force), managed, carved)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: "Site") -> "NodeView":
@@ -182,14 +193,14 @@ def parsed(texts: Iterable[str]) -> "Iterable[PciAddress]":
             raise typer.BadParameter(str(error)) from error
 
 
-def _heads(seen: "Seen", chosen: Chosen) -> "list[PciAddress]":
+def _heads(inventory: "Inventory", chosen: Chosen) -> "list[PciAddress]":
     """Return the GPUs and NVSwitches that are meant; raise BadParameter for what is none."""
     from gpuvirt.facts.ids import slot_of
     from gpuvirt.facts.pci import FunctionKind
 
     if chosen.every == bool(chosen.addresses):
         raise typer.BadParameter("give either addresses or --all")
-    functions, gpus = seen.inventory.facts.functions, seen.inventory.gpus
+    functions, gpus = inventory.facts.functions, inventory.gpus
     if chosen.every:
         switches = [one for one, function in functions.items() if function.kind is FunctionKind.NVSWITCH]
         heads = [*gpus, *(switches if chosen.nvswitches else ())]
@@ -205,43 +216,51 @@ def _heads(seen: "Seen", chosen: Chosen) -> "list[PciAddress]":
     return found
 
 
-def move(host: Host, wish: "Wish", chosen: Chosen, output: Output, *, dry_run: bool) -> None:
-    """Bring what is chosen to where it is wanted, and say how that went; end with 1 where it failed."""
+def change(host: Host, desired: "DesiredGpu", chosen: Chosen, output: Output, *, dry_run: bool) -> None:
+    """Bring what is chosen to what is desired, and say how that went; end with 1 where it failed."""
     from gpuvirt.cli import vfiorender
-    from gpuvirt.model.planning import plan_units
-    from gpuvirt.node import binder
+    from gpuvirt.model.change.planner import plan_unit
+    from gpuvirt.node.change.observation import observe
 
-    seen = binder.look(host.site, host.orders)
-    wishes = dict.fromkeys(_heads(seen, chosen), wish)
-    plans = plan_units(seen, wishes)
-    if host.orders.forced and not dry_run:
-        _ask(plans)
+    seen = observe(host.site, host.inputs)
+    heads = _heads(seen.inventory, chosen)
+    emptied = {head: desired.vgpus for head in heads if desired.vgpus is not None and head in seen.inventory.gpus}
+    state = seen.host_state(emptied)
+    units = {
+        unit: {one: replace(desired, vgpus=emptied.get(one)) for one in members if one in heads}
+        for unit, members in sorted(seen.inventory.units.items())
+        if not set(heads).isdisjoint(members)
+    }
+    plans = {unit: plan_unit(state, unit, wanted) for unit, wanted in units.items()}
+    if host.inputs.forced and not dry_run:
+        _ask(plans.values())
     results: list[Result] = []
-    for plan in plans:
-        would = _would(host, seen, plan, wishes)
+    for unit, plan in plans.items():
+        would = _would(host, plan, units[unit])
         quiet = output is Output.JSON
-        results.append(would if dry_run or would.reasons else _moved(host, plan, wishes, would, quiet=quiet))
-    vfiorender.results(results, wish, as_json=output is Output.JSON, dry_run=dry_run)
+        hopeless = would.reasons and not plan.steps
+        results.append(would if dry_run or hopeless else _changed(host, units[unit], would, quiet=quiet))
+    vfiorender.results(results, desired, as_json=output is Output.JSON, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 
 
-def _would(host: Host, seen: "Seen", plan: "Plan", wishes: "Mapping[PciAddress, Wish]") -> "Result":
+def _would(host: Host, plan: "Plan", desired: "DesiredUnit") -> "Result":
     """Return what a plan says of itself, and what the agent would say of it."""
     from gpuvirt.cli.vfiorender import Result
     from gpuvirt.model import refusals
-    from gpuvirt.model.wanted import wish_of
+    from gpuvirt.model.change.drivers import driver_of
 
-    gpus = tuple(one for one in seen.inventory.units[plan.unit] if one in wishes)
-    kept = {one: host.managed[one] for one in gpus if one in host.managed}
-    managed = [refusals.managed(one, mode) for one, mode in kept.items() if wish_of(mode) is not wishes[one]]
-    reasons = (*managed, *plan.refusals)
-    return Result(plan.unit, gpus, () if reasons else tuple(step.text for step in plan.steps), reasons, plan.notes)
+    kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
+    managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]
+    reasons = (*managed, *plan.reasons)
+    steps = () if reasons else tuple(step.text for step in plan.steps)
+    return Result(plan.unit, tuple(desired), steps, reasons, plan.drivers.notes)
 
 
-def _ask(plans: "Sequence[Plan]") -> None:
+def _ask(plans: "Iterable[Plan]") -> None:
     """Have a person say yes to what may end the work of processes."""
-    from gpuvirt.model.plan import Unbind
+    from gpuvirt.model.change.steps import Unbind
 
     if not sys.stdin.isatty():
         raise typer.BadParameter("--force asks a question, and standard input is no terminal to answer it")
@@ -250,20 +269,10 @@ def _ask(plans: "Sequence[Plan]") -> None:
         typer.confirm(f"Take {gpus} from the host's drivers, whoever uses it?", abort=True)
 
 
-def _moved(host: Host, plan: "Plan", wishes: "Mapping[PciAddress, Wish]", would: "Result", *, quiet: bool) -> "Result":
-    """Move one unit in a lane, which is left behind where the kernel puts it to sleep."""
-    from gpuvirt.cli.inlane import in_lane
-    from gpuvirt.node import binder
+def _changed(host: Host, desired: "DesiredUnit", would: "Result", *, quiet: bool) -> "Result":
+    """Change one unit in a lane, which is left behind where the kernel puts it to sleep."""
+    from gpuvirt.cli.inlane import changed_in_lane
+    from gpuvirt.model.isolation import UnitId
 
-    taken: list[str] = []
-
-    def tell(step: "Step | RollBack") -> None:
-        taken.append(step.text)
-        if not quiet:
-            print(step.text, flush=True)
-
-    def job() -> "tuple[Reason, ...]":
-        return binder.move(host.site, plan.unit, wishes, host.orders, tell)
-
-    reasons = in_lane(plan.unit, job, taken, timeout_s=STEP_TIMEOUT_S)
-    return replace(would, steps=tuple(taken), reasons=reasons)
+    taken, outcome = changed_in_lane(host.site, UnitId(would.unit), desired, host.inputs, quiet=quiet)
+    return replace(would, steps=taken, reasons=outcome.reasons)

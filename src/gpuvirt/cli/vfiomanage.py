@@ -17,7 +17,7 @@ from gpuvirt.paths import HostRoots
 
 if TYPE_CHECKING:
     from gpuvirt.cli.podaccount import PodAccount
-    from gpuvirt.model.plan import Wish
+    from gpuvirt.model.change.desired import DesiredDriver
 
 app = typer.Typer(
     name="vfio-manage",
@@ -49,10 +49,10 @@ def bind(
     nvswitches: BindSwitches = False,
 ) -> None:
     """Bind GPUs to the VFIO driver that knows them best."""
-    from gpuvirt.model.plan import Wish
+    from gpuvirt.model.change.desired import DesiredDriver
 
     account = vfio.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
-    _manage(Wish.PASSTHROUGH, account, device_id, every=every, nvswitches=nvswitches)
+    _manage(DesiredDriver.PASSTHROUGH, account, device_id, every=every, nvswitches=nvswitches)
 
 
 @app.command("unbind")
@@ -66,10 +66,10 @@ def unbind(
     nvswitches: UnbindSwitches = False,
 ) -> None:
     """Give GPUs back to the drivers that they came from."""
-    from gpuvirt.model.plan import Wish
+    from gpuvirt.model.change.desired import DesiredDriver
 
     account = vfio.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
-    _manage(Wish.NATIVE, account, device_id, every=every, nvswitches=nvswitches)
+    _manage(DesiredDriver.NATIVE, account, device_id, every=every, nvswitches=nvswitches)
 
 
 def _roots(host_root: Path) -> HostRoots:
@@ -81,8 +81,11 @@ def _roots(host_root: Path) -> HostRoots:
     return replace(roots, proc=own) if shows_all(own) and not shows_all(roots.proc) else roots
 
 
-def _manage(wish: "Wish", account: "PodAccount", device_id: str | None, *, every: bool, nvswitches: bool) -> None:
+def _manage(
+    wish: "DesiredDriver", account: "PodAccount", device_id: str | None, *, every: bool, nvswitches: bool
+) -> None:
     from gpuvirt.facts.pci import NVIDIA
+    from gpuvirt.model.change.desired import DesiredGpu
 
     if every == (device_id is not None):
         raise typer.BadParameter("give exactly one of --all and --device-id")
@@ -91,7 +94,7 @@ def _manage(wish: "Wish", account: "PodAccount", device_id: str | None, *, every
         typer.echo(f"{device_id}: {why}", err=True)
         return
     chosen = Chosen([device_id] if device_id else (), every, nvswitches, vendor=NVIDIA)
-    vfio.move(host, wish, chosen, Output.TABLE, dry_run=False)
+    vfio.change(host, DesiredGpu(wish), chosen, Output.TABLE, dry_run=False)
 
 
 def _why_skipped(host: vfio.Host, device_id: str, *, nvswitches: bool) -> str | None:

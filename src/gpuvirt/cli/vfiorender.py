@@ -10,7 +10,9 @@ from gpuvirt.cli import render
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.model.plan import Plan, Seen, Wish
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
+from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.reasons import Reason
 
 COLUMNS = (
@@ -47,7 +49,7 @@ class Row:
     reasons: tuple[Reason, ...]
 
 
-def status(seen: Seen, rows: Iterable[tuple[PciAddress, Plan]], *, as_json: bool) -> None:
+def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as_json: bool) -> None:
     """Write which GPUs are with virtual machines, and which could be."""
     shown = [_row(seen, address, plan) for address, plan in rows]
     if as_json:
@@ -66,7 +68,7 @@ def status(seen: Seen, rows: Iterable[tuple[PciAddress, Plan]], *, as_json: bool
         render.say_reason(out, reason)
 
 
-def results(done: Sequence[Result], wish: Wish, *, as_json: bool, dry_run: bool) -> None:
+def results(done: Sequence[Result], desired: DesiredGpu, *, as_json: bool, dry_run: bool) -> None:
     """Write what became of each unit, or would."""
     if as_json:
         render.json_lines(done)
@@ -82,13 +84,13 @@ def results(done: Sequence[Result], wish: Wish, *, as_json: bool, dry_run: bool)
         for note in result.notes:
             say(out, note)
         if not result.reasons:
-            there = "for virtual machines" if wish is Wish.PASSTHROUGH else "with the host"
+            there = "for virtual machines" if desired.driver is DesiredDriver.PASSTHROUGH else "with the host"
             would = "would be " if dry_run and result.steps else ""
             already = "" if result.steps else " already"
             say(out, f"{gpus}: {would}{there}{already}", style="green")
 
 
-def _row(seen: Seen, address: PciAddress, plan: Plan) -> Row:
+def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> Row:
     gpu = seen.inventory.gpus[address]
     functions = seen.inventory.facts.functions
     return Row(

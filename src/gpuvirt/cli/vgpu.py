@@ -35,6 +35,9 @@ Selected = Annotated[
         help="Which of them: default, A10-4Q, ...; the only one where the file has just one.",
     ),
 ]
+Rebind = Annotated[
+    bool, typer.Option("--rebind", help="First give GPUs that are bound to a VFIO driver back to their own drivers.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the next steps, and take none.")]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address of a GPU: 0000:65:00.0")]
 
@@ -44,6 +47,7 @@ def apply(  # noqa: PLR0913  a command's options
     *,
     config_file: ConfigFile = None,
     selected: Selected = None,
+    rebind: Rebind = False,
     dry_run: DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
@@ -54,7 +58,7 @@ def apply(  # noqa: PLR0913  a command's options
     from gpuvirt.cli import vgpuapply
 
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
-    vgpuapply.apply(site, config_file, selected, dry_run=dry_run)
+    vgpuapply.apply(site, config_file, selected, rebind=rebind, dry_run=dry_run)
 
 
 @app.command("assert")
@@ -88,10 +92,10 @@ def list_(
 ) -> None:
     """Show the vGPUs of this host, and who uses them."""
     from gpuvirt.cli import render, vgpuhost, vgpurender
-    from gpuvirt.node import carver
+    from gpuvirt.node.change.observation import observe
 
     here = vgpuhost.host(host_root, kubelet_dir)
-    rows = vgpurender.rows_of(vgpuhost.boards(carver.look(here.site, here.given)))
+    rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.site, here.inputs, None)))
     render.json_lines(rows) if output is Output.JSON else vgpurender.vgpus(rows)
 
 
@@ -105,12 +109,12 @@ def types(
 ) -> None:
     """Show the vGPU types of each GPU, and how many more of each could be made as it is carved now."""
     from gpuvirt.cli import render, vgpuhost, vgpurender
-    from gpuvirt.node import carver
+    from gpuvirt.node.change.observation import observe
 
     here = vgpuhost.host(host_root, kubelet_dir)
-    seen = carver.look(here.site, here.given)
+    seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))
-    rows = vgpurender.types_of({gpu: board for gpu, board in vgpuhost.boards(seen).items() if gpu in chosen})
+    rows = vgpurender.types_of({gpu: board for gpu, board in vgpuhost.gpu_states(seen).items() if gpu in chosen})
     render.json_lines(rows) if output is Output.JSON else vgpurender.types(rows)
 
 

@@ -1,4 +1,4 @@
-"""Carving by hand: a config applied or asserted, vGPUs made and removed one by one."""
+"""Changing vGPUs by hand: a config applied or asserted, vGPUs made and removed one by one."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +12,13 @@ from gpuvirt.cli.options import Output
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.board import Board
-from gpuvirt.model.carving import CarveWish, meant
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.profiles import resolve_type
 from gpuvirt.model.vgpuentries import Entry, Note
 from gpuvirt.model.vgpuwanted import carve_wish, config_gpus
 from gpuvirt.model.vgpuwish import wanted
-from gpuvirt.node import carver
-from gpuvirt.node.carver import Look
+from gpuvirt.node.change.observation import Observation, observe
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,17 @@ class Where:
         return self.output is Output.JSON
 
 
-def apply(where: Where, config_file: str | None, selected: str | None, *, dry_run: bool) -> None:
-    """Have GPUs carry what a config wants of them; end with 1 where one does not."""
+def apply(where: Where, config_file: str | None, selected: str | None, *, rebind: bool, dry_run: bool) -> None:
+    """Have GPUs carry what a config wants of them; end with 1 where one does not.
+
+    `rebind`: a GPU on a VFIO driver gets its own driver for that.
+    """
     configs, notes = vgpuconfigs.read_configs(config_file)
     entries = configs[vgpuconfigs.select(configs, selected)]
     here, seen = _seen(where)
-    _carry(where, here, seen, _wished(seen, entries, notes), dry_run=dry_run)
+    driver = DesiredDriver.NATIVE if rebind else None
+    desired = {gpu: DesiredGpu(driver, vgpus) for gpu, vgpus in _wished(seen, entries, notes).items()}
+    _carry(where, here, seen, desired, dry_run=dry_run)
 
 
 def check(where: Where, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
@@ -52,7 +57,7 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
         _tell(notes)
         return
     _, seen = _seen(where)
-    results = [vgpuhost.would(seen, gpu, wish) for gpu, wish in _wished(seen, entries, notes).items()]
+    results = [vgpuhost.would(seen, gpu, DesiredGpu(vgpus=wish)) for gpu, wish in _wished(seen, entries, notes).items()]
     vgpurender.results(results, as_json=where.as_json, dry_run=True)
     if any(result.steps or result.reasons for result in results):
         raise typer.Exit(1)
@@ -62,17 +67,17 @@ def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: b
     """Make vGPUs on a GPU beside those that it carries; end with 1 where that fails."""
     here, seen = _seen(where)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
-    board = seen.board(gpu)
+    board = seen.gpu_state(gpu)
     wished = Counter(_there(board))
-    name = meant(vgpu_type, board.known_types) if board is not None else None
+    name = resolve_type(vgpu_type, board.known_types) if board is not None else None
     wished[name or vgpu_type] += count
-    _carry(where, here, seen, {gpu: CarveWish(wished)}, dry_run=dry_run)
+    _carry(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(wished))}, dry_run=dry_run)
 
 
 def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
     """Remove vGPUs that nobody has; end with 1 where one stays."""
     here, seen = _seen(where)
-    boards = vgpuhost.boards(seen)
+    boards = vgpuhost.gpu_states(seen)
     owner = {one.id: gpu for gpu, board in boards.items() for one in board.host.live}
     chosen = [VgpuId(one.lower()) for one in dict.fromkeys(ids)]
     if missing := [one for one in chosen if one not in owner]:
@@ -86,32 +91,32 @@ def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
         raise typer.Exit(1)
 
 
-def _seen(where: Where) -> tuple[vgpuhost.Host, Look]:
+def _seen(where: Where) -> tuple[vgpuhost.Host, Observation]:
     here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
-    return here, carver.look(here.site, here.given)
+    return here, observe(here.site, here.inputs, None)
 
 
-def _wished(seen: Look, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, CarveWish]:
+def _wished(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, DesiredVgpus]:
     """Return what a config wants of each GPU that it is for, and say what is odd about it."""
-    found = wanted(entries, config_gpus(seen.inventory, vgpuhost.boards(seen)))
+    found = wanted(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
     _tell((*notes, *found.notes))
     return {gpu: carve_wish(wish) for gpu, wish in found.gpus.items()}
 
 
 def _carry(
-    where: Where, here: vgpuhost.Host, seen: Look, wished: Mapping[PciAddress, CarveWish], *, dry_run: bool
+    where: Where, here: vgpuhost.Host, seen: Observation, desired: Mapping[PciAddress, DesiredGpu], *, dry_run: bool
 ) -> None:
     results: list[Result] = []
-    for gpu, wish in sorted(wished.items()):
-        would = vgpuhost.would(seen, gpu, wish)
+    for gpu, wanted_gpu in sorted(desired.items()):
+        would = vgpuhost.would(seen, gpu, wanted_gpu)
         leave = dry_run or not (would.steps or would.reasons)
-        results.append(would if leave else vgpuhost.carved(here, seen, gpu, wish, quiet=where.as_json))
+        results.append(would if leave else vgpuhost.changed(here, seen, gpu, wanted_gpu, quiet=where.as_json))
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 
 
-def _there(board: Board | None) -> list[str]:
+def _there(board: GpuState | None) -> list[str]:
     return [one.type for one in board.host.live if not isinstance(one.type, Unread)] if board is not None else []
 
 

@@ -76,7 +76,7 @@ def apply(
     from gpuvirt.cli import vgpuapply
 
     where = vgpuapply.Where(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
-    vgpuapply.apply(where, config_file, selected, dry_run=False)
+    vgpuapply.apply(where, config_file, selected, rebind=False, dry_run=False)
 
 
 @app.command("assert")

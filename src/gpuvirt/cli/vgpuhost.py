@@ -1,28 +1,26 @@
-"""The host that a `gpuvirt vgpu` command is about, and carving its GPUs, each in a lane that can be left behind."""
+"""The host that a `gpuvirt vgpu` command is about, and how its vGPUs are changed."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from gpuvirt.cli import vfio
-from gpuvirt.cli.inlane import in_lane
+from gpuvirt.cli.inlane import changed_in_lane, in_lane
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model import refusals
-from gpuvirt.model.board import Board
-from gpuvirt.model.carving import CarvePlan, CarveStep, CarveWish
-from gpuvirt.model.plan import RollBack
+from gpuvirt.model.change.desired import DesiredGpu
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.planner import plan_unit
+from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node import carver, onelook
-from gpuvirt.node.binder import Site
-from gpuvirt.node.carver import Given, Look
-from gpuvirt.node.carvesteps import Tell
+from gpuvirt.node.change import byhand
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.observation import Observation
+from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostRoots
-
-CARVE_TIMEOUT_S = 180.0
-"""sriov-manage takes some seconds a GPU, and tries again where somebody looks at the GPU meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Host:
     """The host, and what is known of it besides what it shows."""
 
     site: Site
-    given: Given
+    inputs: Inputs
     carved: Mapping[PciAddress, str]
     """The vGPU configs by which the agent keeps GPUs carved."""
 
@@ -39,17 +37,16 @@ def host(host_root: Path, kubelet_dir: Path | None, *, assume_unallocated: bool 
     """Return the host that is meant, with who tells what pods have of it."""
     account = vfio.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     here = vfio.host(account)
-    names = onelook.read_ledger(*account.ledgers).type_names
-    return Host(here.site, Given(type_names=names, renew=account.given), here.carved)
+    return Host(here.site, here.inputs, here.carved)
 
 
-def boards(seen: Look) -> Mapping[PciAddress, Board]:
+def gpu_states(seen: Observation) -> Mapping[PciAddress, GpuState]:
     """Return the GPUs of a host that make vGPUs now."""
-    found = {gpu: seen.board(gpu) for gpu in sorted(seen.inventory.gpus)}
-    return {gpu: board for gpu, board in found.items() if board is not None}
+    found = {gpu: seen.gpu_state(gpu) for gpu in sorted(seen.inventory.gpus)}
+    return {gpu: state for gpu, state in found.items() if state is not None}
 
 
-def gpus_named(seen: Look, addresses: Iterable[str]) -> list[PciAddress]:
+def gpus_named(seen: Observation, addresses: Iterable[str]) -> list[PciAddress]:
     """Return the GPUs that are meant; raise BadParameter for what is none."""
     found = list(vfio.parsed(addresses))
     for address in found:
@@ -58,56 +55,46 @@ def gpus_named(seen: Look, addresses: Iterable[str]) -> list[PciAddress]:
     return found
 
 
-def would(seen: Look, gpu: PciAddress, wish: CarveWish) -> Result:
+def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> Result:
     """Return what would be done to a GPU."""
-    return _planned(carver.plan(seen, gpu, wish), dict(wish.types))
+    unit = {gpu: desired}
+    plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
+    steps = (*(step.text for step in plan.steps), *plan.later)
+    return Result(gpu, steps, plan.reasons, _wished(desired))
 
 
-def carved(here: Host, seen: Look, gpu: PciAddress, wish: CarveWish, *, quiet: bool) -> Result:
-    """Have a GPU carry what is wished, and return how that went; `seen` tells its unit."""
+def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> Result:
+    """Bring a GPU to what is desired, and return how that went; `seen` tells its unit."""
+    if (managed := _managed(here, gpu, _wished(desired))) is not None:
+        return managed
+    unit = seen.inventory.gpus[gpu].unit
+    taken, outcome = changed_in_lane(here.site, unit, {gpu: desired}, here.inputs, seen.inventory, quiet=quiet)
+    return Result(gpu, taken, outcome.reasons, _wished(desired))
 
-    def act(tell: Tell) -> tuple[Reason, ...]:
-        return carver.carve(here.site, gpu, wish, here.given, tell, seen.inventory)
 
-    return _managed(here, gpu, dict(wish.types)) or _acted(gpu, act, dict(wish.types), quiet=quiet)
-
-
-def removed(here: Host, seen: Look, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
+def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
     """Remove one vGPU, and return how that went, or would; `seen` tells the GPU's unit."""
     if (managed := _managed(here, gpu)) is not None:
         return managed
     if dry_run:
-        return _planned(carver.plan_removal(seen, gpu, vgpu))
+        plan = byhand.removal(seen, gpu, vgpu)
+        return Result(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
+    taken: list[str] = []
 
-    def act(tell: Tell) -> tuple[Reason, ...]:
-        return carver.remove(here.site, gpu, vgpu, here.given, tell, seen.inventory)
+    def tell(step: Step | RollBack) -> None:
+        taken.append(step.text)
+        if not quiet:
+            print(step.text, flush=True)
 
-    return _acted(gpu, act, quiet=quiet)
+    found = in_lane(gpu, lambda: byhand.remove(here.site, gpu, vgpu, here.inputs, tell, seen.inventory), taken)
+    return Result(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)
+
+
+def _wished(desired: DesiredGpu) -> dict[str, int]:
+    return dict(desired.vgpus.types) if desired.vgpus is not None else {}
 
 
 def _managed(here: Host, gpu: PciAddress, wished: dict[str, int] | None = None) -> Result | None:
     """Return why a GPU is left to the agent, None where it is not."""
     config = here.carved.get(gpu)
     return None if config is None else Result(gpu, (), (refusals.carved(gpu, config),), wished)
-
-
-def _planned(plan: CarvePlan, wished: dict[str, int] | None = None) -> Result:
-    return Result(plan.gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), wished)
-
-
-def _acted(
-    gpu: PciAddress,
-    act: Callable[[Tell], tuple[Reason, ...]],
-    wished: dict[str, int] | None = None,
-    *,
-    quiet: bool,
-) -> Result:
-    taken: list[str] = []
-
-    def tell(step: CarveStep | RollBack) -> None:
-        taken.append(step.text)
-        if not quiet:
-            print(step.text, flush=True)
-
-    reasons = in_lane(gpu, lambda: act(tell), taken, timeout_s=CARVE_TIMEOUT_S)
-    return Result(gpu, tuple(taken), reasons, wished)

@@ -7,7 +7,7 @@ from gpuvirt.cli import render
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.board import Board
+from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import Reason
 
@@ -64,7 +64,7 @@ class TypeRow:
     """How many more could be made as the GPU is carved now."""
 
 
-def rows_of(boards: Mapping[PciAddress, Board]) -> list[VgpuRow]:
+def rows_of(boards: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:
     """Return the vGPUs that there are."""
     return [
         VgpuRow(
@@ -80,7 +80,7 @@ def rows_of(boards: Mapping[PciAddress, Board]) -> list[VgpuRow]:
     ]
 
 
-def types_of(boards: Mapping[PciAddress, Board]) -> list[TypeRow]:
+def types_of(boards: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
     """Return what each GPU carries of each type, and could still make."""
     return [
         TypeRow(

@@ -9,13 +9,13 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model import candidates as possible
 from gpuvirt.model import refusals
 from gpuvirt.model.candidates import Candidate
+from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.naming import Named, Naming
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.scope import Scope
 from gpuvirt.model.settings import Settings
 
 

@@ -130,3 +130,14 @@ def card_names(types: Iterable[VgpuType]) -> frozenset[str]:
     """Return what a host's types call its card: `A16`; types of other grammars (`T4-2B4`, AMD's) say nothing."""
     matches = (_NAME.fullmatch(profile_name(one)) for one in types)
     return frozenset(match["gpu"] or match["mig_gpu"] for match in matches if match)
+
+
+def resolve_type(name: str, known: Iterable[VgpuType]) -> VgpuType | None:
+    """Return which of the types that a host knows a name means: the host's own name of it, or that of configs."""
+    known = tuple(known)
+    if VgpuType(name) in known:
+        return VgpuType(name)
+    try:
+        return host_type(parse_profile(name), known)
+    except InvalidIdError:
+        return None

@@ -112,6 +112,30 @@ class ReasonCode(StrEnum):
     MDEVS_AT_RISK = "MdevsAtRisk"
     STILL_NAMED = "StillNamed"
 
+    @property
+    def passes(self) -> bool:
+        """Whether a change that waits for it is pending: it passes when a user, a pod or another change ends."""
+        return self in _PASSES
+
+
+_PASSES = frozenset(
+    {
+        ReasonCode.CARRIES_VGPUS,
+        ReasonCode.VFS_ENABLED,
+        ReasonCode.VGPU_IN_USE,
+        ReasonCode.IN_USE,
+        ReasonCode.HELD_BY_POD,
+        ReasonCode.ALLOCATION_UNMAPPED,
+        ReasonCode.STILL_COUNTED,
+        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.UNBIND_PENDING,
+        ReasonCode.DRIVER_LOCK,
+        ReasonCode.OPERANDS_THERE,
+        ReasonCode.UNIT_BUSY,
+        ReasonCode.PLAN_OUTDATED,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:

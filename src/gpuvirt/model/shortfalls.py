@@ -270,7 +270,7 @@ def program_missing(gpu: PciAddress, program: str, step: str, said: str) -> Reas
     )
 
 
-def not_nearer(gpu: PciAddress, rounds: int) -> Reason:
+def not_nearer(gpu: str, rounds: int) -> Reason:
     """What is done does not last."""
     return Reason(
         ReasonCode.STEP_FAILED,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.inventory import Inventory, Mode
-from gpuvirt.model.plan import Wish, Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import Workload
@@ -51,7 +51,7 @@ def workload_of(mode: WantedMode, inventory: Inventory) -> Workload:
             return Workload.VGPU if Mode.VGPU in modes and Mode.PASSTHROUGH not in modes else Workload.PASSTHROUGH
 
 
-def conditions(inventory: Inventory, workload: Workload, wishes: Wishes) -> tuple[Condition, ...]:
+def conditions(inventory: Inventory, workload: Workload, wishes: DesiredDrivers) -> tuple[Condition, ...]:
     """Return the state of each check."""
     whole, carved = workload is Workload.PASSTHROUGH, workload is Workload.VGPU
     return (
@@ -66,9 +66,9 @@ def _condition(check: Check, *, needed: bool, against: Iterator[Reason]) -> Cond
     return Condition(check, reason is None, needed, reason)
 
 
-def _not_on_vfio(inventory: Inventory, wishes: Wishes) -> Iterator[Reason]:
+def _not_on_vfio(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[Reason]:
     for address, gpu in inventory.gpus.items():
-        if not gpu.function.on_vfio and wishes.get(address) is not Wish.NATIVE:
+        if not gpu.function.on_vfio and wishes.get(address) is not DesiredDriver.NATIVE:
             yield Reason(
                 ReasonCode.NATIVE_DRIVER if isinstance(gpu.function.driver, str) else ReasonCode.NO_DRIVER,
                 address,
@@ -78,8 +78,8 @@ def _not_on_vfio(inventory: Inventory, wishes: Wishes) -> Iterator[Reason]:
             )
 
 
-def _without_manager(inventory: Inventory, wishes: Wishes) -> Iterator[Reason]:
-    carriers = [gpu for address, gpu in inventory.gpus.items() if wishes.get(address) is not Wish.PASSTHROUGH]
+def _without_manager(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[Reason]:
+    carriers = [gpu for address, gpu in inventory.gpus.items() if wishes.get(address) is not DesiredDriver.PASSTHROUGH]
     if not any(gpu.vgpu_host is not None for gpu in carriers):
         first = carriers[0].function.address if carriers else PciAddress("this host")
         yield Reason(

@@ -11,8 +11,8 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model import invalidvgpus, vgpuconfig
-from gpuvirt.model.board import Board
-from gpuvirt.model.carving import CarveWish
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.heard import ConfigText, NodeRequest
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source
 from gpuvirt.model.inventory import Inventory
@@ -46,7 +46,7 @@ class Wanted:
 
     name: str | None = None
     """The config; None where none is wanted, or it was not heard which."""
-    wishes: Mapping[PciAddress, CarveWish] = field(default_factory=dict)
+    wishes: Mapping[PciAddress, DesiredVgpus] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     trouble: InvalidDesired | None = None
     """Why nothing follows from the name."""
@@ -108,7 +108,7 @@ def without_text(before: Book, base: Book, named: str | None = None) -> Book:
     return base if named is None else replace(base, trouble=invalidvgpus.missing_map(named))
 
 
-def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, Board]) -> list[ConfigGpu]:
+def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, GpuState]) -> list[ConfigGpu]:
     """Return the GPUs of a host as configs pick them."""
     ours = [
         gpu.function
@@ -143,6 +143,6 @@ def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> Wan
     return replace(resolved, trouble=invalidvgpus.for_no_gpu(source, name, book.configs, found, gpus))
 
 
-def carve_wish(wish: VgpuWish) -> CarveWish:
+def carve_wish(wish: VgpuWish) -> DesiredVgpus:
     """Return a config's wish as the carver takes it."""
-    return CarveWish({profile.text: count for profile, count in wish.types.items()}, wish.sizes, wish.scheduler)
+    return DesiredVgpus({profile.text: count for profile, count in wish.types.items()}, wish.sizes, wish.scheduler)

@@ -22,7 +22,6 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
-from gpuvirt.node.carvings import Carvings
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.inlets import Inlets
@@ -111,15 +110,11 @@ class Agent:
             await self._inlets.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
-        """Start those who move GPUs and carve them; both write in the one lane of a unit.
-
-        An agent that carves alone wants no GPU on another driver; it ends changes of its own that were killed.
-        """
+        """Start the reconciler, which writes in the one lane of each unit."""
         site, clock, oversight = moving.site, self._site.clock, self._oversight
         lanes = cache(moving.lanes)
-        moves, carvings = Reconciler(site, lanes, clock, self._pace), Carvings(site, lanes, clock, self._pace)
-        group.create_task(keep_going("moves", lambda: moves.run(oversight), clock))
-        group.create_task(keep_going("carvings", lambda: carvings.run(oversight), clock))
+        reconciler = Reconciler(site, lanes, clock, self._pace)
+        group.create_task(keep_going("changes", lambda: reconciler.run(oversight), clock))
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:

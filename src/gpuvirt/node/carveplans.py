@@ -3,20 +3,27 @@
 Nothing here waits, or does anything to the host.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.facts.vgpu import Framework, Scheduler, SmiReport
+from gpuvirt.facts.vgpu import Scheduler, SmiReport
 from gpuvirt.model import invalidvgpus
-from gpuvirt.model.board import NAMESPACE, Board, Holding, board_of, with_report
-from gpuvirt.model.carveplanning import plan_gpu
-from gpuvirt.model.carving import CarvePlan, CarveWish
-from gpuvirt.model.gpumodes import Questions, questions
+from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.gpustate import (
+    NAMESPACE,
+    GpuState,
+    Holding,
+    gpu_state_of,
+    with_report,
+)
+from gpuvirt.model.change.modes import Questions, questions
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.planner import plan_vgpus
+from gpuvirt.model.change.scheduling import Footing, Told, footing_of
 from gpuvirt.model.invalid import InvalidDesired, Source
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.scheduling import Footing, Told, footing_of
 from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted, config_gpus, resolve
 from gpuvirt.model.vgpuwish import ConfigGpu
 from gpuvirt.model.wanted import Modes, WantedMode
@@ -36,13 +43,13 @@ class CarvePlans:
         """Which vGPUs are wanted, or why that is not known."""
         self.invalid: tuple[InvalidDesired, ...] = ()
         """What of the wanted vGPUs can't be on the GPUs for which they are wanted."""
-        self.by_gpu: dict[PciAddress, tuple[CarveWish, CarvePlan]] = {}
+        self.by_gpu: dict[PciAddress, tuple[DesiredVgpus, VgpuPlan]] = {}
         """What is wanted of each GPU that is to be carved, and what is to be done to it."""
-        self.desired: Mapping[PciAddress, CarveWish] = {}
-        """What is wanted of each GPU, whether there is anything to be done for it or not."""
-        self.smi: dict[PciAddress, tuple[CarveWish, SmiReport]] = {}
+        self.desired: Mapping[PciAddress, DesiredGpu] = {}
+        """What is desired of each GPU; one that is missing is left alone."""
+        self.smi: dict[PciAddress, tuple[DesiredVgpus, SmiReport]] = {}
         """What nvidia-smi said of GPUs, and for which wish it was asked."""
-        self.questions: Mapping[PciAddress, tuple[CarveWish, Questions]] = {}
+        self.questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = {}
         """What it must be asked before more can be concluded."""
         self.time_shared: Mapping[PciAddress, Footing] = {}
         """The GPUs that are kept in mode vgpu and share their time, with what their schedulers stand on."""
@@ -69,7 +76,12 @@ class CarvePlans:
         return before is None or replace(before, at_s=told.at_s) != told
 
     def conclude(
-        self, inventory: Inventory, holdings: tuple[Holding, ...], wanted: Modes, named: Mapping[str, Source]
+        self,
+        inventory: Inventory,
+        holdings: tuple[Holding, ...],
+        wanted: Modes,
+        drivers: DesiredDrivers,
+        named: Mapping[str, Source],
     ) -> None:
         """Conclude which vGPUs are wanted, and what is to be done so that they are there.
 
@@ -77,43 +89,54 @@ class CarvePlans:
         """
         modes = {gpu: wanted.of(gpu) for gpu in inventory.gpus}
         carved = [gpu for gpu, mode in modes.items() if mode is WantedMode.VGPU]
-        self.wanted, self.by_gpu, self.questions, self.time_shared, self.invalid = Wanted(), {}, {}, {}, ()
-        self.desired = {gpu: CarveWish(whole=True) for gpu, mode in modes.items() if mode in WHOLE}
-        if carved:
-            gpus = self._plan(inventory, holdings, carved)
-            self.invalid = tuple(self._invalid([gpu for gpu in gpus if gpu.address in carved], named))
-        self.by_gpu |= _emptied(inventory, holdings, {gpu: mode for gpu, mode in modes.items() if mode in WHOLE})
+        whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
+        functions = inventory.facts.functions
+        found = {
+            gpu: gpu_state_of(inventory, gpu, holdings, NAMESPACE) for gpu in (inventory.gpus if carved else whole)
+        }
+        states = {gpu: self._with_report(functions[gpu], state) for gpu, state in found.items()}
+        self.time_shared = dict(_footings(inventory, carved, states))
+        gpus = self._resolve(inventory, found if carved else {})
+        vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
+        vgpus |= {gpu: wish for gpu, wish in self.wanted.wishes.items() if gpu in carved}
+        self.questions = {gpu: (vgpus[gpu], asked) for gpu, asked in self._questions(inventory, carved, vgpus, found)}
+        managed = drivers.keys() | vgpus.keys()
+        self.desired = {gpu: DesiredGpu(drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(managed)}
+        self.by_gpu = {
+            gpu: (wish, plan_vgpus(functions[gpu], states[gpu], self.desired[gpu]))
+            for gpu, wish in vgpus.items()
+            if gpu not in self.questions
+        }
+        self.invalid = tuple(self._invalid([gpu for gpu in gpus if gpu.address in carved], named)) if gpus else ()
         stands = self.time_shared
         self.schedulers = {gpu: told for gpu, told in self.schedulers.items() if told.footing == stands.get(gpu)}
 
-    def _plan(self, inventory: Inventory, holdings: tuple[Holding, ...], carved: list[PciAddress]) -> list[ConfigGpu]:
-        """Plan for all GPUs that are to be carved; return the GPUs as configs pick them, none without a config."""
-        functions = inventory.facts.functions
-        found = {gpu: board_of(inventory, gpu, holdings, NAMESPACE) for gpu in inventory.gpus}
-        boards = {gpu: board for gpu, board in found.items() if board is not None}
-        reported = {gpu: self._with_report(functions[gpu], found[gpu]) for gpu in carved}
-        self.time_shared = {
-            gpu: footing
-            for gpu, board in reported.items()
-            if board is not None and (footing := footing_of(functions[gpu], board)) is not None
-        }
-        if self.book is None or self.config is None:
+    def _questions(
+        self,
+        inventory: Inventory,
+        carved: Iterable[PciAddress],
+        vgpus: Mapping[PciAddress, DesiredVgpus],
+        found: Mapping[PciAddress, GpuState | None],
+    ) -> Iterator[tuple[PciAddress, Questions]]:
+        for gpu in carved:
+            wish, state = vgpus.get(gpu), found[gpu]
+            if wish is None or state is None or self.smi.get(gpu, (None,))[0] == wish:
+                continue
+            if (asked := questions(inventory.facts.functions[gpu], state, wish)) is not None:
+                yield gpu, asked
+
+    def plan_of(self, gpu: PciAddress) -> VgpuPlan:
+        """Return what is to be done to the vGPUs of a GPU: nothing where none are desired."""
+        planned = self.by_gpu.get(gpu)
+        return planned[1] if planned is not None else VgpuPlan(gpu)
+
+    def _resolve(self, inventory: Inventory, found: Mapping[PciAddress, GpuState | None]) -> list[ConfigGpu]:
+        """Find out which vGPUs are wanted; return the GPUs as configs pick them, none without a config."""
+        if not found or self.book is None or self.config is None:
+            self.wanted = Wanted()
             return []
-        gpus = config_gpus(inventory, boards)
+        gpus = config_gpus(inventory, {gpu: state for gpu, state in found.items() if state is not None})
         self.wanted = resolve(self.config, self.book, gpus)
-        wishes = {gpu: self.wanted.wishes[gpu] for gpu in carved if gpu in self.wanted.wishes}
-        self.desired = {**self.desired, **wishes}
-        self.questions = {
-            gpu: (wish, asked)
-            for gpu, wish in wishes.items()
-            if gpu in boards and self.smi.get(gpu, (None,))[0] != wish
-            if (asked := questions(functions[gpu], boards[gpu], wish)) is not None
-        }
-        self.by_gpu = {
-            gpu: (wish, plan_gpu(functions[gpu], reported[gpu], wish))
-            for gpu, wish in wishes.items()
-            if gpu not in self.questions
-        }
         return gpus
 
     def _invalid(self, carved: Collection[ConfigGpu], named: Mapping[str, Source]) -> Iterator[InvalidDesired]:
@@ -125,25 +148,17 @@ class CarvePlans:
                 plan = self.by_gpu[gpu.address][1]
                 yield from invalidvgpus.unknown_types(self.config.source, gpu, self.config.name, plan.refusals)
 
-    def _with_report(self, function: PciFunction, board: Board | None) -> Board | None:
+    def _with_report(self, function: PciFunction, board: GpuState | None) -> GpuState | None:
         said = self.smi.get(function.address)
         return board if board is None or said is None else with_report(board, function, said[1])
 
 
-def _emptied(
-    inventory: Inventory, holdings: tuple[Holding, ...], gpus: Mapping[PciAddress, WantedMode]
-) -> dict[PciAddress, tuple[CarveWish, CarvePlan]]:
-    """Return what is to be done to GPUs that are to be had whole, and carry something or have VFs."""
-    wish, functions = CarveWish(whole=True), inventory.facts.functions
-    boards = {gpu: board_of(inventory, gpu, holdings, NAMESPACE) for gpu in gpus if not functions[gpu].on_vfio}
-    plans = {
-        gpu: plan_gpu(functions[gpu], board, wish)
-        for gpu, board in boards.items()
-        if not (gpus[gpu] is WantedMode.CONTAINER and board is not None and _has_vfs_for_containers(board))
-    }
-    return {gpu: (wish, plan) for gpu, plan in plans.items() if not plan.met}
-
-
-def _has_vfs_for_containers(board: Board) -> bool:
-    """Return whether a GPU's VFs are functions that its native driver serves to containers, as AMD's and Intel's."""
-    return board.host.framework is Framework.SRIOV_VF
+def _footings(
+    inventory: Inventory, carved: Iterable[PciAddress], states: Mapping[PciAddress, GpuState | None]
+) -> Iterator[tuple[PciAddress, Footing]]:
+    """Yield the GPUs that share their time between vGPUs, with what their schedulers stand on."""
+    for gpu in carved:
+        state = states[gpu]
+        footing = footing_of(inventory.facts.functions[gpu], state) if state is not None else None
+        if footing is not None:
+            yield gpu, footing

@@ -6,9 +6,9 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_modprobe
+from gpuvirt.model.change.scheduling import registry_scheduler, registry_value
 from gpuvirt.model.moduleoption import FILE, in_the_way, kept, merge
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.scheduling import registry_scheduler, registry_value
 from gpuvirt.node.files import replace_file
 from gpuvirt.paths import HostRoots
 

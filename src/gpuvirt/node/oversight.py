@@ -1,8 +1,9 @@
 """What the agent lets those know who change GPUs: what is there and wanted, who has what, what is withdrawn."""
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpuvirt.clock import Clock, Signal
@@ -10,23 +11,23 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.allocations import Allocations, Unknown
-from gpuvirt.model.carving import CarvePlan, CarveWish
-from gpuvirt.model.gpumodes import Questions
+from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.change.modes import Questions
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.scheduling import Footing, Told
 from gpuvirt.model.heard import Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.ledger import allocations_of
-from gpuvirt.model.plan import Wish, Wishes
-from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.podallocations import PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.recorded import ReadRecorded, any_consumer
-from gpuvirt.model.scheduling import Footing, Told
 from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted
 from gpuvirt.model.wanted import Modes
-from gpuvirt.node.attempts import HearTrouble
-from gpuvirt.node.carver import Given
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.change.attempts import HearTrouble
+from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.gate import Change, pods_by_gpu
 from gpuvirt.node.operands import Operands, Tell, Way
 from gpuvirt.node.state import NodeState
@@ -47,8 +48,8 @@ class Bells:
 class Desired:
     """What is desired of a node's GPUs, as it was last concluded; any thread reads it."""
 
-    moves: Wishes = field(default_factory=dict)
-    vgpus: Mapping[PciAddress, CarveWish] = field(default_factory=dict)
+    gpus: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
+    units: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
     modes: Modes = field(default_factory=Modes)
     config: tuple[Book | None, ConfigName | None] = (None, None)
 
@@ -100,9 +101,9 @@ class Oversight:
         return self._state.inventory
 
     @property
-    def wishes(self) -> Wishes:
-        """What is wanted of GPUs."""
-        return self._state.wishes
+    def desired_units(self) -> Mapping[UnitId, DesiredUnit]:
+        """What is desired of each isolation unit of which anything is."""
+        return self._desired.units
 
     @property
     def follows_cluster(self) -> bool:
@@ -113,13 +114,6 @@ class Oversight:
     def invalid_modes(self) -> tuple[InvalidDesired, ...]:
         """What of that is invalid."""
         return self._state.invalid.modes
-
-    @property
-    def reasons_against_moves(self) -> tuple[Reason, ...]:
-        """Why GPUs are not where they are wanted, and why those that are wanted whole are not empty."""
-        whole = (f"carve {gpu} " for gpu, (wish, _) in self._state.carving.by_gpu.items() if wish.whole)
-        begins = ("move ", *whole)
-        return tuple(note for who, note in self._state.notes.items() if who.startswith(begins))
 
     @property
     def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
@@ -136,17 +130,16 @@ class Oversight:
         """What of the wanted vGPUs is invalid."""
         return self._state.invalid.vgpus
 
-    @property
-    def carve_plans(self) -> Mapping[PciAddress, tuple[CarveWish, CarvePlan]]:
-        """What is wanted of each GPU that is to be carved, and what was to be done to it when it was last seen."""
-        return self._state.carving.by_gpu
+    def vgpu_plan(self, gpu: PciAddress) -> VgpuPlan:
+        """Return what was to be done to the vGPUs of a GPU when it was last observed."""
+        return self._state.carving.plan_of(gpu)
 
     @property
-    def questions(self) -> Mapping[PciAddress, tuple[CarveWish, Questions]]:
+    def questions(self) -> Mapping[PciAddress, tuple[DesiredVgpus, Questions]]:
         """What nvidia-smi must be asked of GPUs before it is known what is to be done to them."""
         return self._state.carving.questions
 
-    def hear_smi(self, gpu: PciAddress, wish: CarveWish, report: SmiReport | None) -> None:
+    def hear_smi(self, gpu: PciAddress, wish: DesiredVgpus, report: SmiReport | None) -> None:
         """Take what nvidia-smi said when it was asked for a wish; None: that may be otherwise by now."""
         footing = self._state.carving.time_shared.get(gpu)
         if report is None:
@@ -192,11 +185,6 @@ class Oversight:
         return Unknown(heard.partial) if heard.partial is not None else None
 
     @property
-    def unmapped(self) -> tuple[Allocation, ...]:
-        """The GPUs that pods have by ids which could not be mapped to a GPU of this host."""
-        return self._allocations.unmapped
-
-    @property
     def _allocations(self) -> PodAllocations:
         """What pods have by the kubelet's account, by whatever plugin's ids."""
         heard, inventory = self._state.holders, self._state.inventory
@@ -204,44 +192,35 @@ class Oversight:
             return PodAllocations()
         return map_allocations(inventory, allocations_of(heard.devices))
 
-    def given(self) -> Given:
-        """Return what a carver must know; while the kubelet was not heard, pods may have more than the ledger knows."""
-        inventory = self._state.inventory
+    def account(self) -> Account:
+        """Return what pods have; while the kubelet was not heard, they may have more than the ledger knows."""
+        inventory, allocations = self._state.inventory, self._allocations
         free = self._state.unwanted - self._state.leaving
         offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
-        return Given(
-            self._state.holdings,
-            self._state.type_names,
-            offered,
-            allocations=self._allocations,
-            moves=self._state.wishes,
-            unknown=Unknown() if inventory is None else self._unknown,
-        )
+        pods = self.pods() if inventory is not None else Unknown()
+        return Account(pods, allocations, self._state.holdings, offered)
 
-    def moving(self, unit: UnitId, wishes: Wishes, interrupted: frozenset[PciAddress] = frozenset()) -> Change:
-        """Return the change that brings GPUs of a unit to these drivers, for as long as they are wanted on them.
+    def inputs(self, *, offered: bool = True) -> Inputs:
+        """Return what a change must know; without `offered`, as if no vGPU were offered to the kubelet."""
+        account = self.account()
+        if not offered:
+            account = replace(account, offered=frozenset())
+        return Inputs(lambda _: account, self._state.type_names, driver_may_come=self.follows_cluster)
 
-        A change that was killed is ended at the `interrupted` for as long as nothing is wanted of them.
+    def changing(self, unit: UnitId, gpus: Iterable[PciAddress]) -> Change:
+        """Return the change that brings GPUs of a unit to what is desired, for as long as that is desired.
+
+        Which vGPUs are desired of a GPU follows from what the host shows, too, which a change may hide for a while.
         """
-        planned = {gpu: None if gpu in interrupted else wish for gpu, wish in wishes.items()}
-        return Change(
-            self._state.gates,
-            unit,
-            lambda: all(self._desired.moves.get(gpu) is wish for gpu, wish in planned.items()),
-            self._newest_account,
-        )
-
-    def carving(self, gpu: PciAddress, wish: CarveWish) -> Change:
-        """Return the change that has a GPU carry what is wished, for as long as that is wanted.
-
-        What is wanted of a GPU follows from what the host shows, too, which a change may hide for a while.
-        """
-        origin = self._desired.origin_of(gpu)
+        planned = {gpu: (self._desired.gpus.get(gpu), self._desired.origin_of(gpu)) for gpu in gpus}
 
         def is_desired() -> bool:
-            return self._desired.vgpus.get(gpu) == wish or self._desired.origin_of(gpu) == origin
+            now = self._desired
+            return all(
+                now.gpus.get(gpu) == was or now.origin_of(gpu) == origin for gpu, (was, origin) in planned.items()
+            )
 
-        return Change(self._state.gates, gpu, is_desired, self._newest_account)
+        return Change(self._state.gates, unit, is_desired, self._newest_account)
 
     def _newest_account(self, inventory: Inventory) -> PodAllocations:
         """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""
@@ -255,19 +234,18 @@ class Oversight:
         """Whether `clear_way` takes others' programs away for as long as its context lasts."""
         return self._operands is not None
 
-    def clear_way(self, gpu: PciAddress, tell: Tell) -> AbstractAsyncContextManager[Reason | None]:
-        """Have nobody else offer what is to be carved while the context lasts; it gives why that can't be had.
+    def clear_way(self, gpus: Sequence[PciAddress], tell: Tell) -> AbstractAsyncContextManager[Reason | None]:
+        """Have nobody else offer what is to be removed from GPUs while the context lasts; it gives why that can't be.
 
         `tell` takes what is being waited for. What the agent itself offers is withdrawn already.
         """
         if self._operands is None:
             return nullcontext()
-        way = Way(lambda: self._is_to_be_carved(gpu), lambda since: self._unsettled(gpu, since))
-        return self._operands.away(gpu, way, tell)
-
-    def _is_to_be_carved(self, gpu: PciAddress) -> bool:
-        planned = self._state.carving.by_gpu.get(gpu)
-        return planned is not None and bool(planned[1].steps)
+        way = Way(
+            lambda: any(self.vgpu_plan(gpu).steps for gpu in gpus),
+            lambda since: next((why for gpu in gpus if (why := self._unsettled(gpu, since)) is not None), None),
+        )
+        return self._operands.away(gpus[0], way, tell)
 
     def _unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
         """Return why the kubelet may still admit pods by what is to go from a GPU, None where it does not."""
@@ -282,7 +260,8 @@ class Oversight:
     def conclude(self) -> bool:
         """Take that conclusions were drawn; return whether something was withdrawn by them."""
         carving = self._state.carving
-        self._desired = Desired(self._state.wishes, carving.desired, self._state.modes, (carving.book, carving.config))
+        units = _by_unit(self._state.inventory, carving.desired)
+        self._desired = Desired(carving.desired, units, self._state.modes, (carving.book, carving.config))
         withdrawn = frozenset[str](self._state.withdrawn) | self._state.unwanted
         news = bool(withdrawn - self._withdrawn)
         self._withdrawn = withdrawn
@@ -293,16 +272,11 @@ class Oversight:
             self._operands.stir()
         return news
 
-    def hear_move(self, wish: Wish, outcome: str) -> None:
-        """Take that a move has ended."""
-        self._telemetry.moves[str(wish), outcome] += 1
-        self._look_soon("move")
-        self._conclude_soon()  # what the change kept from being offered
-
-    def hear_carved(self, outcome: str) -> None:
-        """Take that a GPU was carved, or could not be."""
-        self._telemetry.moves["vgpus", outcome] += 1
-        self._look_soon("carving")
+    def hear_changed(self, what: Iterable[str], outcome: str) -> None:
+        """Take that a change has ended: of `passthrough` or `native` drivers, of `vgpus`."""
+        for one in what:
+            self._telemetry.moves[one, outcome] += 1
+        self._look_soon("change")
         self._conclude_soon()  # what the change kept from being offered
 
     @property
@@ -310,3 +284,11 @@ class Oversight:
         """Whether the kubelet was heard since what is offered last became less."""
         heard = self._state.holders
         return heard is not None and heard.at >= self._withdrawn_at
+
+
+def _by_unit(inventory: Inventory | None, desired: Mapping[PciAddress, DesiredGpu]) -> Mapping[UnitId, DesiredUnit]:
+    units: defaultdict[UnitId, dict[PciAddress, DesiredGpu]] = defaultdict(dict)
+    for gpu, wanted in desired.items() if inventory is not None else ():
+        if inventory is not None and gpu in inventory.gpus:
+            units[inventory.gpus[gpu].unit][gpu] = wanted
+    return units

@@ -1,109 +1,46 @@
-"""Brings GPUs to the drivers that they are wanted on, and keeps them there: level-triggered, a unit at a time.
+"""Brings the GPUs of a node to their desired state, one isolation unit at a time, and keeps them there.
 
-It acts on the difference between what is wanted and what was last seen, after any crash and in any order; where there
-is none it does nothing, so a restart changes no device. A move that is refused or fails is tried again when something
-of its unit has changed, and now and then; its reasons are notes of the node until then. A GPU that is to go back to the
-host is offered no more at once, and taken when the kubelet was heard since and no pod has it.
+It is level-triggered: it acts on the difference between what is desired and what was last observed, after any crash and
+in any order; where there is none it does nothing, so a restart changes no device. A change that is refused or fails is
+tried again when something that it depends on has changed, and now and then; its reasons are notes of the node until
+then. What is to be removed or given back to the host is offered no more at once, and changed when the kubelet was heard
+since and no pod has it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model import refusals
-from gpuvirt.model.allocations import Allocations, Unknown
-from gpuvirt.model.heard import Progress, StateName
-from gpuvirt.model.invalid import InvalidDesired
+from gpuvirt.model import refusals, shortfalls
+from gpuvirt.model.allocations import Unknown
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, desired_drivers
+from gpuvirt.model.change.drivers import interrupted, unmet
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.plan import RollBack, Step, Wish, Wishes
-from gpuvirt.model.podallocations import Allocation
-from gpuvirt.model.reasons import Reason, in_words
-from gpuvirt.model.wanted import interrupted, unmet
-from gpuvirt.node import binder, originals
-from gpuvirt.node.attempts import Attempts, ChangeLane, Circumstances
-from gpuvirt.node.binder import Orders, Site
-from gpuvirt.node.cell import Cell
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node import originals, progress
+from gpuvirt.node.change.attempts import Attempts, ChangeLane, Circumstances
+from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.unitchange import Outcome, apply, foresee
+from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane
+from gpuvirt.node.oversight import Oversight
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.schedulers import Schedulers
+from gpuvirt.node.smiquestions import SmiQuestions
 
 log = logging.getLogger(__name__)
 
 
-class Overseer(Protocol):
-    """The agent, as far as moves need it."""
-
-    @property
-    def concluded(self) -> Signal:
-        """Set whenever the agent has drawn new conclusions."""
-        ...
-
-    @property
-    def inventory(self) -> Inventory | None:
-        """What was last seen, None before the first look."""
-        ...
-
-    @property
-    def wishes(self) -> Wishes:
-        """What is wanted."""
-        ...
-
-    @property
-    def follows_cluster(self) -> bool:
-        """Whether the node's label or its GpuNode says what is wanted of its GPUs."""
-        ...
-
-    @property
-    def invalid_modes(self) -> tuple[InvalidDesired, ...]:
-        """What of that is invalid."""
-        ...
-
-    @property
-    def reasons_against_moves(self) -> tuple[Reason, ...]:
-        """Why GPUs are not where they are wanted, and why those that are wanted whole are not empty."""
-        ...
-
-    @property
-    def workload_states(self) -> Cell[Progress | None]:
-        """How far it has come, for the cluster."""
-        ...
-
-    def pods(self) -> Allocations | Unknown:
-        """Return which pods have which GPUs, unknown where the kubelet was not heard since the last withdrawal."""
-        ...
-
-    def moving(self, unit: UnitId, wishes: Wishes, interrupted: frozenset[PciAddress], /) -> Change:
-        """Return the change that brings GPUs of a unit to these drivers, those of `interrupted` without being asked."""
-        ...
-
-    @property
-    def unmapped(self) -> tuple[Allocation, ...]:
-        """The GPUs that pods have by ids which could not be mapped to a GPU of this host."""
-        ...
-
-    @property
-    def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
-        """The functions that are offered no more, and that the kubelet still counts: it may admit a pod by them.
-
-        Each with the resources under which it counts them.
-        """
-        ...
-
-    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
-        """Take what is wrong, None when nothing is any more."""
-        ...
-
-    def hear_move(self, wish: Wish, outcome: str) -> None:
-        """Take that a move has ended, and how."""
-        ...
-
-
 class Reconciler:
-    """Moves the GPUs of one node."""
+    """Changes the GPUs of one node."""
 
     def __init__(self, site: Site, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
         """`lanes` returns the one lane of a unit."""
@@ -112,109 +49,232 @@ class Reconciler:
         self._clock = clock
         self._pace = pace
         self._attempts: dict[UnitId, Attempts] = {}
-        self._open: frozenset[UnitId] = frozenset()
-        """The units whose GPUs are not where they are wanted."""
-        self._interrupted: frozenset[PciAddress] = frozenset()
-        """The GPUs that nobody wants anywhere, and that a change which was killed has left half done."""
+        self._outcomes: dict[UnitId, Outcome] = {}
+        """What the last try of each unit has come to."""
+        self._journal = DriverJournal()
+        self._looks: dict[UnitId, int] = {}
+        """How often the host had been observed when each unit was last changed: what was observed before is old."""
+        self._questions = SmiQuestions(site.tools, lanes, pace)
+        self._schedulers = Schedulers(site.tools, lanes, clock, pace)
 
-    async def run(self, agent: Overseer) -> None:
+    async def run(self, agent: Oversight) -> None:
         """Compare and act, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
-                for unit, wishes in self._due(agent).items():
-                    group.create_task(self._move(agent, unit, wishes))
-                agent.workload_states.set(self._progress(agent))
+                self._questions.ask(agent, group, self._hear_blocked)
+                for unit, desired in self._due(agent).items():
+                    change = agent.changing(unit, desired)
+                    group.create_task(self._change(agent, unit, desired, change))
+                if not self._is_busy(agent):
+                    self._schedulers.ask_next(agent, group)
+                self._tell_progress(agent)
                 await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
 
-    def _due(self, agent: Overseer) -> Mapping[UnitId, Wishes]:
+    def _due(self, agent: Oversight) -> Mapping[UnitId, DesiredUnit]:
+        """Return the units that are to be changed now; where one can't be, note why."""
         inventory = agent.inventory
         if inventory is None:
             return {}
-        wishes = {gpu: wish for gpu, wish in agent.wishes.items() if gpu in inventory.gpus}
-        journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
-        left = interrupted(inventory, wishes, journal)
-        self._interrupted = frozenset(left)
-        open_units = unmet(inventory, {**wishes, **left}, journal)
-        self._open = frozenset(open_units)
+        self._journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
+        units = self._units(agent, inventory)
+        is_open = {unit: desired for unit, desired in units.items() if self._is_open(agent, inventory, desired)}
         for unit, attempts in self._attempts.items():
-            if unit not in open_units and not attempts.running:
-                attempts.note(f"move {unit}", (), agent.hear_trouble)
-                attempts.forget()
+            if unit not in is_open and not attempts.running:
+                self._conclude(agent, unit, Outcome())
+                attempts.forget(units.get(unit))
+        self._attempts = {
+            one: tries for one, tries in self._attempts.items() if one in inventory.units or tries.running
+        }
+        self._outcomes = {unit: outcome for unit, outcome in self._outcomes.items() if unit in is_open}
+        return {unit: desired for unit, desired in is_open.items() if self._is_due(agent, inventory, unit, desired)}
+
+    def _units(self, agent: Oversight, inventory: Inventory) -> Mapping[UnitId, DesiredUnit]:
+        """Return what is desired of each unit, with the drivers of GPUs at which a change was killed.
+
+        Such a change is ended though nothing is desired of its GPU.
+        """
+        units = {unit: dict(desired) for unit, desired in agent.desired_units.items()}
+        gpus = {gpu: wanted for desired in units.values() for gpu, wanted in desired.items()}
+        drivers = desired_drivers(gpus)
+        for gpu, driver in interrupted(inventory, drivers, self._journal).items():
+            unit = units.setdefault(inventory.gpus[gpu].unit, {})
+            unit[gpu] = replace(unit.get(gpu, DesiredGpu()), driver=driver)
+        return units
+
+    def _is_open(self, agent: Oversight, inventory: Inventory, desired: DesiredUnit) -> bool:
+        """Return whether a unit is not as desired."""
+        return self._drivers_differ(inventory, desired) or any(
+            gpu in agent.questions or not agent.vgpu_plan(gpu).met for gpu in desired
+        )
+
+    def _drivers_differ(self, inventory: Inventory, desired: DesiredUnit) -> bool:
+        return bool(unmet(inventory, desired_drivers(desired), self._journal))
+
+    def _is_due(self, agent: Oversight, inventory: Inventory, unit: UnitId, desired: DesiredUnit) -> bool:
+        """Return whether an open unit is to be changed now; where it can't be, let it be seen why."""
+        attempts = self._attempts.setdefault(unit, Attempts())
+        differ = self._drivers_differ(inventory, desired)
+        plans = [agent.vgpu_plan(gpu) for gpu in desired]
+        if not differ and not any(plan.steps for plan in plans):
+            if not attempts.running:
+                against = {plan.gpu: (*plan.refusals, *plan.pending) for plan in plans}
+                self._conclude(agent, unit, Outcome(vgpus=against))
+                attempts.forget(desired)
+            return False
+        if not differ and self._looks.get(unit) == agent.looks:
+            return False
+        waits = self._waits_for_kubelet(agent, unit, desired, differ=differ)
+        if waits is not None and waits.vgpus:
+            if not (attempts.running or attempts.rolled_back or attempts.asleep_at):
+                self._conclude(agent, unit, waits)
+            return False
         now_s = self._clock.monotonic_s()
-        due: dict[UnitId, Wishes] = {}
-        for unit, wanted in open_units.items():
-            attempts = self._attempts.setdefault(unit, Attempts())
-            if attempts.begin(_circumstances(agent, inventory, unit, wanted), now_s):
-                due[unit] = wanted
-        return due
+        if not attempts.begin(_circumstances(agent, inventory, unit, desired, drivers=differ), now_s):
+            return False
+        if waits is not None:
+            self._conclude(agent, unit, waits)
+            attempts.end(now_s)
+            return False
+        return True
 
-    def _progress(self, agent: Overseer) -> Progress | None:
-        """Return how far it has come that GPUs are as the cluster wants them; None where it does not say."""
-        if not agent.follows_cluster or agent.inventory is None:
-            return None
-        if agent.invalid_modes:
-            return Progress(StateName.FAILED, in_words([one.reason for one in agent.invalid_modes]))
-        reasons = agent.reasons_against_moves
-        failed = any(reason.code not in binder.WAITING for reason in reasons)
-        if not self._open and not reasons:
-            return Progress(StateName.SUCCESS)
-        return Progress(StateName.FAILED if failed else StateName.PENDING, in_words(reasons))
+    def _waits_for_kubelet(
+        self, agent: Oversight, unit: UnitId, desired: DesiredUnit, *, differ: bool
+    ) -> Outcome | None:
+        """Return why a unit waits until the kubelet was heard, None where it does not."""
+        drivers: tuple[Reason, ...] = ()
+        pods, vgpus = agent.pods(), dict[PciAddress, tuple[Reason, ...]]()
+        if differ and isinstance(pods, Unknown) and DesiredDriver.NATIVE in desired_drivers(desired).values():
+            drivers = (pods.reason_for(unit) or refusals.pods_unheard(unit),)
+        elif differ and (counted := _counted(agent, unit)):
+            drivers = tuple(refusals.still_counted(one, names) for one, names in counted)
+        if isinstance(pods, Unknown):
+            destroyed = [gpu for gpu in desired if agent.vgpu_plan(gpu).destroys]
+            vgpus = {gpu: (pods.reason_for(gpu) or shortfalls.pods_unheard(gpu),) for gpu in destroyed}
+        return Outcome(drivers, vgpus) if drivers or vgpus else None
 
-    async def _move(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> None:
-        attempts = self._attempts[unit]
+    def _is_busy(self, agent: Oversight) -> bool:
+        """Return whether a unit is being changed, or soon will be: what is only shown can wait."""
+        if self._questions.asking or any(attempts.running for attempts in self._attempts.values()):
+            return True
+        plans = (agent.vgpu_plan(gpu) for desired in agent.desired_units.values() for gpu in desired)
+        return isinstance(agent.pods(), Unknown) and any(plan.steps for plan in plans)
+
+    def _tell_progress(self, agent: Oversight) -> None:
+        inventory = agent.inventory
+        if inventory is None:
+            agent.workload_states.set(None)
+            agent.vgpu_states.set(None)
+            return
+        units = self._units(agent, inventory)
+        differ = any(self._drivers_differ(inventory, desired) for desired in units.values())
+        agent.workload_states.set(progress.of_workload(agent, self._outcomes, drivers_differ=differ))
+        agent.vgpu_states.set(progress.of_vgpus(agent, self._outcomes))
+
+    async def _change(self, agent: Oversight, unit: UnitId, desired: DesiredUnit, change: Change) -> None:
+        attempts, what = self._attempts[unit], self._what(agent, desired)
         try:
-            reasons = await self._moved(agent, unit, wishes)
-            for wish in sorted(set(wishes.values())):
-                agent.hear_move(wish, str(reasons[0].code) if reasons else "done")
-            attempts.note(f"move {unit}", reasons, agent.hear_trouble)
+            outcome = await self._refused(agent, unit, desired) if agent.clears_way else Outcome()
+            if not outcome.reasons:
+                gpus = tuple(desired)
+
+                def wait(reason: Reason) -> None:
+                    self._conclude(agent, unit, Outcome(vgpus={gpus[0]: (reason,)}))
+
+                async with agent.clear_way(gpus, wait) as obstacle:
+                    if obstacle is None:
+                        outcome = await self._applied(agent, unit, desired, change)
+                    else:
+                        outcome = Outcome(vgpus={gpus[0]: (obstacle,)})
+            self._looks[unit] = agent.looks
+            for gpu, wanted in desired.items():
+                if wanted.vgpus is not None:
+                    agent.hear_smi(gpu, wanted.vgpus, None)
+            agent.hear_changed(what, str(outcome.reasons[0].code) if outcome.reasons else "done")
+            self._conclude(agent, unit, outcome)
         finally:
             attempts.end(self._clock.monotonic_s())
 
-    async def _moved(self, agent: Overseer, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:
-        pods = agent.pods()
-        if isinstance(pods, Unknown) and Wish.NATIVE in wishes.values():
-            return (pods.reason_for(unit) or refusals.pods_unheard(unit),)
-        if counted := _counted(agent, unit):
-            return tuple(refusals.still_counted(one, names) for one, names in counted)
+    def _what(self, agent: Oversight, desired: DesiredUnit) -> tuple[str, ...]:
+        """Return what a change is about, as metrics name it."""
+        inventory = agent.inventory
+        differ = inventory is not None and self._drivers_differ(inventory, desired)
+        drivers = sorted(set(desired_drivers(desired).values())) if differ else ()
+        vgpus = any(agent.vgpu_plan(gpu).steps for gpu in desired)
+        return (*drivers, "vgpus") if vgpus else tuple(drivers)
+
+    async def _refused(self, agent: Oversight, unit: UnitId, desired: DesiredUnit) -> Outcome:
+        """Return why a change would be refused, before others' programs are taken away for it."""
+        inputs = agent.inputs(offered=False)
+
+        def job() -> Outcome:
+            return foresee(observe(self._site, inputs, desired), unit, desired)
+
+        return await self._run(unit, desired, job, (), self._lanes(unit), self._pace.carve_s)
+
+    async def _applied(self, agent: Oversight, unit: UnitId, desired: DesiredUnit, change: Change) -> Outcome:
+        inventory, inputs = agent.inventory, agent.inputs()
         taken: list[str] = []
-        attempts = self._attempts[unit]
 
         def tell(step: Step | RollBack) -> None:
             if isinstance(step, RollBack):
-                attempts.roll_back()
+                self._attempts[unit].roll_back()
             taken.append(step.text)
             log.info("%s", step.text, extra={"unit": unit})
 
-        change = agent.moving(unit, wishes, self._interrupted)
-        orders = Orders(pods, unmapped=agent.unmapped, driver_may_come=agent.follows_cluster)
+        def job() -> Outcome:
+            return apply(self._site, unit, desired, inputs, Run(tell, change), inventory)
 
-        def job() -> tuple[Reason, ...]:
-            return binder.move(self._site, unit, wishes, orders, tell, change)
+        vgpus = any(agent.vgpu_plan(gpu).steps or agent.vgpu_plan(gpu).follows for gpu in desired)
+        timeout_s = self._pace.carve_s if vgpus else self._pace.move_s
+        return await self._run(unit, desired, job, taken, ChangeLane(self._lanes(unit), change), timeout_s)
 
-        lane = ChangeLane(self._lanes(unit), change)
-        return await attempts.run(unit, job, taken, lane=lane, name="move", timeout_s=self._pace.move_s)
+    async def _run(
+        self,
+        unit: UnitId,
+        desired: DesiredUnit,
+        job: Callable[[], Outcome],
+        taken: Sequence[str],
+        lane: Lane,
+        timeout_s: float,
+    ) -> Outcome:
+        found = await self._attempts[unit].run(unit, job, taken, lane=lane, name="change", timeout_s=timeout_s)
+        return Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
+
+    def _hear_blocked(self, agent: Oversight, unit: UnitId, gpu: PciAddress, reason: Reason) -> None:
+        self._attempts.setdefault(unit, Attempts())
+        self._conclude(agent, unit, Outcome(vgpus={gpu: (reason,)}))
+
+    def _conclude(self, agent: Oversight, unit: UnitId, outcome: Outcome) -> None:
+        """Let what a try came to be seen, and what the one before came to no more."""
+        self._outcomes[unit] = outcome
+        self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.hear_trouble)
 
 
-def _counted(agent: Overseer, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:
+def _counted(agent: Oversight, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:
     """Return the functions of a unit that are offered no more and that the kubelet still counts, with its names."""
     inventory = agent.inventory
     members = inventory.units.get(unit, ()) if inventory is not None else ()
     return tuple((one, names) for one, names in sorted(agent.still_counted.items()) if one in members)
 
 
-def _circumstances(agent: Overseer, inventory: Inventory, unit: UnitId, wishes: Wishes) -> Circumstances:
-    """Return what a move of a unit depends on, as far as it is known without a look."""
-    functions = inventory.facts.functions
-    users = inventory.facts.users or {}
-    members = [functions[one] for one in inventory.units[unit]]
-    groups = {one.iommu_group for one in members}
-    vgpus = sorted(one for one, vgpu in inventory.vgpus.items() if vgpu.gpu in wishes)
-    pods = agent.pods()
-    return Circumstances(
-        desired=tuple(sorted(wishes.items())),
-        users=(
-            tuple((group, used) for group, used in users.items() if group in groups),
-            pods if isinstance(pods, Unknown) else {gpu: names for gpu, names in pods.items() if gpu in wishes},
-        ),
-        observed=(tuple(members), tuple(vgpus), _counted(agent, unit), isinstance(pods, Unknown), agent.unmapped),
-    )
+def _circumstances(
+    agent: Oversight, inventory: Inventory, unit: UnitId, desired: DesiredUnit, *, drivers: bool
+) -> Circumstances:
+    """Return what a change of a unit depends on, as far as it is known without a look at the host."""
+    account, pods = agent.account(), agent.pods()
+    plans = [agent.vgpu_plan(gpu) for gpu in desired]
+    ours = frozenset(vgpu for vgpu in account.offered if inventory.vgpus[vgpu].gpu in desired)
+    users: list[object] = [[plan.pending for plan in plans], pods if isinstance(pods, Unknown) else None]
+    observed: list[object] = [plans, ours, account.allocations.unmapped]
+    if drivers:
+        users += _users(inventory, unit)
+        users.append({} if isinstance(pods, Unknown) else {gpu: pods[gpu] for gpu in desired if gpu in pods})
+        observed.append([inventory.facts.functions[one] for one in inventory.units[unit]])
+        observed.append(sorted(one for one, vgpu in inventory.vgpus.items() if vgpu.gpu in desired))
+        observed.append(_counted(agent, unit))
+    return Circumstances(dict(desired), users, observed)
+
+
+def _users(inventory: Inventory, unit: UnitId) -> Iterator[object]:
+    groups = {inventory.facts.functions[one].iommu_group for one in inventory.units[unit]}
+    yield from ((group, used) for group, used in (inventory.facts.users or {}).items() if group in groups)

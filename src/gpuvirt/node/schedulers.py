@@ -14,8 +14,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.smireport import read_scheduler
 from gpuvirt.hardware.tools import PROGRAM, Tools
+from gpuvirt.model.change.scheduling import Footing, Told
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.scheduling import Footing, Told
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
 

@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.recorded import ReadRecorded
-from gpuvirt.node import binder
+from gpuvirt.node.change import site as change
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.markers import Markers
 
@@ -18,7 +18,7 @@ from gpuvirt.node.markers import Markers
 class Moving:
     """What an agent needs that moves GPUs."""
 
-    site: binder.Site
+    site: change.Site
     lanes: Callable[[str], Lane]
     """A lane for each unit."""
 

@@ -10,20 +10,21 @@ from types import MappingProxyType
 
 from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.board import Holding, holdings_of
+from gpuvirt.model.change.desired import DesiredDrivers
+from gpuvirt.model.change.drivers import drivers_of, withdrawn
+from gpuvirt.model.change.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.knowndevices import known_devices
 from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.plan import Wishes
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
-from gpuvirt.model.wanted import Modes, wishes_of, withdrawn
+from gpuvirt.model.wanted import Modes
 from gpuvirt.model.withholding import Withholding
 from gpuvirt.model.workload import addresses_of_settings
 from gpuvirt.node.carveplans import CarvePlans
@@ -99,10 +100,10 @@ class NodeState:
         return Naming(self._ids, self.settings.aliases, self.first_names)
 
     @property
-    def wishes(self) -> Wishes:
+    def wishes(self) -> DesiredDrivers:
         """What is wanted of the GPUs that are there."""
         gpus = self.inventory.gpus if self.inventory is not None and not self._carves_only else ()
-        return wishes_of(self.modes, gpus)
+        return drivers_of(self.modes, gpus)
 
     @property
     def ledger(self) -> Ledger:
@@ -195,7 +196,7 @@ class NodeState:
             self.invalid.conclude(self.carving, None)
             return NodeView(at=at, notes=self._told, invalid=self.invalid.all, agent=self._agent, looked=False)
         wishes = self.wishes
-        self.carving.conclude(self.inventory, self.holdings, self.modes, self.invalid.named)
+        self.carving.conclude(self.inventory, self.holdings, self.modes, wishes, self.invalid.named)
         self.invalid.conclude(self.carving, self.inventory.gpus)
         going = self._withdraw(withdrawn(self.inventory, wishes), self.carving.unwanted)
         ground = Ground(

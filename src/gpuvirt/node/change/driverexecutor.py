@@ -14,9 +14,19 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.hardware.users import cdevs_of
 from gpuvirt.model import refusals
-from gpuvirt.model.plan import ClearOverride, LoadModule, Override, Plan, Probe, Return, Step, Unbind, Unlock
-from gpuvirt.model.scope import Scope
-from gpuvirt.node import driversteps
+from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.steps import (
+    ClearOverride,
+    DriverStep,
+    LoadModule,
+    Override,
+    Probe,
+    Return,
+    Unbind,
+    Unlock,
+)
+from gpuvirt.node.change import driversteps
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, RefusedError, leased
 from gpuvirt.paths import HostPath
@@ -26,8 +36,8 @@ def execute(
     kernel: Kernel,
     tools: Tools,
     functions: Mapping[PciAddress, PciFunction],
-    plan: Plan,
-    tell: Callable[[Step], None],
+    plan: DriverPlan,
+    tell: Callable[[DriverStep], None],
     change: Change,
 ) -> None:
     """Take all steps of a plan that has no refusals; raise RefusedError at the first that can't be taken.
@@ -48,17 +58,17 @@ def execute(
                 _take(kernel, tools, step)
 
 
-def _scope(functions: Mapping[PciAddress, PciFunction], plan: Plan) -> Scope:
+def _scope(functions: Mapping[PciAddress, PciFunction], plan: DriverPlan) -> Scope:
     """Return what a plan may touch: the functions of its steps, and all of the groups that it leases."""
     leased_functions = [one.address for one in functions.values() if one.iommu_group in plan.leases]
     return Scope(frozenset(leased_functions)).with_all(_scope_of_step(step) for step in plan.steps)
 
 
-def _scope_of_step(step: Step) -> Scope:
+def _scope_of_step(step: DriverStep) -> Scope:
     return Scope() if isinstance(step, LoadModule) else Scope(frozenset({step.address}))
 
 
-def _take(kernel: Kernel, tools: Tools, step: Step) -> None:
+def _take(kernel: Kernel, tools: Tools, step: DriverStep) -> None:
     subject = step.driver if isinstance(step, LoadModule) else step.address
     try:
         match step:
@@ -84,7 +94,7 @@ def _take(kernel: Kernel, tools: Tools, step: Step) -> None:
         raise RefusedError(refusals.failed(step.text, subject, said)) from error
 
 
-def _expect(kernel: Kernel, step: Step, address: PciAddress, driver: str | None) -> None:
+def _expect(kernel: Kernel, step: DriverStep, address: PciAddress, driver: str | None) -> None:
     found = modules.driver_of(kernel, address)
     if found != driver:
         has_it = f"{found} has it" if isinstance(found, str) else "no driver has it" if found is None else str(found)

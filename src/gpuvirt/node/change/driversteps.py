@@ -6,7 +6,12 @@ from gpuvirt.hardware import attributes, modules
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.model import nativerefusals, refusals
-from gpuvirt.model.plan import ClearOverride, LoadModule, Return, Unlock
+from gpuvirt.model.change.steps import (
+    ClearOverride,
+    LoadModule,
+    Return,
+    Unlock,
+)
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
 

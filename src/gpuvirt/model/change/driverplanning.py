@@ -13,9 +13,8 @@ from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model import nativerefusals, refusals
 from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.isolation import UnitId, spoilers
-from gpuvirt.model.modalias import FALLBACK
-from gpuvirt.model.nativedrivers import (
+from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
+from gpuvirt.model.change.nativedrivers import (
     HEADS,
     leftovers,
     native_driver,
@@ -23,18 +22,29 @@ from gpuvirt.model.nativedrivers import (
     pinned_to_vfio,
     steps_to_native,
 )
-from gpuvirt.model.plan import ClearOverride, LoadModule, Override, Plan, Probe, Seen, Step, Unbind, Wish, Wishes
+from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.steps import (
+    ClearOverride,
+    DriverStep,
+    LoadModule,
+    Override,
+    Probe,
+    Unbind,
+)
+from gpuvirt.model.isolation import UnitId, spoilers
+from gpuvirt.model.modalias import FALLBACK
 from gpuvirt.model.podallocations import unmapped_reasons
 from gpuvirt.model.reasons import Reason
 
 
-def plan_units(seen: Seen, wishes: Wishes) -> tuple[Plan, ...]:
+def plan_units(seen: UnitState, wishes: DesiredDrivers) -> tuple[DriverPlan, ...]:
     """Return a plan for each unit that has a wish, in the order of their addresses."""
     units = {unit for unit, members in seen.inventory.units.items() if wishes.keys() & set(members)}
     return tuple(plan_unit(seen, unit, wishes) for unit in sorted(units))
 
 
-def plan_unit(seen: Seen, unit: UnitId, wishes: Wishes) -> Plan:
+def plan_unit(seen: UnitState, unit: UnitId, wishes: DesiredDrivers) -> DriverPlan:
     """Return what is to be done to a unit, which may be nothing; only GPUs and NVSwitches can be wished for."""
     slots = {
         head: tuple(seen.inventory.slots[slot_of(head)])
@@ -48,16 +58,18 @@ def plan_unit(seen: Seen, unit: UnitId, wishes: Wishes) -> Plan:
         for address in members
         if _function(seen, address).kind is not FunctionKind.BRIDGE
     }
-    wanted |= dict.fromkeys(_also_moved(seen, wanted), Wish.PASSTHROUGH)
-    wanted |= dict.fromkeys(_also_returned(seen, unit, wanted, slots), Wish.NATIVE)
-    to_vfio = [one for one in sorted(wanted) if wanted[one] is Wish.PASSTHROUGH and not _function(seen, one).on_vfio]
-    to_native = [one for one in sorted(wanted) if wanted[one] is Wish.NATIVE and _is_away(seen, one)]
+    wanted |= dict.fromkeys(_also_moved(seen, wanted), DesiredDriver.PASSTHROUGH)
+    wanted |= dict.fromkeys(_also_returned(seen, unit, wanted, slots), DesiredDriver.NATIVE)
+    to_vfio = [
+        one for one in sorted(wanted) if wanted[one] is DesiredDriver.PASSTHROUGH and not _function(seen, one).on_vfio
+    ]
+    to_native = [one for one in sorted(wanted) if wanted[one] is DesiredDriver.NATIVE and _is_away(seen, one)]
     by_hand = _probes_are_for_people(seen, unit)
     refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native, by_hand=by_hand)))
     if refused:
-        return Plan(unit, refusals=refused)
-    there = [one for one in sorted(wanted) if wanted[one] is Wish.NATIVE and one not in to_native]
-    return Plan(
+        return DriverPlan(unit, refusals=refused)
+    there = [one for one in sorted(wanted) if wanted[one] is DesiredDriver.NATIVE and one not in to_native]
+    return DriverPlan(
         unit,
         steps=(
             *leftovers(seen, there),
@@ -70,7 +82,7 @@ def plan_unit(seen: Seen, unit: UnitId, wishes: Wishes) -> Plan:
     )
 
 
-def plan_return(seen: Seen, unit: UnitId, before: Mapping[PciAddress, bool]) -> Plan:
+def plan_return(seen: UnitState, unit: UnitId, before: Mapping[PciAddress, bool]) -> DriverPlan:
     """Return what puts back the functions that a change has touched, and no others.
 
     `before` says of each whether it was on a VFIO driver.
@@ -78,14 +90,14 @@ def plan_return(seen: Seen, unit: UnitId, before: Mapping[PciAddress, bool]) -> 
     there = [one for one in sorted(before) if one in seen.inventory.facts.functions]
     to_vfio = [one for one in there if before[one] and not _function(seen, one).on_vfio]
     to_native = [one for one in there if not before[one] and _is_away(seen, one)]
-    wanted = {one: Wish.PASSTHROUGH if before[one] else Wish.NATIVE for one in there}
+    wanted = {one: DesiredDriver.PASSTHROUGH if before[one] else DesiredDriver.NATIVE for one in there}
     by_hand = _probes_are_for_people(seen, unit)
     refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native, by_hand=by_hand)))
     if refused:
-        return Plan(unit, refusals=refused)
+        return DriverPlan(unit, refusals=refused)
     kept = {one: _function(seen, one).driver for one in there if one not in to_vfio and one not in to_native}
     overrides = {one: driver if before[one] and isinstance(driver, str) else None for one, driver in kept.items()}
-    return Plan(
+    return DriverPlan(
         unit,
         steps=(
             *(
@@ -102,16 +114,16 @@ def plan_return(seen: Seen, unit: UnitId, before: Mapping[PciAddress, bool]) -> 
     )
 
 
-def _leases(seen: Seen, to_native: Iterable[PciAddress]) -> tuple[IommuGroup, ...]:
+def _leases(seen: UnitState, to_native: Iterable[PciAddress]) -> tuple[IommuGroup, ...]:
     held = {_function(seen, one).iommu_group for one in to_native if _function(seen, one).on_vfio}
     return tuple(sorted(group for group in held if isinstance(group, int)))
 
 
-def _function(seen: Seen, address: PciAddress) -> PciFunction:
+def _function(seen: UnitState, address: PciAddress) -> PciFunction:
     return seen.inventory.facts.functions[address]
 
 
-def _is_away(seen: Seen, address: PciAddress) -> bool:
+def _is_away(seen: UnitState, address: PciAddress) -> bool:
     """Return whether a function is not with a native driver, where it was or could be: a GPU always could."""
     function = _function(seen, address)
     if function.kind in HEADS and function.physfn is None and function.is_idle:
@@ -120,25 +132,25 @@ def _is_away(seen: Seen, address: PciAddress) -> bool:
     return function.on_vfio or (function.driver is None and was_taken)
 
 
-def _neighbours(seen: Seen, addresses: Iterable[PciAddress]) -> set[PciAddress]:
+def _neighbours(seen: UnitState, addresses: Iterable[PciAddress]) -> set[PciAddress]:
     """Return the functions that share an IOMMU group with these, these included."""
     groups = {_function(seen, address).iommu_group for address in addresses}
     return {one for group in groups if isinstance(group, int) for one in seen.inventory.groups.get(group, ())}
 
 
-def _also_moved(seen: Seen, wanted: Wishes) -> list[PciAddress]:
+def _also_moved(seen: UnitState, wanted: DesiredDrivers) -> list[PciAddress]:
     """Return the functions of other slots that are in the way and that the admin lets move."""
-    going = [one for one, wish in wanted.items() if wish is Wish.PASSTHROUGH]
+    going = [one for one, wish in wanted.items() if wish is DesiredDriver.PASSTHROUGH]
     others = sorted(_neighbours(seen, going) - wanted.keys())
     return [one.address for one in spoilers(seen.inventory.facts.functions, others) if one.address in seen.allowed]
 
 
 def _also_returned(
-    seen: Seen, unit: UnitId, wanted: Wishes, slots: Mapping[PciAddress, tuple[PciAddress, ...]]
+    seen: UnitState, unit: UnitId, wanted: DesiredDrivers, slots: Mapping[PciAddress, tuple[PciAddress, ...]]
 ) -> list[PciAddress]:
     """Return the functions of other slots that were moved along, when the last GPU of their group goes back."""
     ours = {address for members in slots.values() for address in members}
-    returned = {one for one, wish in wanted.items() if wish is Wish.NATIVE}
+    returned = {one for one, wish in wanted.items() if wish is DesiredDriver.NATIVE}
     found: list[PciAddress] = []
     for one in seen.inventory.units.get(unit, ()):
         if one in ours or one not in seen.journal.drivers or not _is_away(seen, one):
@@ -150,7 +162,7 @@ def _also_returned(
 
 
 def _refusals(
-    seen: Seen, wanted: Wishes, to_vfio: list[PciAddress], to_native: list[PciAddress], *, by_hand: bool
+    seen: UnitState, wanted: DesiredDrivers, to_vfio: list[PciAddress], to_native: list[PciAddress], *, by_hand: bool
 ) -> Iterator[Reason]:
     for address in to_vfio:
         yield from _why_not_to_vfio(seen, address)
@@ -159,7 +171,7 @@ def _refusals(
         yield refusals.foreign(other, [one for one in to_vfio if _same_group(seen, one, other.address)])
     for address in to_vfio:
         for neighbour in sorted(_neighbours(seen, [address]) & wanted.keys()):
-            if wanted[neighbour] is Wish.NATIVE:
+            if wanted[neighbour] is DesiredDriver.NATIVE:
                 yield refusals.torn(address, neighbour)
     for address in to_native:
         yield from _why_not_to_native(seen, wanted, address)
@@ -169,7 +181,7 @@ def _refusals(
             yield reason
 
 
-def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
+def _why_not_to_vfio(seen: UnitState, address: PciAddress) -> Iterator[Reason]:
     function = _function(seen, address)
     hidden = [one for one in function.unread if one.path.endswith("/vfio-dev")]
     for attribute in (function.driver, function.iommu_group, *hidden):
@@ -190,7 +202,7 @@ def _why_not_to_vfio(seen: Seen, address: PciAddress) -> Iterator[Reason]:
         yield from _native_users(seen, function)
 
 
-def _parts(seen: Seen, function: PciFunction) -> Iterator[Reason]:
+def _parts(seen: UnitState, function: PciFunction) -> Iterator[Reason]:
     """Yield what would go with a function's native driver."""
     gpu = seen.inventory.gpus.get(function.address)
     if gpu is not None and gpu.vgpu_host is not None and gpu.vgpu_host.live:
@@ -199,14 +211,14 @@ def _parts(seen: Seen, function: PciFunction) -> Iterator[Reason]:
         yield refusals.vfs_enabled(function)
 
 
-def _native_users(seen: Seen, function: PciFunction) -> Iterator[Reason]:
+def _native_users(seen: UnitState, function: PciFunction) -> Iterator[Reason]:
     if function.driver is not None and seen.native_users is None:
         yield refusals.users_unseen(function.address)
     if users := refusals.serious((seen.native_users or {}).get(function.address, ())):
         yield refusals.in_use(function.address, users, forcible=True)
 
 
-def _allocated(seen: Seen, address: PciAddress) -> Iterator[Reason]:
+def _allocated(seen: UnitState, address: PciAddress) -> Iterator[Reason]:
     """Yield the pods that a function is allocated to, or why that is unknown of one that would lose its driver."""
     known = seen.pods.known if isinstance(seen.pods, Unknown) else seen.pods
     if pods := known.get(address, ()):
@@ -216,7 +228,7 @@ def _allocated(seen: Seen, address: PciAddress) -> Iterator[Reason]:
         yield refusals.pods_unheard(address) if reason is None else replace(reason, subject=address)
 
 
-def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Iterator[Reason]:
+def _why_not_to_native(seen: UnitState, wanted: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
     function = _function(seen, address)
     if function.on_vfio and function.virtfns:  # they go with it, whoever has them
         yield refusals.vfs_enabled(function)
@@ -227,11 +239,11 @@ def _why_not_to_native(seen: Seen, wanted: Wishes, address: PciAddress) -> Itera
         if _function(seen, member).on_vfio or member == address:
             yield from _allocated(seen, member)
     for other in sorted(_neighbours(seen, [address]) & seen.inventory.gpus.keys()):
-        if _function(seen, other).on_vfio and wanted.get(other) is not Wish.NATIVE:
+        if _function(seen, other).on_vfio and wanted.get(other) is not DesiredDriver.NATIVE:
             yield refusals.torn(other, address)
 
 
-def _why_no_native_driver(seen: Seen, function: PciFunction) -> Iterator[Reason]:
+def _why_no_native_driver(seen: UnitState, function: PciFunction) -> Iterator[Reason]:
     """Yield why a native driver must not, or can't, have a function."""
     if function.fell_off_bus:
         yield refusals.fell_off_bus(function.address)
@@ -242,18 +254,18 @@ def _why_no_native_driver(seen: Seen, function: PciFunction) -> Iterator[Reason]
             yield refusals.in_use(vf, users, forcible=False)
 
 
-def _vfio_users(seen: Seen, function: PciFunction) -> tuple[User, ...]:
+def _vfio_users(seen: UnitState, function: PciFunction) -> tuple[User, ...]:
     facts = seen.inventory.facts
     group = function.iommu_group
     users = (facts.users or {}).get(group, ()) if isinstance(group, int) else ()
     return users + (facts.users_of_lost_nodes if function.driver is None else ())
 
 
-def _same_group(seen: Seen, one: PciAddress, other: PciAddress) -> bool:
+def _same_group(seen: UnitState, one: PciAddress, other: PciAddress) -> bool:
     return _function(seen, one).iommu_group == _function(seen, other).iommu_group
 
 
-def _steps_to_vfio(seen: Seen, addresses: list[PciAddress]) -> Iterator[Step]:
+def _steps_to_vfio(seen: UnitState, addresses: list[PciAddress]) -> Iterator[DriverStep]:
     drivers = {address: seen.best_drivers.get(address, FALLBACK) for address in addresses}
     yield from (LoadModule(driver) for driver in sorted(set(drivers.values())) if driver not in seen.drivers)
     yield from (Override(address, driver) for address, driver in drivers.items())
@@ -261,18 +273,18 @@ def _steps_to_vfio(seen: Seen, addresses: list[PciAddress]) -> Iterator[Step]:
     yield from (Probe(address, driver) for address, driver in drivers.items())
 
 
-def _steps_to_native(seen: Seen, addresses: list[PciAddress], *, probe: bool) -> Iterator[Step]:
+def _steps_to_native(seen: UnitState, addresses: list[PciAddress], *, probe: bool) -> Iterator[DriverStep]:
     return steps_to_native(seen, addresses, _unbinds(seen, addresses), probe=probe)
 
 
-def _unbinds(seen: Seen, addresses: Iterable[PciAddress]) -> Iterator[Step]:
+def _unbinds(seen: UnitState, addresses: Iterable[PciAddress]) -> Iterator[DriverStep]:
     for address in addresses:
         driver = _function(seen, address).driver
         if isinstance(driver, str):
             yield Unbind(address, driver)
 
 
-def _probes_are_for_people(seen: Seen, unit: UnitId) -> bool:
+def _probes_are_for_people(seen: UnitState, unit: UnitId) -> bool:
     """Return whether giving a GPU back to its driver can hang: it can where GPUs are joined by NVSwitches."""
     joined = any(one.kind is FunctionKind.NVSWITCH for one in seen.inventory.facts.functions.values())
     return joined and any(gpu.unit == unit for gpu in seen.inventory.gpus.values())

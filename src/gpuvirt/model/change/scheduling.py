@@ -7,8 +7,9 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy
 from gpuvirt.model import refusals, shortfalls
-from gpuvirt.model.board import Board
-from gpuvirt.model.carving import CarvePlan, SetScheduler
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.steps import SetScheduler
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 LEAST_SLICE_MS, MOST_SLICE_MS = 1, 30
@@ -40,7 +41,7 @@ class Told:
     at_s: float
 
 
-def footing_of(function: PciFunction, board: Board) -> Footing | None:
+def footing_of(function: PciFunction, board: GpuState) -> Footing | None:
     """Return what a GPU's scheduler stands on, None where it shares its time between no vGPUs that NVIDIA's makes."""
     if function.id.vendor != NVIDIA or not isinstance(function.driver, str) or function.on_vfio:
         return None
@@ -102,17 +103,17 @@ def is_met(found: Scheduler, wanted: Scheduler) -> bool:
     return found.policy is wanted.policy and wanted.timeslice_ms in {None, found.timeslice_ms}
 
 
-def plan(board: Board, wanted: Scheduler) -> CarvePlan:
+def plan(board: GpuState, wanted: Scheduler) -> VgpuPlan:
     """Return how a GPU comes to have a scheduler that its mode takes; nothing to do where nobody asked what it has."""
     gpu, found = board.host.gpu, board.smi.scheduler if board.smi is not None else None
     if isinstance(found, Unread):
-        return CarvePlan(gpu, refusals=(refusals.unread(gpu, found),))
+        return VgpuPlan(gpu, refusals=(refusals.unread(gpu, found),))
     if found is None or is_met(found, wanted):
-        return CarvePlan(gpu)
+        return VgpuPlan(gpu)
     if board.running:
         users = sorted({user for one in board.running for user in board.users.get(one, ())})
-        return CarvePlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, wanted.text),))
-    return CarvePlan(gpu, steps=(SetScheduler(gpu, wanted),))
+        return VgpuPlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, wanted.text),))
+    return VgpuPlan(gpu, steps=(SetScheduler(gpu, wanted),))
 
 
 def registry_value(wanted: Scheduler) -> int:

@@ -17,7 +17,6 @@ from gpuvirt.tasks import backoff_s
 
 T = TypeVar("T")
 HearTrouble = Callable[[str, Reason | None], None]
-Job = Callable[[], tuple[Reason, ...]]
 
 
 MOST_PAUSE_S = 300.0
@@ -110,26 +109,29 @@ class Attempts:
     async def run(
         self,
         subject: str,
-        job: Job,
+        job: Callable[[], T],
         taken: Sequence[str],
         *,
         lane: Lane,
         name: str,
         timeout_s: float,
-    ) -> tuple[Reason, ...]:
-        """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
+    ) -> T | Reason:
+        """Return what a job comes to, or why it came to nothing.
+
+        `taken` are the steps that it has begun, the last of which may sleep.
+        """
         self.rolled_back = False
         try:
-            reasons = await lane.run(job, name=name, timeout_s=timeout_s)
+            result = await lane.run(job, name=name, timeout_s=timeout_s)
         except LaneBlockedError as error:
             self.asleep_at = taken[-1] if taken else self.asleep_at or str(error)
-            return (refusals.blocked(subject, self.asleep_at),)
+            return refusals.blocked(subject, self.asleep_at)
         except UnitBusyError as error:
-            return (refusals.busy(subject, str(error)),)
+            return refusals.busy(subject, str(error))
         except OSError as error:
-            return (refusals.failed("look", subject, str(error)),)
+            return refusals.failed("look", subject, str(error))
         self.asleep_at = None
-        return reasons
+        return result
 
     def note(self, name: str, reasons: Sequence[Reason], hear: HearTrouble) -> None:
         """Have the reasons of a try be notes of the node, in the place of those of the one before."""

@@ -5,9 +5,18 @@ from dataclasses import dataclass, replace
 
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes
-from gpuvirt.model import catalog, scheduling, shortfalls
-from gpuvirt.model.board import Board, Counts, is_mig, profile_of, size_of
-from gpuvirt.model.carving import CarveWish, ModeStep, SetMigMode, SetMixedSizes, meant
+from gpuvirt.model import catalog, shortfalls
+from gpuvirt.model.change import scheduling
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import (
+    Counts,
+    GpuState,
+    is_mig,
+    profile_of,
+    size_of,
+)
+from gpuvirt.model.change.steps import ModeStep, SetMigMode, SetMixedSizes
+from gpuvirt.model.profiles import resolve_type
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
 
@@ -21,7 +30,7 @@ class Questions:
     scheduler: bool = False
 
 
-def questions(function: PciFunction, board: Board, wish: CarveWish) -> Questions | None:
+def questions(function: PciFunction, board: GpuState, wish: DesiredVgpus) -> Questions | None:
     """Return what must be asked before a plan is made, None where the host's files say enough.
 
     Asking takes seconds, and opens the GPU for a moment.
@@ -44,15 +53,15 @@ def questions(function: PciFunction, board: Board, wish: CarveWish) -> Questions
     if not needed:
         return None
     known = board.known_types
-    return Questions(unnamed or any(meant(name, known) is None for name in names), wish.scheduler is not None)
+    return Questions(unnamed or any(resolve_type(name, known) is None for name in names), wish.scheduler is not None)
 
 
-def _may_be_cut(function: PciFunction, board: Board) -> bool:
+def _may_be_cut(function: PciFunction, board: GpuState) -> bool:
     cards = catalog.cards_of(function.id, function.subsystem)
     return any(card.is_mig for card in cards) or any(is_mig(one) for one in board.known_types)
 
 
-def switches(board: Board, wanted: Counts, wish: CarveWish) -> tuple[ModeStep, ...]:
+def switches(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> tuple[ModeStep, ...]:
     """Return the switches that bring a GPU into the modes that are wanted; nothing of it may be there then."""
     if board.smi is None:
         return ()
@@ -67,7 +76,7 @@ def switches(board: Board, wanted: Counts, wish: CarveWish) -> tuple[ModeStep, .
     return tuple(steps)
 
 
-def modes_then(modes: GpuModes, wanted: Counts, wish: CarveWish) -> GpuModes:
+def modes_then(modes: GpuModes, wanted: Counts, wish: DesiredVgpus) -> GpuModes:
     """Return the modes that a GPU is to be in."""
     if any(is_mig(one) for one in wanted):
         return replace(modes, mig=True, mixed_sizes=None)
@@ -77,12 +86,12 @@ def modes_then(modes: GpuModes, wanted: Counts, wish: CarveWish) -> GpuModes:
     return then
 
 
-def is_mixed(board: Board, wish: CarveWish) -> bool:
+def is_mixed(board: GpuState, wish: DesiredVgpus) -> bool:
     """Return whether vGPUs of several sizes may share a GPU once it is as it is wished."""
     return board.mixed_sizes if wish.sizes is None else wish.sizes is Sizes.MIXED
 
 
-def refuse(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+def refuse(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
     """Yield why a GPU can't be in the modes that are wanted, or is in one that they don't fit."""
     gpu, cut = board.host.gpu, sorted(one for one in wanted if is_mig(one))
     shared = sorted(one for one in wanted if profile_of(one) is not None and not is_mig(one))
@@ -101,7 +110,7 @@ def refuse(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
         yield shortfalls.sizes_differ(gpu, sorted(sizes.values()))
 
 
-def _refuse_mig(board: Board, modes: GpuModes, wanted: Counts) -> Iterator[Reason]:
+def _refuse_mig(board: GpuState, modes: GpuModes, wanted: Counts) -> Iterator[Reason]:
     gpu, on = board.host.gpu, any(is_mig(one) for one in wanted)
     if not wanted:
         return
@@ -115,7 +124,7 @@ def _refuse_mig(board: Board, modes: GpuModes, wanted: Counts) -> Iterator[Reaso
         yield shortfalls.mode_pending(gpu, on=on)
 
 
-def _refuse_sizes(board: Board, modes: GpuModes, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+def _refuse_sizes(board: GpuState, modes: GpuModes, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
     several = len({size_of(one) for one in wanted}) > 1
     if isinstance(modes.mixed_sizes, Unread):
         if several or wish.sizes is not None:

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, VFIO_DRIVERS, FunctionKind, PciFunction
 from gpuvirt.model import nativerefusals
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.steps import (
+    ClearOverride,
+    DriverStep,
+    LoadModule,
+    Return,
+    Unlock,
+)
 from gpuvirt.model.modalias import modalias
-from gpuvirt.model.plan import ClearOverride, LoadModule, Return, Seen, Step, Unlock
 from gpuvirt.model.reasons import Reason
 
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
@@ -29,7 +36,7 @@ class NativeDriver:
     """Why no driver could have it."""
 
 
-def native_driver(seen: Seen, address: PciAddress) -> NativeDriver:
+def native_driver(seen: UnitState, address: PciAddress) -> NativeDriver:
     """Return which driver a function goes back to; a GPU's other functions may stay without one."""
     function = seen.inventory.facts.functions[address]
     recorded = seen.journal.drivers.get(address)
@@ -62,7 +69,7 @@ def is_loaded(drivers: frozenset[str], driver: str) -> bool:
     return bool({driver, driver.replace("_", "-")} & drivers)
 
 
-def our_overrides(seen: Seen, address: PciAddress) -> frozenset[str]:
+def our_overrides(seen: UnitState, address: PciAddress) -> frozenset[str]:
     """Return the values of `driver_override` that may be taken back: gpuvirt's own.
 
     Of a function that goes from a VFIO driver to its native one these are all that keep it on VFIO. driverctl's stay.
@@ -78,14 +85,14 @@ def our_overrides(seen: Seen, address: PciAddress) -> frozenset[str]:
     return frozenset({*found, *(one.replace("_", "-") for one in found)})
 
 
-def pinned_to_vfio(seen: Seen, address: PciAddress) -> str | None:
+def pinned_to_vfio(seen: UnitState, address: PciAddress) -> str | None:
     """Return the VFIO driver on which driverctl keeps a function."""
     driver = seen.pinned.get(address)
     vfio = VFIO_DRIVERS | {seen.best_drivers.get(address, "vfio-pci"), seen.inventory.facts.functions[address].driver}
     return driver if driver in vfio else None
 
 
-def leftovers(seen: Seen, addresses: Iterable[PciAddress]) -> Iterator[Step]:
+def leftovers(seen: UnitState, addresses: Iterable[PciAddress]) -> Iterator[DriverStep]:
     """Yield the steps that take back what changes that were killed have left at functions with a native driver."""
     for address in addresses:
         function = seen.inventory.facts.functions[address]
@@ -96,7 +103,9 @@ def leftovers(seen: Seen, addresses: Iterable[PciAddress]) -> Iterator[Step]:
             yield Unlock(address)
 
 
-def steps_to_native(seen: Seen, addresses: list[PciAddress], unbinds: Iterable[Step], *, probe: bool) -> Iterator[Step]:
+def steps_to_native(
+    seen: UnitState, addresses: list[PciAddress], unbinds: Iterable[DriverStep], *, probe: bool
+) -> Iterator[DriverStep]:
     """Yield the steps that give functions to their native drivers; without `probe` they are left without one."""
     found = {address: native_driver(seen, address) for address in addresses}
     if probe:

@@ -9,14 +9,14 @@ from itertools import count
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model.board import Board
-from gpuvirt.model.carving import CreateVgpu
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.steps import CreateVgpu
 
 
 class VgpuPlaces:
     """Where new vGPUs of one GPU go, and what they are called."""
 
-    def __init__(self, board: Board, removed: Mapping[VgpuId, VgpuType]) -> None:
+    def __init__(self, board: GpuState, removed: Mapping[VgpuId, VgpuType]) -> None:
         """`removed` go before any is made; where some of such a type are made after all, the first have their ids."""
         staying = [one for one in board.host.live if one.id not in removed]
         self._board = board

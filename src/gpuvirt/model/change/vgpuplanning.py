@@ -10,29 +10,34 @@ from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
-from gpuvirt.facts.vgpu import LiveVgpu
-from gpuvirt.model import gpuinstances, gpumodes, mixedsizes, scheduling, shortfalls
-from gpuvirt.model.board import Board, Counts, is_mig, size_of
-from gpuvirt.model.carving import (
-    CarvePlan,
-    CarveStep,
-    CarveWish,
+from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.model import shortfalls
+from gpuvirt.model.change import instances, mixedsizes, modes, scheduling
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import (
+    Counts,
+    GpuState,
+    is_mig,
+    size_of,
+)
+from gpuvirt.model.change.instances import Cut
+from gpuvirt.model.change.places import VgpuPlaces
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.steps import (
     DestroyInstance,
     DisableVfs,
     EnableVfs,
     ModeStep,
     RemoveVgpu,
-    meant,
+    VgpuStep,
 )
-from gpuvirt.model.gpuinstances import Cut
-from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.profiles import profile_name, resolve_type
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.vgpuplaces import VgpuPlaces
 
-NO_WISH = CarveWish()
+NO_WISH = DesiredVgpus()
 
 
-def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> CarvePlan:
+def plan_gpu(function: PciFunction, board: GpuState | None, wish: DesiredVgpus) -> VgpuPlan:
     """Return what is to be done to a GPU next; once that is done, the next plan follows from what is there then.
 
     A GPU whose VFs are not there yet says of no type that it knows it: they come first.
@@ -42,28 +47,31 @@ def plan_gpu(function: PciFunction, board: Board | None, wish: CarveWish) -> Car
         return _plan_whole(function, board)
     if board is None:
         if not any(wish.types.values()):
-            return CarvePlan(gpu)
+            return VgpuPlan(gpu)
         if _lacks_vfs(function):
-            return CarvePlan(gpu, steps=(EnableVfs(gpu),))
-        return CarvePlan(gpu, refusals=(no_host(function),))
+            return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
+        return VgpuPlan(gpu, refusals=(no_host(function),))
     wanted: Counter[VgpuType] = Counter()
     unknown: list[Reason] = []
     known = board.known_types
     for name, number in wish.types.items():
-        vgpu_type = meant(name, known)
+        vgpu_type = resolve_type(name, known)
         if vgpu_type is not None:
             wanted[vgpu_type] += number
         elif board.smi is not None and isinstance(board.smi.types, Unread):
             unknown.append(shortfalls.unread(gpu, board.smi.types))
         else:
             unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(one) for one in known]))
-    return CarvePlan(gpu, refusals=tuple(unknown)) if unknown else plan_carving(board, wanted, wish)
+    return VgpuPlan(gpu, refusals=tuple(unknown)) if unknown else plan_carving(board, wanted, wish)
 
 
-def _plan_whole(function: PciFunction, board: Board | None) -> CarvePlan:
+def _plan_whole(function: PciFunction, state: GpuState | None) -> VgpuPlan:
     """Return a plan by which a GPU comes to carry nothing, and then to have no VFs."""
-    plan = plan_carving(board, {}) if board is not None else CarvePlan(function.address)
-    return CarvePlan(function.address, steps=(DisableVfs(function.address),)) if plan.met and function.virtfns else plan
+    plan = plan_carving(state, {}) if state is not None else VgpuPlan(function.address)
+    goes_with_its_vgpus = state is not None and state.host.framework is Framework.SRIOV_VF and bool(plan.steps)
+    if plan.pending or plan.refusals or not function.virtfns or goes_with_its_vgpus:
+        return plan
+    return replace(plan, steps=(*plan.steps, DisableVfs(function.address)))
 
 
 def _lacks_vfs(function: PciFunction) -> bool:
@@ -88,7 +96,7 @@ def _why_no_host(function: PciFunction) -> str:
     return f"its driver {function.driver} makes no vGPUs of it; the one of the vGPU manager does, on a card that can"
 
 
-def plan_carving(board: Board, wanted: Counts, wish: CarveWish = NO_WISH) -> CarvePlan:
+def plan_carving(board: GpuState, wanted: Counts, wish: DesiredVgpus = NO_WISH) -> VgpuPlan:
     """Return what is to be done to a GPU so that it carries what is wanted, by the host's names of types.
 
     Of `wish`, the modes and the scheduler count, and the names by which it has the types.
@@ -96,13 +104,13 @@ def plan_carving(board: Board, wanted: Counts, wish: CarveWish = NO_WISH) -> Car
     wanted = {one: number for one, number in wanted.items() if number}
     refusals = tuple(_refusals(board, wanted, wish))
     if refusals:
-        return CarvePlan(board.host.gpu, refusals=refusals)
-    switches = gpumodes.switches(board, wanted, wish)
+        return VgpuPlan(board.host.gpu, refusals=refusals)
+    switches = modes.switches(board, wanted, wish)
     plan = _plan_switches(board, wanted, wish, switches) if switches else _plan_vgpus(board, wanted, wish)
     return _with_scheduler(board, plan, wish)
 
 
-def _plan_switches(board: Board, wanted: Counts, wish: CarveWish, switches: Sequence[ModeStep]) -> CarvePlan:
+def _plan_switches(board: GpuState, wanted: Counts, wish: DesiredVgpus, switches: Sequence[ModeStep]) -> VgpuPlan:
     """Return a plan in which all goes first, then modes are switched, then what is wanted is made."""
     gpu, live = board.host.gpu, _typed(board.host.live)
     stuck = [one for one in live if one.id in board.users]
@@ -112,9 +120,9 @@ def _plan_switches(board: Board, wanted: Counts, wish: CarveWish, switches: Sequ
     pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(board.leaving)]
     unwanted = frozenset(one.id for one in live)
     if pending or board.smi is None:
-        return CarvePlan(gpu, removes, tuple(pending), unwanted=unwanted)
-    then = gpumodes.modes_then(board.smi.modes, wanted, wish)
-    destroyed = gpuinstances.instances_of(board) if then.mig is not True else ()
+        return VgpuPlan(gpu, removes, tuple(pending), unwanted=unwanted)
+    then = modes.modes_then(board.smi.modes, wanted, wish)
+    destroyed = instances.instances_of(board) if then.mig is not True else ()
     cleared = replace(
         board,
         host=replace(board.host, live=()),
@@ -125,12 +133,12 @@ def _plan_switches(board: Board, wanted: Counts, wish: CarveWish, switches: Sequ
         return rest
     destroys = (DestroyInstance(gpu, one.id, one.profile) for one in destroyed)
     steps = (*removes, *destroys, *switches, *rest.steps)
-    return CarvePlan(gpu, steps, rest.pending, unwanted=unwanted)
+    return VgpuPlan(gpu, steps, rest.pending, unwanted=unwanted)
 
 
 def _plan_vgpus(
-    board: Board, wanted: Counts, wish: CarveWish, gone: Mapping[VgpuId, VgpuType] | None = None
-) -> CarvePlan:
+    board: GpuState, wanted: Counts, wish: DesiredVgpus, gone: Mapping[VgpuId, VgpuType] | None = None
+) -> VgpuPlan:
     """Return a plan for a GPU that is in the modes that are wanted; `gone` went before, and may come back."""
     gpu, live = board.host.gpu, _typed(board.host.live)
     kept = {one.id for vgpu_type, number in wanted.items() for one in _kept(board, live, vgpu_type, number)}
@@ -145,10 +153,10 @@ def _plan_vgpus(
     standing = Counter(live[one] for one in live if one.id in kept)
     missing = {vgpu_type: number - standing[vgpu_type] for vgpu_type, number in wanted.items()}
     places = VgpuPlaces(board, {**removed, **(gone or {})})
-    creates: list[CarveStep] = []
+    creates: list[VgpuStep] = []
     for vgpu_type in sorted(missing, key=_largest_first):
         most = (
-            gpuinstances.room(board, cut, wish.types or wanted, vgpu_type, standing + Counter(in_the_way))
+            instances.room(board, cut, wish.types or wanted, vgpu_type, standing + Counter(in_the_way))
             if board.smi is not None and is_mig(vgpu_type)
             else _room(board, wanted, vgpu_type, standing, in_the_way)
         )
@@ -157,30 +165,30 @@ def _plan_vgpus(
         creates += made
     short = sum(missing.values()) - len(creates)
     if short > 0 and not pending:
-        return CarvePlan(gpu, refusals=(shortfalls.no_slot(gpu, short),))
+        return VgpuPlan(gpu, refusals=(shortfalls.no_slot(gpu, short),))
     steps = (*_removes(live, removed), *cut.destroys, *cut.creates, *creates)
-    return CarvePlan(gpu, steps, tuple(pending), unwanted=frozenset({*removed, *(one.id for one in stuck)}))
+    return VgpuPlan(gpu, steps, tuple(pending), unwanted=frozenset({*removed, *(one.id for one in stuck)}))
 
 
 def _cut(
-    board: Board, wanted: Counts, wish: CarveWish, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
+    board: GpuState, wanted: Counts, wish: DesiredVgpus, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
 ) -> tuple[Cut, set[VgpuId], list[Reason]]:
     """Return how GPU instances change, which kept vGPUs go for a moment to make room, and which can't.
 
     Instances are left alone where no MIG-backed vGPU is wanted, or where it is not known what one stands on.
     """
     cut_up = board.smi is not None and board.smi.modes.mig is True
-    if not cut_up or not any(is_mig(one) for one in wanted) or not gpuinstances.known(board, wanted):
+    if not cut_up or not any(is_mig(one) for one in wanted) or not instances.known(board, wanted):
         return Cut(), set(), []
     others = [live[one] for one in live if one.id not in kept and one.id in board.users]
     others += board.leaving.values()
-    needed = gpuinstances.needed_instances(board, wish.types or wanted, others)
-    found = gpuinstances.cut(board, needed, [*others, *(live[one] for one in live if one.id in kept)])
+    needed = instances.needed_instances(board, wish.types or wanted, others)
+    found = instances.cut(board, needed, [*others, *(live[one] for one in live if one.id in kept)])
     of_kind = {one: kind for one in live if (kind := _crowded(board, found, live[one])) is not None}
     busy = {kind for one, kind in of_kind.items() if one.id in board.users}
     moved = {one.id for one, kind in of_kind.items() if kind not in busy and one.id in kept}
     if moved:
-        found = gpuinstances.cut(
+        found = instances.cut(
             board, needed, [*others, *(live[one] for one in live if one.id in kept and one.id not in moved)]
         )
     held = [
@@ -192,7 +200,7 @@ def _cut(
 
 
 def _moved_for_larger(
-    board: Board, wanted: Counts, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
+    board: GpuState, wanted: Counts, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
 ) -> set[VgpuId]:
     """Return the kept vGPUs that make room in mixed-size mode, where they may lie across the place of a larger one.
 
@@ -205,13 +213,13 @@ def _moved_for_larger(
     return kept if any((size_of(one) or 0) < made for one in standing) else set()
 
 
-def _crowded(board: Board, cut: Cut, vgpu_type: VgpuType) -> str | None:
-    instance = gpuinstances.instance_of(board, vgpu_type)
-    kind = gpuinstances.kind_of(instance.profile) if instance is not None else None
+def _crowded(board: GpuState, cut: Cut, vgpu_type: VgpuType) -> str | None:
+    instance = instances.instance_of(board, vgpu_type)
+    kind = instances.kind_of(instance.profile) if instance is not None else None
     return kind if kind in cut.crowded else None
 
 
-def _with_scheduler(board: Board, plan: CarvePlan, wish: CarveWish) -> CarvePlan:
+def _with_scheduler(board: GpuState, plan: VgpuPlan, wish: DesiredVgpus) -> VgpuPlan:
     """Return the plan with the scheduler set at its end, when what is wanted is there."""
     if wish.scheduler is None or plan.refusals or plan.pending:
         return plan
@@ -226,27 +234,27 @@ def _typed(live: Iterable[LiveVgpu]) -> Mapping[LiveVgpu, VgpuType]:
     return {one: one.type for one in sorted(live, key=_by_place) if not isinstance(one.type, Unread)}
 
 
-def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuType]) -> tuple[CarveStep, ...]:
+def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuType]) -> tuple[VgpuStep, ...]:
     return tuple(RemoveVgpu(one.id, vgpu_type, one.slot) for one, vgpu_type in live.items() if one.id in removed)
 
 
-def _refusals(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+def _refusals(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
     for unread in board.host.unread:
         yield shortfalls.unread(board.host.gpu, unread)
     for one in board.host.live:
         if isinstance(one.type, Unread):
             yield shortfalls.unread(one.id, one.type)
-    unfit = tuple(gpumodes.refuse(board, wanted, wish))
+    unfit = tuple(modes.refuse(board, wanted, wish))
     yield from unfit or _too_many(board, wanted, wish)
 
 
-def _too_many(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+def _too_many(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
     """Yield what is more than fits: types of one size share what the largest count of them allows."""
     gpu = board.host.gpu
     if any(is_mig(one) for one in wanted):
         yield from _too_many_instances(board, wanted, wish)
         return
-    if gpumodes.is_mixed(board, wish):
+    if modes.is_mixed(board, wish):
         if not mixedsizes.fits(board.card, wanted):
             yield shortfalls.no_room_mixed(gpu, wanted)
         return
@@ -255,23 +263,23 @@ def _too_many(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]
         yield shortfalls.too_many(gpu, wanted, max(known))
 
 
-def _too_many_instances(board: Board, wanted: Counts, wish: CarveWish) -> Iterator[Reason]:
+def _too_many_instances(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
     gpu, slices = board.host.gpu, board.card.slices if board.card is not None else 0
-    needed = gpuinstances.needed_instances(board, wish.types or wanted)
-    taken = sum(gpuinstances.slices_of(profile) * number for profile, number in needed.items())
+    needed = instances.needed_instances(board, wish.types or wanted)
+    taken = sum(instances.slices_of(profile) * number for profile, number in needed.items())
     for vgpu_type, number in wanted.items():
         if number > board.most.get(vgpu_type, number):
             yield shortfalls.too_many(gpu, {vgpu_type: number}, board.most[vgpu_type])
             return
         there = sum(1 for one in board.host.live if one.type == vgpu_type)
-        offered = gpuinstances.offered(board, vgpu_type)
-        if gpuinstances.instance_of(board, vgpu_type) is None and board.smi is not None and number > there + offered:
+        offered = instances.offered(board, vgpu_type)
+        if instances.instance_of(board, vgpu_type) is None and board.smi is not None and number > there + offered:
             yield shortfalls.instance_unknown(gpu, vgpu_type)
     if slices and taken > slices:
         yield shortfalls.no_slices(gpu, needed)
 
 
-def _kept(board: Board, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
+def _kept(board: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
     """Return the vGPUs that fulfil a wish: first those in somebody's hands, then those that were there before."""
     found = [one for one, is_type in live.items() if is_type == vgpu_type]
     return sorted(found, key=lambda one: (one.id not in board.users, one.id not in board.remembered, _by_place(one)))[
@@ -280,7 +288,7 @@ def _kept(board: Board, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, 
 
 
 def _room(
-    board: Board, wanted: Counts, vgpu_type: VgpuType, standing: Counter[VgpuType], in_the_way: Sequence[VgpuType]
+    board: GpuState, wanted: Counts, vgpu_type: VgpuType, standing: Counter[VgpuType], in_the_way: Sequence[VgpuType]
 ) -> int:
     """Return how many more of a type fit beside what is there as wanted, and what is there although it is not.
 

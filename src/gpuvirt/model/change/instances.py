@@ -13,9 +13,14 @@ from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import GpuInstance
 from gpuvirt.model import catalog
-from gpuvirt.model.board import Board, Counts, is_mig, profile_of
-from gpuvirt.model.carving import CreateInstance, DestroyInstance, meant
-from gpuvirt.model.profiles import Profile
+from gpuvirt.model.change.gpustate import (
+    Counts,
+    GpuState,
+    is_mig,
+    profile_of,
+)
+from gpuvirt.model.change.steps import CreateInstance, DestroyInstance
+from gpuvirt.model.profiles import Profile, resolve_type
 
 _KIND = re.compile(r"([0-9]+)g\.[0-9]+gb")
 
@@ -32,7 +37,7 @@ class Cut:
     """How many of each profile there are then; None where they are left alone."""
 
 
-def instance_of(board: Board, vgpu_type: str) -> catalog.GpuInstance | None:
+def instance_of(board: GpuState, vgpu_type: str) -> catalog.GpuInstance | None:
     """Return the GPU instance that a type stands on, None where that is not known."""
     profile = profile_of(vgpu_type)
     return board.card.gpu_instance(profile) if board.card is not None and profile is not None else None
@@ -50,7 +55,9 @@ def slices_of(profile: str) -> int:
     return int(match[1]) if match else 0
 
 
-def needed_instances(board: Board, wished: Counts | Mapping[str, int], others: Iterable[VgpuType] = ()) -> Counter[str]:
+def needed_instances(
+    board: GpuState, wished: Counts | Mapping[str, int], others: Iterable[VgpuType] = ()
+) -> Counter[str]:
     """Return how many instances of each profile wished types need, with those of `others` that stay beside them."""
     if board.card is None:
         return Counter()
@@ -61,13 +68,13 @@ def needed_instances(board: Board, wished: Counts | Mapping[str, int], others: I
     return Counter(dict(catalog.gpu_instances(board.card, types)))
 
 
-def instances_of(board: Board) -> tuple[GpuInstance, ...]:
+def instances_of(board: GpuState) -> tuple[GpuInstance, ...]:
     """Return the instances that there are, none where that was not asked."""
     found = board.smi.modes.gpu_instances if board.smi is not None else ()
     return () if isinstance(found, Unread) else found
 
 
-def cut(board: Board, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut:
+def cut(board: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut:
     """Return how instances change, so that there are as many as needed; `standing` vGPUs stay where they are.
 
     Where another is to be made, all free ones of a kind that has too many go, so that larger ones find places first.
@@ -102,7 +109,7 @@ def cut(board: Board, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut
     )
 
 
-def room(board: Board, made: Cut, wished: Iterable[str], vgpu_type: VgpuType, standing: Counter[VgpuType]) -> int:
+def room(board: GpuState, made: Cut, wished: Iterable[str], vgpu_type: VgpuType, standing: Counter[VgpuType]) -> int:
     """Return how many more of a type find an instance beside those that stand there; each type has its own.
 
     `wished` are names of types as somebody has them: a suffix may ask for another instance than the host's name does.
@@ -122,18 +129,18 @@ def room(board: Board, made: Cut, wished: Iterable[str], vgpu_type: VgpuType, st
     return instance.each * (left - others) - standing[vgpu_type]
 
 
-def _profiles(board: Board, wished: Iterable[str], vgpu_type: VgpuType) -> frozenset[str]:
+def _profiles(board: GpuState, wished: Iterable[str], vgpu_type: VgpuType) -> frozenset[str]:
     """Return the profiles of the instances that a type stands on, by all names under which it is wished."""
     known = board.known_types
-    names = [name for name in wished if meant(name, known) == vgpu_type] or [vgpu_type]
+    names = [name for name in wished if resolve_type(name, known) == vgpu_type] or [vgpu_type]
     return frozenset(one.profile for name in names if (one := instance_of(board, name)) is not None)
 
 
-def offered(board: Board, vgpu_type: VgpuType) -> int:
+def offered(board: GpuState, vgpu_type: VgpuType) -> int:
     """Return how many more of a type the host says that it could make now."""
     return sum(types.get(vgpu_type, 0) for types in board.host.slots.values())
 
 
-def known(board: Board, types: Iterable[str]) -> bool:
+def known(board: GpuState, types: Iterable[str]) -> bool:
     """Return whether it is known on which instances all of these MIG-backed types stand."""
     return all(instance_of(board, one) is not None for one in types if is_mig(VgpuType(one)))

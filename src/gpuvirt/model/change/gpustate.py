@@ -40,7 +40,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class GpuState:
     """All that the plan of one GPU follows from."""
 
     host: VgpuHost
@@ -101,7 +101,9 @@ def holdings_of(entries: Iterable[Entry], *, same_boot: bool) -> tuple[Holding, 
     )
 
 
-def board_of(inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding], namespace: uuid.UUID) -> Board | None:
+def gpu_state_of(
+    inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding], namespace: uuid.UUID
+) -> GpuState | None:
     """Return what the plan of a GPU follows from, None where nothing on it makes vGPUs now."""
     function = inventory.facts.functions[gpu]
     host = inventory.gpus[gpu].vgpu_host or host_of_vfs(function)
@@ -115,7 +117,7 @@ def board_of(inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding],
     live = {one.id for one in host.live}
     ours = [_as_ours(host, function, one) for one in holdings if one.gpu == gpu or one.gpu in function.virtfns]
     gone = {one.vgpu: one for one in ours if one.vgpu not in live and one.type is not None}
-    board = Board(
+    board = GpuState(
         host,
         users=_users(inventory, host, ours),
         running=frozenset(one.id for one in host.live if _processes(inventory, host, one)),
@@ -126,7 +128,7 @@ def board_of(inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding],
     return _by_catalog(board, function)
 
 
-def with_report(board: Board, function: PciFunction, report: SmiReport) -> Board:
+def with_report(board: GpuState, function: PciFunction, report: SmiReport) -> GpuState:
     """Return the board of a GPU with what nvidia-smi said of it, and of types that the host names no more."""
     live = tuple(_renamed(one, _supported(report)) for one in board.host.live)
     return _by_catalog(replace(board, host=replace(board.host, live=live), smi=report), function)
@@ -141,7 +143,7 @@ def _renamed(one: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
     return one if name is None else replace(one, type=name)
 
 
-def _by_catalog(board: Board, function: PciFunction) -> Board:
+def _by_catalog(board: GpuState, function: PciFunction) -> GpuState:
     known = board.known_types
     names = card_names(known)
     cards = [card for card in catalog.cards_of(function.id, function.subsystem) if not names or card.gpu in names]

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, islice
 
 from gpuvirt.facts.ids import VgpuType
-from gpuvirt.model.board import profile_of
 from gpuvirt.model.catalog import Card, CardType
+from gpuvirt.model.change.gpustate import profile_of
 
 MOST_LAYOUTS = 20_000
 """More ways to lay out the larger ones are not gone through: then the smaller ones are taken to fit."""

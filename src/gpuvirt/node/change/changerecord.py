@@ -10,8 +10,16 @@ from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.facts.pci import STUB_DRIVERS, PciFunction
 from gpuvirt.hardware import modules
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.steps import (
+    ClearOverride,
+    LoadModule,
+    Override,
+    Probe,
+    Return,
+    Unbind,
+)
 from gpuvirt.model.driverjournal import DriverJournal, StartedChange
-from gpuvirt.model.plan import ClearOverride, LoadModule, Override, Plan, Probe, Return, Unbind
 from gpuvirt.node import originals
 
 T = TypeVar("T")
@@ -29,7 +37,7 @@ class ChangeRecord:
     before: DriverJournal
     """What was recorded before the change."""
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: DriverPlan) -> None:
         """Record what the plan is about to do."""
         to_vfio = {step.address: step.driver for step in plan.steps if isinstance(step, Override)}
         moved = {step.address for step in plan.steps if isinstance(step, Override | Unbind | Probe | Return)}
@@ -46,7 +54,7 @@ class ChangeRecord:
             )
         )
 
-    def settle(self, plan: Plan, concerned: Iterable[PciAddress] = ()) -> None:
+    def settle(self, plan: DriverPlan, concerned: Iterable[PciAddress] = ()) -> None:
         """Record that the plan is done, and that what was begun at those of the `concerned` that have a driver is."""
         done = {step.address for step in plan.steps if not isinstance(step, LoadModule)}
         done |= {one for one in concerned if self._has_driver(one)}
@@ -62,7 +70,7 @@ class ChangeRecord:
             )
         )
 
-    def keep(self, plan: Plan, touched: Collection[PciAddress]) -> None:
+    def keep(self, plan: DriverPlan, touched: Collection[PciAddress]) -> None:
         """Record that the plan has failed: untouched functions are as before, those without a driver stay open."""
         untouched = {step.address for step in plan.steps if not isinstance(step, LoadModule)} - set(touched)
         ended = {one for one in touched if one not in self.before.changes and self._has_driver(one)}

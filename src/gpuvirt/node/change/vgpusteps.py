@@ -1,4 +1,4 @@
-"""Takes the steps of carving one GPU, each after a last look that nobody would be hurt by it."""
+"""Takes the steps of a plan for one GPU's vGPUs, each after a proof that nobody uses what it touches."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,31 +15,32 @@ from gpuvirt.hardware.tools import ToolError
 from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model import refusals, shortfalls
-from gpuvirt.model.board import Board
-from gpuvirt.model.carving import (
-    CarvePlan,
-    CarveStep,
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.steps import (
     CreateInstance,
     CreateVgpu,
     DestroyInstance,
     DisableVfs,
     EnableVfs,
     RemoveVgpu,
+    RollBack,
     SetMigMode,
     SetMixedSizes,
     SetScheduler,
+    Step,
+    VgpuStep,
 )
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.scope import Scope
-from gpuvirt.node.binder import Site
-from gpuvirt.node.changerecord import recorded_unbind
+from gpuvirt.node.change.changerecord import recorded_unbind
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
 from gpuvirt.paths import HostPath
 
-Tell = Callable[[CarveStep | RollBack], None]
+Tell = Callable[[Step | RollBack], None]
 
 
 class SlotRefusedError(RefusedError):
@@ -68,11 +69,11 @@ class Run:
 
     tell: Tell
     change: Change
-    taken: list[CarveStep] = field(default_factory=list)
+    taken: list[VgpuStep] = field(default_factory=list)
     """Those that were begun."""
 
     @contextlib.contextmanager
-    def step(self, scope: Scope, step: CarveStep) -> Iterator[None]:
+    def step(self, scope: Scope, step: VgpuStep) -> Iterator[None]:
         """Take a step, unless the plan of the change is out of date."""
         with self.change.step(scope, step.text):
             self.taken.append(step)
@@ -80,7 +81,7 @@ class Run:
             yield
 
 
-def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarvePlan, run: Run) -> None:
+def take_all(site: Site, inventory: Inventory, board: GpuState | None, plan: VgpuPlan, run: Run) -> None:
     """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should.
 
     Where some of the vGPUs that are to go first turn out to be in use, that is VgpusHeldError, after all of them.
@@ -106,7 +107,7 @@ def take_all(site: Site, inventory: Inventory, board: Board | None, plan: CarveP
         raise VgpusHeldError(held)
 
 
-def _scope(inventory: Inventory, board: Board | None, step: CarveStep) -> Scope:
+def _scope(inventory: Inventory, board: GpuState | None, step: VgpuStep) -> Scope:
     """Return what a step may touch: what it makes is nobody's yet, and an instance that goes carries nothing."""
     match step:
         case EnableVfs(gpu) | DisableVfs(gpu) | SetMixedSizes(gpu) | SetMigMode(gpu):
@@ -120,7 +121,7 @@ def _scope(inventory: Inventory, board: Board | None, step: CarveStep) -> Scope:
             return Scope()
 
 
-def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep) -> None:
+def _take(site: Site, inventory: Inventory, board: GpuState | None, step: VgpuStep) -> None:
     match step:
         case EnableVfs(gpu):
             see_that_it_is_idle(site.kernel, gpu)
@@ -139,7 +140,9 @@ def _take(site: Site, inventory: Inventory, board: Board | None, step: CarveStep
 
 
 def _tell_driver(
-    site: Site, board: Board | None, step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler
+    site: Site,
+    board: GpuState | None,
+    step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler,
 ) -> None:
     """Take a step that nvidia-smi takes."""
     match step:
@@ -178,7 +181,7 @@ def _see_that_it_is_empty(kernel: Kernel, gpu: PciAddress) -> None:
         raise RefusedError(shortfalls.not_empty(gpu, sorted(live)))
 
 
-def _see_that_none_was_made(kernel: Kernel, gpu: PciAddress, board: Board | None) -> None:
+def _see_that_none_was_made(kernel: Kernel, gpu: PciAddress, board: GpuState | None) -> None:
     """See that no vGPU is there which the plan did not know: it may stand on an instance that is to go."""
     known = {one.id for one in board.host.live} if board is not None else set()
     if new := _live(kernel, gpu) - known:

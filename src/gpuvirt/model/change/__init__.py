@@ -1,0 +1,1 @@
+"""How the GPUs of an isolation unit come to be as desired: observed state in, plan out."""

@@ -1,0 +1,107 @@
+"""Plans for one isolation unit: vGPUs removed, VFs off, drivers, VFs on, modes, vGPUs created, schedulers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.vgpu import Framework, Scheduler
+from gpuvirt.model import refusals, shortfalls
+from gpuvirt.model.allocations import Unknown
+from gpuvirt.model.change import driverplanning, scheduling
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus, desired_drivers
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.plan import Plan, VgpuPlan
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.steps import EnableVfs, RemoveVgpu
+from gpuvirt.model.change.vgpuplanning import no_host, plan_gpu
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.podallocations import unmapped_reasons
+
+
+def plan_unit(state: UnitState, unit: UnitId, desired: DesiredUnit) -> Plan:
+    """Return what brings the GPUs of a unit to what is desired; GPUs that are not there are left out.
+
+    Drivers are planned for as if the GPUs that are to be used whole were empty already.
+    """
+    there = {gpu: wanted for gpu, wanted in sorted(desired.items()) if gpu in state.inventory.facts.functions}
+    vgpus = {gpu: _plan(state, gpu, wanted) for gpu, wanted in there.items() if wanted.vgpus is not None}
+    emptied = [plan for gpu, plan in vgpus.items() if there[gpu].is_whole]
+    filled = [plan for gpu, plan in vgpus.items() if not there[gpu].is_whole]
+    then = state.emptied([plan.gpu for plan in emptied if not plan.met])
+    drivers = driverplanning.plan_unit(then, unit, desired_drivers(there))
+    later = tuple(text for plan in filled for text in _later(state, plan, there[plan.gpu].vgpus))
+    return Plan(unit, tuple(emptied), drivers, tuple(filled), later)
+
+
+def plan_vgpus(function: PciFunction, gpu_state: GpuState | None, desired: DesiredGpu) -> VgpuPlan:
+    """Return what brings one GPU to the vGPUs that are desired on it, as far as the GPU itself is concerned."""
+    gpu = function.address
+    if desired.vgpus is None or (desired.is_whole and function.on_vfio):
+        return VgpuPlan(gpu)
+    if (function.on_vfio or function.is_idle) and desired.driver is DesiredDriver.NATIVE and not desired.is_whole:
+        return VgpuPlan(gpu, follows=True)
+    if desired.is_whole and desired.driver is DesiredDriver.NATIVE and _has_vfs_of_native_driver(gpu_state):
+        return VgpuPlan(gpu)
+    return plan_gpu(function, gpu_state, desired.vgpus)
+
+
+def _has_vfs_of_native_driver(gpu_state: GpuState | None) -> bool:
+    """Return whether the native driver of a GPU serves its VFs, to containers too, as AMD's and Intel's do."""
+    return gpu_state is not None and gpu_state.host.framework is Framework.SRIOV_VF
+
+
+def _plan(state: UnitState, gpu: PciAddress, desired: DesiredGpu) -> VgpuPlan:
+    function = state.inventory.facts.functions[gpu]
+    return _unless_allocated(state, plan_vgpus(function, state.gpu_states.get(gpu), desired))
+
+
+def plan_removal(state: UnitState, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
+    """Return what removes one vGPU: no step where it is in use."""
+    gpu_state = state.gpu_states.get(gpu)
+    live = next((one for one in gpu_state.host.live if one.id == vgpu), None) if gpu_state is not None else None
+    if gpu_state is None or live is None:
+        return VgpuPlan(gpu)
+    if isinstance(live.type, Unread):
+        return VgpuPlan(gpu, refusals=(shortfalls.unread(vgpu, live.type),))
+    if users := gpu_state.users.get(vgpu, ()):
+        return VgpuPlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
+    return _unless_allocated(state, VgpuPlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),)))
+
+
+def plan_scheduler(state: UnitState, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:
+    """Return what gives a GPU a scheduler while it keeps its vGPUs."""
+    gpu_state = state.gpu_states.get(gpu)
+    if gpu_state is None:
+        return VgpuPlan(gpu, refusals=(no_host(state.inventory.facts.functions[gpu]),))
+    if gpu_state.smi is None:
+        return VgpuPlan(gpu, refusals=(scheduling.not_nvidias(gpu),))
+    unfit = scheduling.refuse(gpu_state.smi.modes, scheduler)
+    return VgpuPlan(gpu, refusals=unfit) if unfit else _unless_allocated(state, scheduling.plan(gpu_state, scheduler))
+
+
+def _unless_allocated(state: UnitState, plan: VgpuPlan) -> VgpuPlan:
+    """Return a plan, without its steps where a pod has the GPU whole, or where it is unknown what pods have."""
+    if not plan.steps:
+        return plan
+    gpu, pods = plan.gpu, state.pods
+    against = [refusals.held(gpu, holders)] if (holders := state.whole.get(gpu)) else []
+    against += unmapped_reasons(state.inventory.facts.functions[gpu], state.unmapped)
+    if state.unknown is not None:
+        against.append(replace(state.unknown, subject=gpu))
+    elif isinstance(pods, Unknown) and plan.destroys:
+        against.append(pods.reason_for(gpu) or shortfalls.pods_unheard(gpu))
+    return replace(plan, steps=(), pending=(*plan.pending, *against)) if against else plan
+
+
+def _later(state: UnitState, plan: VgpuPlan, vgpus: DesiredVgpus | None) -> Iterator[str]:
+    """Yield in words what is done to a GPU once its native driver has it and has VFs: only then it names its types."""
+    gpu, vfs_first = plan.gpu, any(isinstance(step, EnableVfs) for step in plan.steps)
+    if vgpus is None or not (plan.follows or vfs_first):
+        return
+    if plan.follows and state.inventory.facts.functions[gpu].sriov_total_vfs:
+        yield f"{gpu}: switch its VFs on, if its driver makes vGPUs on VFs"
+    if counts := ", ".join(f"{number} {name}" for name, number in vgpus.types.items() if number):
+        yield f"{gpu}: create {counts}"
+    if vgpus.scheduler is not None:
+        yield f"{gpu}: set the vGPU scheduler to {vgpus.scheduler.text}"

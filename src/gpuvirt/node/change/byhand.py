@@ -1,0 +1,68 @@
+"""Changes of one GPU that a person asks for directly: one vGPU removed, a scheduler set."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.model import shortfalls
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.planner import plan_removal, plan_scheduler
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.observation import Learned, Observation, observe_unit
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.vgpusteps import Run, Tell, VgpusHeldError, take_all
+from gpuvirt.node.gate import by_hand
+from gpuvirt.node.guard import unit_locked
+from gpuvirt.node.leasing import RefusedError
+
+
+def remove(
+    site: Site, gpu: PciAddress, vgpu: VgpuId, inputs: Inputs, tell: Tell, first: Inventory
+) -> tuple[Reason, ...]:
+    """Remove one vGPU, or return why it stays; `first` is the host as it was seen lately. Raises UnitBusyError."""
+    return _changed(site, gpu, inputs, tell, first, lambda seen: removal(seen, gpu, vgpu))
+
+
+def set_scheduler(
+    site: Site, gpu: PciAddress, scheduler: Scheduler, inputs: Inputs, tell: Tell, first: Inventory
+) -> tuple[Reason, ...]:
+    """Set a GPU's vGPU scheduler, which holds until its driver is loaded again; return why not, or not yet."""
+    return _changed(site, gpu, inputs, tell, first, lambda seen: scheduling(seen, gpu, scheduler))
+
+
+def removal(seen: Observation, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
+    """Return what removes one vGPU."""
+    return plan_removal(seen.vgpu_state({gpu: DesiredVgpus()}), gpu, vgpu)
+
+
+def scheduling(seen: Observation, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:
+    """Return what gives a GPU a scheduler."""
+    return plan_scheduler(seen.vgpu_state({gpu: DesiredVgpus(scheduler=scheduler)}), gpu, scheduler)
+
+
+def _changed(
+    site: Site,
+    gpu: PciAddress,
+    inputs: Inputs,
+    tell: Tell,
+    first: Inventory,
+    plan: Callable[[Observation], VgpuPlan],
+) -> tuple[Reason, ...]:
+    unit = first.gpus[gpu].unit
+    with unit_locked(site.locks, unit):
+        seen = observe_unit(site, inputs, unit, first, [gpu])
+        if gpu not in seen.inventory.gpus:
+            return (shortfalls.gone(gpu),)
+        found, run = plan(seen), Run(tell, by_hand(unit, inputs.newest))
+        run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
+        try:
+            take_all(site, seen.inventory, seen.gpu_state(gpu), found, run)
+        except VgpusHeldError as error:
+            found = plan(replace(seen, learned={gpu: Learned(in_use=error.users)}))
+        except RefusedError as error:
+            return (error.reason,)
+        return (*found.refusals, *found.pending)

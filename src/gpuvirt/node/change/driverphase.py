@@ -1,0 +1,99 @@
+"""Changes the drivers of a unit's functions, and puts back those that a failed change has touched."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.driverplanning import plan_return
+from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.steps import DriverStep, LoadModule, RollBack
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changerecord import ChangeRecord
+from gpuvirt.node.change.driverexecutor import execute
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.vgpusteps import Run
+from gpuvirt.node.gate import StalePlanError
+from gpuvirt.node.leasing import RefusedError
+
+Observe = Callable[[], UnitState]
+
+
+def take(
+    site: Site, state: UnitState, plan: DriverPlan, observe: Observe, run: Run, concerned: Iterable[PciAddress]
+) -> tuple[Reason, ...]:
+    """Take the steps of a plan; return why that failed, and why putting it back did, if it did.
+
+    `observe` returns the unit as it is then. `concerned` are the functions that are to have their drivers afterwards.
+    """
+    record = _record(site, state)
+    record.begin(plan)
+    touched: set[PciAddress] = set()
+
+    def begin(step: DriverStep) -> None:
+        if not isinstance(step, LoadModule):
+            touched.add(step.address)
+        run.tell(step)
+
+    failed = _carry_out(site, state, plan, begin, run)
+    if failed is None:
+        record.settle(plan, concerned)
+        return ()
+    before = _to_put_back(state, touched, failed)
+    reasons: tuple[Reason, ...] = ()
+    if before:
+        run.tell(RollBack(plan.unit))
+        reasons = _put_back(site, plan, before, observe, run)
+    record.keep(plan, touched)
+    return (failed.reason, *reasons)
+
+
+def settle(site: Site, state: UnitState, plan: DriverPlan, concerned: Iterable[PciAddress]) -> None:
+    """Record that functions have their drivers: nothing is left of a change that was killed."""
+    _record(site, state).settle(plan, concerned)
+
+
+def _to_put_back(state: UnitState, touched: Iterable[PciAddress], failed: RefusedError) -> Mapping[PciAddress, bool]:
+    """Return the functions that go back to where they were, with whether that is a VFIO driver.
+
+    One that had no driver has nowhere to go back to: it stays recorded, and the next plan follows from what is desired.
+    """
+    had = {one: state.inventory.facts.functions[one] for one in touched}
+    before = {address: one.on_vfio for address, one in had.items() if not one.is_idle}
+    if isinstance(failed, StalePlanError):
+        return before
+    # A native driver that does not take its GPU would not the next time either.
+    return {one: on_vfio for one, on_vfio in before.items() if not on_vfio}
+
+
+def _carry_out(
+    site: Site, state: UnitState, plan: DriverPlan, tell: Callable[[DriverStep], None], run: Run
+) -> RefusedError | None:
+    try:
+        execute(site.kernel, site.tools, state.inventory.facts.functions, plan, tell, run.change)
+    except RefusedError as error:
+        return error
+    return None
+
+
+def _put_back(
+    site: Site, plan: DriverPlan, before: Mapping[PciAddress, bool], observe: Observe, run: Run
+) -> tuple[Reason, ...]:
+    """Put back the functions that a change has touched; `before` says which of them were on VFIO drivers."""
+    run.change.roll_back()
+    state = observe()
+    state = replace(state, pods=run.change.allocations(state.pods))
+    back = plan_return(state, plan.unit, before)
+    if back.refusals or not back.steps:
+        return back.refusals
+    record = _record(site, state)
+    record.begin(back)
+    failed = _carry_out(site, state, back, run.tell, run)
+    if failed is None:
+        record.settle(back)
+        return ()
+    return (failed.reason,)
+
+
+def _record(site: Site, state: UnitState) -> ChangeRecord:
+    return ChangeRecord(site.kernel, site.originals, state.inventory.facts.functions, state.journal)

@@ -1,0 +1,210 @@
+"""Changes one isolation unit: observes it, plans, takes the steps of a phase, and observes it again until it is done.
+
+What fails is put back, as far as this change has touched it. One change of a unit runs on a host at a time: whoever
+makes it has the unit's lock.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType, slot_of
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model import shortfalls
+from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.plan import (
+    DriverPlan,
+    Phase,
+    Plan,
+    VgpuPlan,
+)
+from gpuvirt.model.change.planner import plan_unit
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.inventory import Inventory, build_inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change import driverphase, preflight, vgpurollback
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.observation import NOTHING, Learned, Observation, observe_unit
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.vgpusteps import Run, SchedulerRefusedError, SlotRefusedError, VgpusHeldError, take_all
+from gpuvirt.node.guard import UnitBusyError, unit_locked
+from gpuvirt.node.leasing import RefusedError
+
+MOST_ROUNDS = 6
+"""VFs, then vGPUs, and a further round for each VF that refuses; a phase that needs more is not getting nearer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Why a unit is not, or not yet, as desired; nothing where it is."""
+
+    drivers: tuple[Reason, ...] = ()
+    vgpus: Mapping[PciAddress, tuple[Reason, ...]] = field(default_factory=dict)
+    """By GPU."""
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """All of it, each reason once."""
+        return tuple(dict.fromkeys((*chain.from_iterable(self.vgpus.values()), *self.drivers)))
+
+    @staticmethod
+    def everywhere(reason: Reason, desired: DesiredUnit) -> "Outcome":
+        """Return that one reason is in the way of all that is desired of a unit."""
+        drivers = any(wanted.driver is not None for wanted in desired.values())
+        vgpus = {gpu: (reason,) for gpu, wanted in desired.items() if wanted.vgpus is not None}
+        return Outcome((reason,) if drivers else (), vgpus)
+
+
+def apply(
+    site: Site,
+    unit: UnitId,
+    desired: DesiredUnit,
+    inputs: Inputs,
+    run: Run,
+    first: Inventory | None = None,
+) -> Outcome:
+    """Bring a unit to what is desired, as far as nobody uses what must go for that.
+
+    `first` is the host as it was seen lately; without it the host is scanned for the members of the unit. Raises
+    UnitBusyError.
+    """
+    first = first or build_inventory(scan(site.kernel))
+    with unit_locked(site.locks, unit), run.change.under_way():
+        return UnitChange(site, unit, desired, inputs, run, first).run()
+
+
+def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Outcome:
+    """Return why a change of a unit would be refused, though nobody were in its way."""
+    state = observation.unit_state(desired)
+    plan = plan_unit(state, unit, desired)
+    hindered = {phase.gpu: preflight.obstacles(observation, state, plan, phase) for phase in plan.vgpus}
+    return Outcome(vgpus={phase.gpu: (*phase.refusals, *hindered[phase.gpu]) for phase in plan.vgpus})
+
+
+@dataclass(slots=True)
+class UnitChange:
+    """One change of a unit, under its lock."""
+
+    site: Site
+    unit: UnitId
+    desired: DesiredUnit
+    inputs: Inputs
+    steps: Run
+    inventory: Inventory
+    """The host as it was observed last."""
+    _learned: dict[PciAddress, Learned] = field(default_factory=dict)
+    _before: dict[PciAddress, GpuState | None] = field(default_factory=dict)
+    """The GPUs whose vGPUs were changed, with what they carried before."""
+    _ended: dict[PciAddress | UnitId, tuple[Reason, ...]] = field(default_factory=dict)
+    """The phases that are not tried any more in this change, by GPU or unit."""
+    _rounds: Counter[PciAddress | UnitId] = field(default_factory=Counter)
+
+    def run(self) -> Outcome:
+        """Take phase after phase; return why the unit is not as desired."""
+        while True:
+            if len(gone := self._gone()) == len(self.desired):
+                return Outcome(vgpus=gone)
+            observation = self._observe()
+            if len(gone := self._gone()) == len(self.desired):
+                return Outcome(vgpus=gone)
+            state = observation.unit_state(self.desired)
+            plan = plan_unit(state, self.unit, self.desired)
+            phase = self._next(observation, state, plan)
+            if phase is None:
+                if plan.drivers.met and state.journal.open:
+                    driverphase.settle(self.site, state, plan.drivers, self._heads(state))
+                return self._outcome(plan)
+            self._take(observation, state, phase)
+
+    def _observe(self) -> Observation:
+        named = [gpu for gpu, wanted in self.desired.items() if wanted.vgpus is not None]
+        seen = observe_unit(self.site, self.inputs, self.unit, self.inventory, named)
+        functions, members = seen.inventory.facts.functions, seen.inventory.units.get(self.unit, ())
+        if moved := [gpu for gpu in self.desired if gpu in functions and gpu not in members]:
+            raise UnitBusyError(f"{self.unit}: {moved[0]} is of another unit by now, which this lock does not guard")
+        self.inventory = seen.inventory
+        self.steps.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
+        return replace(seen, learned={gpu: self._known(gpu) for gpu in self.desired})
+
+    def _known(self, gpu: PciAddress) -> Learned:
+        """Return what was learned of a GPU; vGPUs that were there come back with their ids."""
+        return replace(self._learned.get(gpu, NOTHING), remembered=types_of(self._before.get(gpu)))
+
+    def _next(self, observation: Observation, state: UnitState, plan: Plan) -> Phase | None:
+        """Return the phase that is taken next, None where none can be."""
+        for phase in plan.ready:
+            subject = _subject(phase)
+            if subject in self._ended:
+                continue
+            begins = isinstance(phase, VgpuPlan) and phase.gpu not in self._before
+            if begins and (hindered := preflight.obstacles(observation, state, plan, phase)):
+                self._ended[subject] = hindered
+                continue
+            if self._rounds[subject] == MOST_ROUNDS:
+                self._ended[subject] = (shortfalls.not_nearer(subject, MOST_ROUNDS),)
+                continue
+            return phase
+        return None
+
+    def _take(self, observation: Observation, state: UnitState, phase: Phase) -> None:
+        self._rounds[_subject(phase)] += 1
+        if isinstance(phase, DriverPlan):
+            heads = self._heads(state)
+            reasons = driverphase.take(self.site, state, phase, self._observe_drivers, self.steps, heads)
+            if reasons or phase.notes:  # the rest is a person's to do
+                self._ended[self.unit] = reasons
+            return
+        gpu = phase.gpu
+        gpu_state, learned = state.gpu_states.get(gpu), self._learned.get(gpu, NOTHING)
+        self._before.setdefault(gpu, gpu_state)
+        try:
+            take_all(self.site, state.inventory, gpu_state, phase, self.steps)
+        except SlotRefusedError as error:
+            said = error.reason.seen or str(error)
+            self._learned[gpu] = replace(learned, refused={**learned.refused, error.slot: said})
+        except VgpusHeldError as error:
+            self._learned[gpu] = replace(learned, in_use={**learned.in_use, **error.users})
+        except SchedulerRefusedError as error:
+            self._ended[gpu] = (error.reason,)
+        except RefusedError as error:
+            self._ended[gpu] = (error.reason, *vgpurollback.put_back(observation, gpu, self._before[gpu], self.steps))
+
+    def _heads(self, state: UnitState) -> list[PciAddress]:
+        """Return the functions of the slots whose drivers are desired."""
+        slots = (slot_of(head) for head in desired_drivers(self.desired))
+        return [one for slot in slots for one in state.inventory.slots.get(slot, ())]
+
+    def _observe_drivers(self) -> UnitState:
+        """Return the unit as it is in the midst of a change of its drivers; no person's permission counts there."""
+        observation = replace(self._observe(), inputs=replace(self.inputs, forced=False))
+        return observation.with_drivers(observation.vgpu_state({}), list(self.desired))
+
+    def _outcome(self, plan: Plan) -> Outcome:
+        vgpus = {phase.gpu: self._reasons(phase) for phase in plan.vgpus}
+        drivers = self._ended.get(self.unit, plan.drivers.refusals)
+        return Outcome(drivers, {**vgpus, **self._gone()})
+
+    def _reasons(self, plan: VgpuPlan) -> tuple[Reason, ...]:
+        reasons = self._ended.get(plan.gpu, (*plan.refusals, *plan.pending))
+        refused = self._learned.get(plan.gpu, NOTHING).refused
+        quarantined = (shortfalls.slot_refused(slot, said) for slot, said in sorted(refused.items()))
+        return (*reasons, *quarantined)
+
+    def _gone(self) -> Mapping[PciAddress, tuple[Reason, ...]]:
+        gpus, functions = self.inventory.gpus, self.inventory.facts.functions
+        there = {one for one, wanted in self.desired.items() if one in (functions if wanted.vgpus is None else gpus)}
+        return {gpu: (shortfalls.gone(gpu),) for gpu in self.desired if gpu not in there}
+
+
+def _subject(phase: Phase) -> PciAddress | UnitId:
+    return phase.unit if isinstance(phase, DriverPlan) else phase.gpu
+
+
+def types_of(state: GpuState | None) -> Mapping[VgpuId, VgpuType]:
+    """Return the types of the vGPUs that a GPU carries."""
+    live = state.host.live if state is not None else ()
+    return {vgpu.id: vgpu.type for vgpu in live if not isinstance(vgpu.type, Unread)}

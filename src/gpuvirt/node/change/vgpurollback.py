@@ -1,0 +1,63 @@
+"""Puts back the vGPUs of a GPU whose change has failed: what it carried, with the same ids, in the same mode."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model import shortfalls
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.change.steps import CreateVgpu, RollBack
+from gpuvirt.model.change.vgpuplanning import plan_gpu
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgpuentries import Sizes
+from gpuvirt.node.change.observation import Learned, Observation, observe_unit
+from gpuvirt.node.change.vgpusteps import Run, take_all
+from gpuvirt.node.leasing import RefusedError
+
+MOST_ROUNDS = 6
+
+
+def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
+    """Plan toward what a GPU carried before; yield why that could not be reached.
+
+    Of what it carries now, only what the change has created goes. A change that slept in the kernel has left a past
+    that nobody may want back: it leaves what there is to be planned from.
+    """
+    if not run.taken or run.change.expired:
+        return
+    run.tell(RollBack(gpu))
+    run.change.roll_back()
+    if before is None:
+        return
+    created = {step.vgpu for step in run.taken if isinstance(step, CreateVgpu)}
+    had = {vgpu.id: vgpu.type for vgpu in before.host.live if not isinstance(vgpu.type, Unread)}
+    wanted = DesiredVgpus(Counter(had.values()), _sizes(before))
+    for _ in range(MOST_ROUNDS):
+        unit = last.inventory.gpus[gpu].unit
+        seen = observe_unit(last.site, last.inputs, unit, last.inventory, [gpu])
+        if gpu not in seen.inventory.gpus:
+            yield shortfalls.gone(gpu)
+            return
+        run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
+        others = {one for one, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and one not in created}
+        learned = Learned(remembered=had, in_use=dict.fromkeys(others, "whoever made it"))
+        state = replace(seen, learned={gpu: learned}).asked_state(gpu, wanted)
+        back = plan_gpu(seen.inventory.facts.functions[gpu], state, wanted)
+        if not back.steps:
+            yield from back.refusals
+            return
+        try:
+            take_all(last.site, seen.inventory, state, back, run)
+        except RefusedError as error:
+            yield error.reason
+            return
+
+
+def _sizes(before: GpuState) -> Sizes | None:
+    mixed = before.smi.modes.mixed_sizes if before.smi is not None else None
+    if not isinstance(mixed, bool):
+        return None
+    return Sizes.MIXED if mixed else Sizes.EQUAL

@@ -1,0 +1,56 @@
+"""How far the desired state of a node's GPUs has been reached, as the cluster is told."""
+
+from collections.abc import Iterator, Mapping
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.heard import Progress, StateName
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.reasons import Reason, in_words
+from gpuvirt.node.change.unitchange import Outcome
+from gpuvirt.node.oversight import Oversight
+
+Outcomes = Mapping[UnitId, Outcome]
+
+
+def of_workload(agent: Oversight, outcomes: Outcomes, *, drivers_differ: bool) -> Progress | None:
+    """Return how far GPUs have the drivers that the cluster wants; None where the cluster does not say what it wants.
+
+    A GPU that is used whole must be empty for that.
+    """
+    if not agent.follows_cluster or agent.inventory is None:
+        return None
+    if agent.invalid_modes:
+        return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.invalid_modes]))
+    whole = {gpu for desired in agent.desired_units.values() for gpu, one in desired.items() if one.is_whole}
+    reasons = tuple(dict.fromkeys(_against_workload(outcomes, whole)))
+    if not drivers_differ and not reasons:
+        return Progress(StateName.SUCCESS)
+    failed = any(not reason.code.passes for reason in reasons)
+    return Progress(StateName.FAILED if failed else StateName.PENDING, in_words(reasons))
+
+
+def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Reason]:
+    for outcome in outcomes.values():
+        yield from outcome.drivers
+        for gpu, reasons in outcome.vgpus.items():
+            if gpu in whole:
+                yield from reasons
+
+
+def of_vgpus(agent: Oversight, outcomes: Outcomes) -> Progress | None:
+    """Return how far GPUs carry the vGPUs that are desired; None where none are."""
+    wanted = agent.wanted_vgpus
+    if wanted.name is None or agent.inventory is None:
+        return None
+    if agent.invalid_vgpus:
+        return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.invalid_vgpus]))
+    if wanted.undecided:
+        return Progress(StateName.PENDING, "; ".join(note.text for note in wanted.undecided))
+    desired = {gpu: one for unit in agent.desired_units.values() for gpu, one in unit.items()}
+    carrying = [gpu for gpu, one in desired.items() if one.vgpus is not None and not one.is_whole]
+    is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.vgpu_plan(gpu).met]
+    by_gpu = {gpu: reasons for outcome in outcomes.values() for gpu, reasons in outcome.vgpus.items()}
+    reasons = [reason for gpu in is_open for reason in by_gpu.get(gpu, ())]
+    if failures := [reason for reason in reasons if not reason.code.passes]:
+        return Progress(StateName.FAILED, in_words(failures))
+    return Progress(StateName.PENDING, in_words(reasons)) if is_open else Progress(StateName.SUCCESS)

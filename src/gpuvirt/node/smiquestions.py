@@ -1,0 +1,57 @@
+"""Asks nvidia-smi what must be known of GPUs before it is known what is to be done to them."""
+
+import asyncio
+from collections.abc import Callable
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.smireport import read_report
+from gpuvirt.hardware.tools import Tools
+from gpuvirt.model import refusals
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.modes import Questions
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.lane import Lane, LaneBlockedError
+from gpuvirt.node.oversight import Oversight
+from gpuvirt.node.pace import Pace
+
+Blocked = Callable[[Oversight, UnitId, PciAddress, Reason], None]
+
+
+class SmiQuestions:
+    """Asks of the GPUs of one node, each in the lane of its unit: nvidia-smi opens the GPU for a moment."""
+
+    def __init__(self, tools: Tools, lanes: Callable[[str], Lane], pace: Pace) -> None:
+        self._tools = tools
+        self._lanes = lanes
+        self._pace = pace
+        self.asking: set[PciAddress] = set()
+        """The GPUs of which nvidia-smi is being asked."""
+
+    def ask(self, agent: Oversight, group: asyncio.TaskGroup, blocked: Blocked) -> None:
+        """Have a task ask each question that is not being asked yet; `blocked` takes that one sleeps in the kernel."""
+        for gpu, (vgpus, questions) in agent.questions.items():
+            if gpu not in self.asking:
+                self.asking.add(gpu)
+                group.create_task(self._ask(agent, gpu, vgpus, questions, blocked))
+
+    async def _ask(
+        self, agent: Oversight, gpu: PciAddress, vgpus: DesiredVgpus, questions: Questions, blocked: Blocked
+    ) -> None:
+        try:
+            inventory = agent.inventory
+            if inventory is None or gpu not in inventory.gpus:
+                return
+            unit = inventory.gpus[gpu].unit
+            try:
+                report = await self._lanes(unit).run(
+                    lambda: read_report(self._tools, gpu, types=questions.types, scheduler=questions.scheduler),
+                    name="ask nvidia-smi",
+                    timeout_s=self._pace.carve_s,
+                )
+            except LaneBlockedError as error:
+                blocked(agent, unit, gpu, refusals.blocked(gpu, str(error)))
+            else:
+                agent.hear_smi(gpu, vgpus, report)
+        finally:
+            self.asking.discard(gpu)

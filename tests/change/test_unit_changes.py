@@ -1,0 +1,152 @@
+"""One plan brings a unit from whole GPUs to vGPUs and back, and one change carries it out."""
+
+from pathlib import Path
+
+import pytest
+
+from changes import driver_state, inputs, site_in
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.allocations import Unknown
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.change.plan import Plan
+from gpuvirt.model.change.planner import plan_unit
+from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.unitchange import Outcome, apply
+from gpuvirt.node.change.vgpusteps import Run
+from gpuvirt.node.gate import by_hand
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
+
+A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")
+L40S = PciAddress("0000:25:00.0")
+WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
+
+
+class Unit:
+    """The isolation unit of one GPU of a simulated host."""
+
+    def __init__(self, host: str, gpu: PciAddress, folder: Path) -> None:
+        self.kernel = build_machine(load_machine(host))
+        self.tools = SimTools(self.kernel)
+        self.site = site_in(folder, self.kernel, self.tools)
+        self.gpu = gpu
+        self.taken: list[Step | RollBack] = []
+
+    @property
+    def id(self) -> UnitId:
+        return driver_state(self.site).inventory.gpus[self.gpu].unit
+
+    def plan(self, wanted: DesiredGpu, known: Inputs | None = None) -> Plan:
+        desired: DesiredUnit = {self.gpu: wanted}
+        return plan_unit(observe(self.site, known or inputs()).unit_state(desired), self.id, desired)
+
+    def apply(self, wanted: DesiredGpu, known: Inputs | None = None) -> Outcome:
+        self.taken.clear()
+        run = Run(self.taken.append, by_hand(self.id, None))
+        return apply(self.site, self.id, {self.gpu: wanted}, known or inputs(), run)
+
+    def fill(self, **types: int) -> None:
+        vgpus = DesiredVgpus({name.replace("_", "-"): number for name, number in types.items()})
+        assert self.apply(DesiredGpu(DesiredDriver.NATIVE, vgpus)).reasons == ()
+
+    @property
+    def driver(self) -> str | None:
+        return self.kernel.pci.functions[self.gpu].driver
+
+    @property
+    def types(self) -> list[str]:
+        host = scan(self.kernel).vgpu_hosts.get(self.gpu)
+        return sorted(str(one.type).rpartition(" ")[2] for one in host.live) if host is not None else []
+
+
+def kinds(steps: tuple[Step, ...] | list[Step | RollBack]) -> list[type[object]]:
+    """The kinds of steps in their order, each once for a row of them."""
+    found: list[type[object]] = []
+    for step in steps:
+        if not found or found[-1] is not type(step):
+            found.append(type(step))
+    return found
+
+
+def test_a_whole_gpu_gets_vgpus_by_one_plan(tmp_path: Path) -> None:
+    unit = Unit("2xA10-vgpu", A10, tmp_path)
+    unit.kernel.rebind(A10, "vfio-pci")
+    wanted = DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 6}))
+    plan = unit.plan(wanted)
+    assert kinds(plan.steps)[-1].__name__ == "Return"
+    assert plan.reasons == ()
+    assert plan.later == (
+        f"{A10}: switch its VFs on, if its driver makes vGPUs on VFs",
+        f"{A10}: create 6 A10-4Q",
+    )
+    assert unit.driver == "vfio-pci", "a plan changes nothing"
+    assert unit.apply(wanted).reasons == ()
+    assert (unit.driver, unit.types) == ("nvidia", ["A10-4Q"] * 6)
+    assert unit.plan(wanted).steps == ()
+
+
+@pytest.mark.parametrize(("host", "gpu", "vgpu_type"), [("4xL40S", L40S, "L40S_8Q"), ("4xT4", T4, "T4_8Q")])
+def test_a_gpu_with_vgpus_is_used_whole_by_one_plan(host: str, gpu: PciAddress, vgpu_type: str, tmp_path: Path) -> None:
+    unit = Unit(host, gpu, tmp_path)
+    unit.fill(**{vgpu_type: 2})
+    plan = unit.plan(WHOLE)
+    has_vfs = bool(unit.kernel.pci.functions[gpu].virtfns)
+    expected = [RemoveVgpu, *([DisableVfs] if has_vfs else []), Override, Unbind, Probe]
+    assert kinds(plan.steps) == expected
+    assert plan.reasons == ()
+    assert unit.apply(WHOLE).reasons == ()
+    assert tuple(unit.taken) == plan.steps, "a dry run shows what is done"
+    assert (unit.driver, unit.types) == ("vfio-pci", [])
+    assert unit.apply(WHOLE).reasons == ()
+    assert unit.taken == []
+
+
+def test_a_vgpu_in_use_keeps_the_driver_and_the_others_go(tmp_path: Path) -> None:
+    unit = Unit("4xT4", T4, tmp_path)
+    unit.fill(T4_8Q=2)
+    mine = min(vgpu for vgpu, mdev in unit.kernel.mdev.devices.items() if mdev.slot == T4)
+    vm = unit.kernel.start_machine(unit.kernel.mdev.devices[mine].group)
+    assert [reason.code for reason in unit.apply(WHOLE).vgpus[T4]] == [ReasonCode.VGPU_IN_USE]
+    assert (unit.driver, unit.types) == ("nvidia", ["T4-8Q"])
+    assert unit.kernel.vfio.requests == []
+    unit.kernel.end_machine(vm)
+    assert unit.apply(WHOLE).reasons == ()
+    assert unit.driver == "vfio-pci"
+
+
+def test_what_will_keep_a_gpu_from_its_driver_costs_no_vgpu(tmp_path: Path) -> None:
+    unit = Unit("4xT4", T4, tmp_path)
+    unit.fill(T4_8Q=2)
+    unit.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
+    unit.site = site_in(tmp_path, unit.kernel, SimTools(unit.kernel, ()))
+    outcome = unit.apply(WHOLE)
+    assert ReasonCode.PREREQUISITE_MISSING in {reason.code for reason in outcome.reasons}
+    assert unit.types == ["T4-8Q"] * 2
+    assert unit.taken == []
+
+
+def test_nothing_goes_while_it_is_unknown_what_pods_have(tmp_path: Path) -> None:
+    unit = Unit("4xT4", T4, tmp_path)
+    unit.fill(T4_8Q=2)
+    outcome = unit.apply(WHOLE, inputs(Unknown()))
+    assert {reason.code for reason in outcome.reasons} == {ReasonCode.HOLDERS_UNHEARD}
+    assert unit.taken == []
+    assert unit.types == ["T4-8Q"] * 2
+
+
+def test_a_vm_on_a_whole_gpu_keeps_it_from_carrying_vgpus(tmp_path: Path) -> None:
+    unit = Unit("2xA10-vgpu", A10, tmp_path)
+    unit.kernel.rebind(A10, "vfio-pci")
+    group = unit.kernel.pci.functions[A10].group
+    assert isinstance(group, int)
+    unit.kernel.start_machine(IommuGroup(group))
+    outcome = unit.apply(DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 6})))
+    assert {reason.code for reason in outcome.drivers} == {ReasonCode.IN_USE}
+    assert (unit.driver, unit.taken, unit.kernel.vfio.requests) == ("vfio-pci", [], [])

@@ -1,0 +1,100 @@
+"""Changes of GPUs as tests make them: of drivers alone, or of the vGPUs of one GPU."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.tools import Tools
+from gpuvirt.model.allocations import Allocations, Unknown
+from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.gpustate import Holding
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.planner import plan_unit
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.inventory import Inventory, build_inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.podallocations import PodAllocations
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.change.observation import Observation, observe
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.unitchange import apply
+from gpuvirt.node.change.vgpusteps import Run
+from gpuvirt.node.gate import Change, by_hand
+
+Tell = Callable[[Step | RollBack], None]
+NO_PODS: Allocations = {}
+
+
+def site_in(folder: Path, kernel: Kernel, tools: Tools) -> Site:
+    """A host whose records of changes lie in a folder."""
+    return Site(kernel, tools, folder / "drivers.json", folder / "locks")
+
+
+def inputs(
+    pods: Allocations | Unknown = NO_PODS,
+    *,
+    holdings: Iterable[Holding] = (),
+    allowed: Iterable[PciAddress] = (),
+    forced: bool = False,
+    ask: Callable[[Inventory], PodAllocations] | None = None,
+) -> Inputs:
+    """What is known besides what the host shows; `ask` asks what pods have at each look."""
+
+    def account(inventory: Inventory) -> Account:
+        found = ask(inventory) if ask is not None else PodAllocations()
+        return Account({**pods, **found.by_gpu(inventory)} if not isinstance(pods, Unknown) else pods, found, given)
+
+    given = tuple(holdings)
+    return Inputs(account, allowed=frozenset(allowed), forced=forced)
+
+
+NOBODY = inputs()
+"""No pod has anything."""
+
+
+def say_nothing(step: Step | RollBack) -> None:
+    """Hear of a step, and do nothing."""
+
+
+def driver_state(site: Site, known: Inputs = NOBODY) -> UnitState:
+    """What plans of drivers follow from."""
+    return observe(site, known).host_state()
+
+
+def change_drivers(
+    site: Site,
+    unit: UnitId,
+    drivers: DesiredDrivers,
+    known: Inputs = NOBODY,
+    tell: Tell = say_nothing,
+    change: Change | None = None,
+) -> tuple[Reason, ...]:
+    """Bring the GPUs of a unit to drivers, and return why they are not there."""
+    desired = {gpu: DesiredGpu(driver) for gpu, driver in drivers.items()}
+    return apply(site, unit, desired, known, Run(tell, change or by_hand(unit, known.newest))).reasons
+
+
+def change_vgpus(
+    site: Site,
+    gpu: PciAddress,
+    vgpus: DesiredVgpus,
+    known: Inputs = NOBODY,
+    tell: Tell = say_nothing,
+    first: Inventory | None = None,
+) -> tuple[Reason, ...]:
+    """Bring a GPU to the vGPUs that are desired on it, and return why it does not carry them."""
+    first = first or build_inventory(scan(site.kernel))
+    unit = first.gpus[gpu].unit if gpu in first.gpus else UnitId(gpu)
+    return apply(
+        site, unit, {gpu: DesiredGpu(vgpus=vgpus)}, known, Run(tell, by_hand(unit, known.newest)), first
+    ).reasons
+
+
+def plan_vgpus(seen: Observation, gpu: PciAddress, vgpus: DesiredVgpus) -> VgpuPlan:
+    """What would be done to a GPU next."""
+    desired = {gpu: DesiredGpu(vgpus=vgpus)}
+    return plan_unit(seen.unit_state(desired), seen.inventory.gpus[gpu].unit, desired).vgpus_of(gpu)
