@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.guard import UnitBusyError
+from gpuvirt.node.guard import UnitBlockedError, UnitBusyError
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
 
@@ -17,5 +17,7 @@ def in_lane(
         return asyncio.run(ThreadLane(subject).run(job, name="change", timeout_s=timeout_s))
     except LaneBlockedError:
         return (refusals.blocked(subject, taken[-1] if taken else "the lease"),)
+    except UnitBlockedError as error:
+        return (refusals.blocked(subject, error.step),)
     except UnitBusyError as error:
         return (refusals.busy(subject, str(error)),)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.gate import Change
-from gpuvirt.node.guard import UnitBusyError
+from gpuvirt.node.guard import UnitBlockedError, UnitBusyError
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.tasks import backoff_s
 
@@ -124,6 +124,8 @@ class Attempts:
         except LaneBlockedError as error:
             self.asleep_at = taken[-1] if taken else self.asleep_at or str(error)
             return (refusals.blocked(subject, self.asleep_at),)
+        except UnitBlockedError as error:
+            return (refusals.blocked(subject, error.step),)
         except UnitBusyError as error:
             return (refusals.busy(subject, str(error)),)
         except OSError as error:

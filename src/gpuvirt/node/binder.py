@@ -3,9 +3,12 @@
 One move a unit at a time on a host: whoever moves it has the unit's lock.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
@@ -13,6 +16,7 @@ from gpuvirt.hardware import hostuse, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
 from gpuvirt.hardware.tools import HostTools, ToolError, Tools
+from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import Inventory, build_inventory
@@ -29,7 +33,21 @@ from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostRoots
 
-Tell = Callable[[Step | RollBack], None]
+
+class Told(Protocol):
+    """A step."""
+
+    @property
+    def text(self) -> str:
+        """What is done."""
+        ...
+
+
+S = TypeVar("S", bound=Told)
+TellStep = Callable[[S], None]
+Tell = TellStep[Step | RollBack]
+Children = Callable[[Sequence[int]], AbstractContextManager[tuple[Kernel, Tools]]]
+"""Gives the kernel and the tools of a change, whose processes have these descriptors open for as long as they live."""
 
 WAITING = frozenset(
     {
@@ -60,12 +78,33 @@ class Site:
     """The record of the drivers that functions had."""
     locks: Path
     """A folder that does not outlive a boot."""
+    children: Children | None = None
+    """Makes the writes of a change by child processes; None for a simulated host in memory, which no child sees."""
+
+
+@contextmanager
+def changing(site: Site, unit: UnitId, tell: TellStep[S]) -> Iterator[tuple[Site, TellStep[S]]]:
+    """Be the only one who changes a unit, by processes that can be left behind; raise UnitBusyError.
+
+    The context gives the site by which the change is made, and what its steps are told to.
+    """
+    with ExitStack() as stack:
+        lock = stack.enter_context(unit_locked(site.locks, unit))
+
+        def begin(step: S) -> None:
+            lock.note(step.text)
+            tell(step)
+
+        if site.children is not None:
+            kernel, tools = stack.enter_context(site.children((lock.fd,)))
+            site = replace(site, kernel=kernel, tools=tools)
+        yield site, begin
 
 
 def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Site:
     """Return where moves are made on a real host; `driver` is where the driver container's `/` is seen."""
     tools = HostTools(roots.system, driver or roots.run / "nvidia/driver")
-    return Site(kernel, tools, roots.local(originals.FILE), roots.run / "gpuvirt/units")
+    return Site(kernel, tools, roots.local(originals.FILE), roots.run / "gpuvirt/units", partial(writing, roots, tools))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +155,15 @@ def _allocated(inventory: Inventory, orders: Orders) -> tuple[Allocations | Unkn
 
 
 def move(
-    site: Site, unit: UnitId, wishes: Wishes, orders: Orders, tell: Tell, change: Change | None = None
+    host: Site, unit: UnitId, wishes: Wishes, orders: Orders, hear: Tell, change: Change | None = None
 ) -> tuple[Reason, ...]:
     """Bring one unit to where it is wanted; return why that failed, and why putting it back did, if it did.
 
     The host is looked at anew under the unit's lock, so that the steps follow from what is there. `change` is the
-    agent's; somebody who moves GPUs by hand has none.
+    agent's; somebody who moves GPUs by hand has none. `hear` hears each step before it is begun.
     """
     change = change or by_hand(unit)
-    with unit_locked(site.locks, unit), change.under_way():
+    with changing(host, unit, hear) as (site, tell), change.under_way():
         seen = look(site, orders)
         plan = plan_unit(seen, unit, wishes)
         if plan.refusals or not plan.steps:

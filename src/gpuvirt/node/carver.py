@@ -31,10 +31,10 @@ from gpuvirt.model.podallocations import PodAllocations, unmapped_reasons
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node import preflight
-from gpuvirt.node.binder import Site
+from gpuvirt.node.binder import Site, changing
 from gpuvirt.node.carvesteps import Run, SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
 from gpuvirt.node.gate import Change, by_hand
-from gpuvirt.node.guard import UnitBusyError, unit_locked
+from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
 
@@ -184,9 +184,10 @@ def carve(
     if gpu not in first.gpus:
         return (shortfalls.gone(gpu),)
     unit = first.gpus[gpu].unit
-    run = Run(tell, given.change or by_hand(unit))
-    with unit_locked(site.locks, unit), run.change.under_way():
-        return _carve(site, gpu, wish, given, first, run)
+    with changing(site, unit, tell) as (by_children, begin):
+        run = Run(begin, given.change or by_hand(unit))
+        with run.change.under_way():
+            return _carve(by_children, gpu, wish, given, first, run)
 
 
 def _carve(
@@ -282,14 +283,14 @@ def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
 
 def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell, first: Inventory) -> tuple[Reason, ...]:
     """Remove one vGPU, or return why it stays; `first` is the host as it was seen lately."""
-    with unit_locked(site.locks, first.gpus[gpu].unit):
-        seen = _look_at(site, given, gpu, first)
+    with changing(site, first.gpus[gpu].unit, tell) as (by_children, begin):
+        seen = _look_at(by_children, given, gpu, first)
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_removal(seen, gpu, vgpu)
-        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit))
+        run = Run(begin, given.change or by_hand(first.gpus[gpu].unit))
         try:
-            take_all(site, seen.inventory, seen.board(gpu), next_plan, run)
+            take_all(by_children, seen.inventory, seen.board(gpu), next_plan, run)
         except VgpusHeldError as error:
             next_plan = plan_removal(replace(seen, held=error.users), gpu, vgpu)
         except RefusedError as error:
@@ -316,14 +317,14 @@ def set_scheduler(
     site: Site, gpu: PciAddress, wanted: Scheduler, given: Given, tell: Tell, first: Inventory
 ) -> tuple[Reason, ...]:
     """Let a GPU's vGPUs share its time in another way, until its driver is loaded again; return why not, or not yet."""
-    with unit_locked(site.locks, first.gpus[gpu].unit):
-        seen = _look_at(site, given, gpu, first)
+    with changing(site, first.gpus[gpu].unit, tell) as (by_children, begin):
+        seen = _look_at(by_children, given, gpu, first)
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_scheduler(seen, gpu, wanted)
-        run = Run(tell, given.change or by_hand(first.gpus[gpu].unit))
+        run = Run(begin, given.change or by_hand(first.gpus[gpu].unit))
         try:
-            take_all(site, seen.inventory, seen.board(gpu), next_plan, run)
+            take_all(by_children, seen.inventory, seen.board(gpu), next_plan, run)
         except RefusedError as error:
             return (error.reason,)
         return (*next_plan.refusals, *next_plan.pending)

@@ -9,6 +9,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.errors import AlreadyRunningError, GpuvirtError
@@ -32,22 +33,66 @@ def only_agent(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
+STEP_BYTES = 4096
+
+
 class UnitBusyError(GpuvirtError):
-    """Somebody else is changing this unit now."""
+    """Another process is changing this unit now."""
+
+
+class UnitBlockedError(UnitBusyError):
+    """The kernel blocks a change of this unit whose process has ended; `step` is the step that it was at."""
+
+    def __init__(self, message: str, step: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLock:
+    """The lock on a unit."""
+
+    fd: int
+    """Whoever has this open holds the lock: the processes that make the writes of a change have it, too."""
+
+    def note(self, step: str) -> None:
+        """Write down which step is under way, for whoever finds the lock taken."""
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, step.encode(), 0)
 
 
 @contextmanager
-def unit_locked(folder: Path, unit: UnitId) -> Iterator[None]:
-    """Be the only one on this host who changes a unit, or raise UnitBusyError; `folder` does not outlive a boot."""
+def unit_locked(folder: Path, unit: UnitId) -> Iterator[UnitLock]:
+    """Be the only one on this host who changes a unit, or raise UnitBusyError; `folder` does not outlive a boot.
+
+    Two locks tell a change under way from one that has lost its process. The first ends with the process. Children of
+    the change inherit the second and hold it for as long as the kernel blocks them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / f"{unit}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with _opened(folder / f"{unit}.owner") as owner, _opened(folder / f"{unit}.lock") as lock:
+        if not _locked(owner):
+            raise UnitBusyError(f"{unit}: another process is just changing these functions ({folder}/{unit}.owner)")
+        if not _locked(lock):
+            step = os.pread(lock, STEP_BYTES, 0).decode(errors="replace") or "an unknown step"
+            said = f"{unit}: the kernel blocks a change whose process has ended ({folder}/{unit}.lock): {step}"
+            raise UnitBlockedError(said, step)
+        os.ftruncate(lock, 0)
+        yield UnitLock(lock)
+
+
+def _locked(fd: int) -> bool:
+    """Return whether a lock was free, and is ours now."""
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UnitBusyError(
-                f"{unit}: another process is just changing these functions ({folder}/{unit}.lock)"
-            ) from error
-        yield
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
     finally:
         os.close(fd)
