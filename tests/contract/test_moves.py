@@ -17,7 +17,7 @@ from gpuvirt.model.plan import RollBack, Step, Wish
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import binder, originals
 from gpuvirt.node.binder import Orders, Site
-from gpuvirt.node.guard import UnitBusyError
+from gpuvirt.node.change.gate import UnitBusyError
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")

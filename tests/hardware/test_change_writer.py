@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.errors import LeaseUnavailableError
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.tools import HostTools, run_program
 from gpuvirt.hardware.writerkernel import WriterKernel, writing
-from gpuvirt.model.isolation import UnitId
-from gpuvirt.node.guard import UnitBlockedError, UnitBusyError, only_agent, unit_locked
+from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
 from mounting import until
 
 OVERRIDE = HostPath("/sys/driver_override")
-UNIT = UnitId(PciAddress("0000:65:00.0"))
+SLOT = "0000:65:00"
 
 
 @contextmanager
@@ -63,16 +63,16 @@ def test_it_has_nothing_of_ours_open_but_the_locks_of_the_change(tmp_path: Path)
     with (
         only_agent(own),
         socket.create_server(("127.0.0.1", 0)),
-        unit_locked(tmp_path / "units", UNIT) as lock,
-        writer(tmp_path, lock.fd) as kernel,
+        gate_at(tmp_path / "gate").change(SLOT, lambda: (SLOT,)) as passed,
+        writer(tmp_path, *passed.locks) as kernel,
     ):
         kernel.write(OVERRIDE, b"\n")
         found = opened(writer_of(kernel))
         assert [path for path in found if path.startswith("socket:")] == [found[-1]], "the one it is asked by"
-        assert [path for path in found if path.startswith(str(tmp_path))] == [f"{tmp_path}/units/{UNIT}.lock"]
-        shown = run_program(["/bin/ls", "-l", "/proc/self/fd"], 10, kept=(lock.fd,)).stdout
+        assert [path for path in found if path.startswith(str(tmp_path))] == [f"{tmp_path}/gate/{SLOT}.lock"]
+        shown = run_program(["/bin/ls", "-l", "/proc/self/fd"], 10, kept=tuple(passed.locks)).stdout
         assert [line.split(" -> ")[1] for line in shown.splitlines() if str(tmp_path) in line] == [
-            f"{tmp_path}/units/{UNIT}.lock"
+            f"{tmp_path}/gate/{SLOT}.lock"
         ]
 
 
@@ -94,21 +94,6 @@ def test_a_writer_that_is_killed_is_an_error_with_its_place(tmp_path: Path) -> N
         with pytest.raises(OSError, match="the process that makes the writes has ended") as ended:
             kernel.write(OVERRIDE, b"vfio-pci")
         assert ended.value.filename == OVERRIDE
-
-
-def test_a_lock_tells_a_change_under_way_from_one_that_lost_its_process(tmp_path: Path) -> None:
-    with unit_locked(tmp_path, UNIT) as lock:
-        lock.note("unbind")
-        with pytest.raises(UnitBusyError, match="another process") as busy, unit_locked(tmp_path, UNIT):
-            pass
-        assert not isinstance(busy.value, UnitBlockedError)
-        inherited = os.dup(lock.fd)
-    with pytest.raises(UnitBlockedError) as blocked, unit_locked(tmp_path, UNIT):
-        pass
-    assert blocked.value.step == "unbind"
-    os.close(inherited)
-    with unit_locked(tmp_path, UNIT):
-        pass
 
 
 def test_a_program_goes_on_when_we_are_killed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,16 @@ class Mount:
         return [note["code"] for note in view["notes"] if note["subject"] == BLOCKED]
 
 
+def is_written(folder: Path, path: str) -> bool:
+    """Return whether a process has the file open."""
+    target = str((folder / path.lstrip("/")).resolve())
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # the process has ended, or is none of ours
+            if str(link.readlink()) == target:
+                return True
+    return False
+
+
 @contextmanager
 def sleepy_mount(folder: Path) -> Iterator[Mount]:
     folder.mkdir()
@@ -82,8 +92,7 @@ def test_an_agent_killed_during_a_blocked_write_is_replaced(tmp_path: Path, shor
         host.tell("sleep", override)
         with agent(tmp_path, kubelet) as first:
             until(lambda: host.driver(OTHER) == host.driver(THIRD) == "nvidia")
-            lock = host.folder / f"run/gpuvirt/units/{BLOCKED}.lock"
-            until(lambda: lock.exists() and lock.read_text() == f"{BLOCKED}: driver_override = none")
+            until(lambda: is_written(host.folder, override))
             first.kill()
             first.wait()
         assert host.driver(BLOCKED) == "vfio-pci"

@@ -11,11 +11,12 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.board import Holding
 from gpuvirt.model.carving import CarveStep, CarveWish
+from gpuvirt.model.isolation import slots_of
 from gpuvirt.model.plan import RollBack
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node import carver
 from gpuvirt.node.carver import Given
-from gpuvirt.node.guard import UnitBusyError, unit_locked
+from gpuvirt.node.change.gate import UnitBusyError, gate_at
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.tree import DeviceNode, constant
@@ -210,8 +211,10 @@ def test_a_machine_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
 
 def test_two_do_not_carve_one_gpu_at_a_time(tmp_path: Path) -> None:
     host = Carver("4xT4", tmp_path)
-    unit = carver.look(host.site, host.given).inventory.gpus[T4].unit
-    with unit_locked(host.site.locks, unit), pytest.raises(UnitBusyError, match="another process"):
+    inventory = carver.look(host.site, host.given).inventory
+    unit = inventory.gpus[T4].unit
+    taken = gate_at(host.site.locks).change(unit, lambda: slots_of(inventory.facts.functions, inventory.units[unit]))
+    with taken, pytest.raises(UnitBusyError, match="another process"):
         host.carve(T4)
 
 

@@ -1,6 +1,6 @@
 """A process of the guest that makes one write as an agent does: under its locks, by a process that can be left behind.
 
-Its arguments are the agent's folder, the folder of units' locks, the unit, the path, the data. It prints what became of
+Its arguments are the agent's folder, the folder of the gates, the unit, the path, the data. It prints what became of
 that, a word a line: `agent` and `unit` when it has the locks, then `written`, or why not.
 """
 
@@ -8,22 +8,25 @@ import sys
 from pathlib import Path
 
 from gpuvirt.errors import AlreadyRunningError
+from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.tools import HostTools
 from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.node.guard import UnitBlockedError, UnitBusyError, only_agent, unit_locked
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, gate_at
+from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
 
 
-def change(own: Path, locks: Path, unit: UnitId, path: HostPath, data: bytes) -> None:
+def change(own: Path, gates: Path, unit: UnitId, path: HostPath, data: bytes) -> None:
     """Make the write."""
     roots = HostRoots.under(Path("/"))
     with only_agent(own):
         say("agent")
-        with unit_locked(locks, unit) as lock, writing(roots, HostTools(Path("/")), (lock.fd,)) as (kernel, _):
+        with gate_at(gates).change(unit, lambda: (slot_of(PciAddress(unit)),)) as passed:
             say("unit")
-            lock.note(f"write {path}")
-            kernel.write(path, data)
+            passed.note(f"write {path}")
+            with writing(roots, HostTools(Path("/")), tuple(passed.locks)) as (kernel, _):
+                kernel.write(path, data)
             say("written")
 
 
@@ -35,9 +38,9 @@ def say(word: str) -> None:
 
 def main() -> None:
     """Say how it ends."""
-    own, locks, unit, path, data = sys.argv[1:]
+    own, gates, unit, path, data = sys.argv[1:]
     try:
-        change(Path(own), Path(locks), UnitId(unit), HostPath(path), data.encode())
+        change(Path(own), Path(gates), UnitId(unit), HostPath(path), data.encode())
     except UnitBlockedError as error:
         say(f"blocked: {error.step}")
     except UnitBusyError:

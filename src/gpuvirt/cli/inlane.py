@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.guard import UnitBlockedError, UnitBusyError
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
 

@@ -20,16 +20,16 @@ from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.isolation import Slots, UnitId, slots_of
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
 from gpuvirt.model.plan import Override, Plan, Probe, RollBack, Seen, Step, Unbind, Wish, Wishes
 from gpuvirt.model.planning import HEADS, plan_return, plan_unit
 from gpuvirt.model.podallocations import Allocation, PodAllocations
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originals
+from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.executor import execute
 from gpuvirt.node.gate import Change, StalePlanError, by_hand
-from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostRoots
 
@@ -77,26 +77,29 @@ class Site:
     originals: Path
     """The record of the drivers that functions had."""
     locks: Path
-    """A folder that does not outlive a boot."""
+    """The folder of the gates, which does not outlive a boot."""
     children: Children | None = None
     """Makes the writes of a change by child processes; None for a simulated host in memory, which no child sees."""
 
 
 @contextmanager
-def changing(site: Site, unit: UnitId, tell: TellStep[S]) -> Iterator[tuple[Site, TellStep[S]]]:
+def changing(
+    site: Site, unit: UnitId, members: Callable[[], Slots], tell: TellStep[S]
+) -> Iterator[tuple[Site, TellStep[S]]]:
     """Be the only one who changes a unit, by processes that can be left behind; raise UnitBusyError.
 
-    The context gives the site by which the change is made, and what its steps are told to.
+    `members` reads the slots of the unit. The context gives the site by which the change is made, and what its steps
+    are told to.
     """
     with ExitStack() as stack:
-        lock = stack.enter_context(unit_locked(site.locks, unit))
+        passed = stack.enter_context(gate_at(site.locks).change(unit, members))
 
         def begin(step: S) -> None:
-            lock.note(step.text)
+            passed.note(step.text)
             tell(step)
 
         if site.children is not None:
-            kernel, tools = stack.enter_context(site.children((lock.fd,)))
+            kernel, tools = stack.enter_context(site.children(tuple(passed.locks)))
             site = replace(site, kernel=kernel, tools=tools)
         yield site, begin
 
@@ -104,7 +107,7 @@ def changing(site: Site, unit: UnitId, tell: TellStep[S]) -> Iterator[tuple[Site
 def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Site:
     """Return where moves are made on a real host; `driver` is where the driver container's `/` is seen."""
     tools = HostTools(roots.system, driver or roots.run / "nvidia/driver")
-    return Site(kernel, tools, roots.local(originals.FILE), roots.run / "gpuvirt/units", partial(writing, roots, tools))
+    return Site(kernel, tools, roots.local(originals.FILE), roots.run / "gpuvirt/gate", partial(writing, roots, tools))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ def move(
     agent's; somebody who moves GPUs by hand has none. `hear` hears each step before it is begun.
     """
     change = change or by_hand(unit)
-    with changing(host, unit, hear) as (site, tell), change.under_way():
+    with changing(host, unit, lambda: _slots(host, unit), hear) as (site, tell), change.under_way():
         seen = look(site, orders)
         plan = plan_unit(seen, unit, wishes)
         if plan.refusals or not plan.steps:
@@ -187,6 +190,12 @@ def move(
             return (failed.reason,)
         tell(RollBack(unit))
         return (failed.reason, *_put_back(site, unit, before, orders, tell, change))
+
+
+def _slots(site: Site, unit: UnitId) -> Slots:
+    """Return the slots of a unit as they are now; one that is gone has that of its name."""
+    inventory = build_inventory(scan(site.kernel))
+    return slots_of(inventory.facts.functions, inventory.units.get(unit, (PciAddress(unit),)))
 
 
 def obstacles(site: Site, unit: UnitId, wishes: Wishes) -> tuple[Reason, ...]:

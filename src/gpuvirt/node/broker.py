@@ -5,25 +5,32 @@ request of which something is refused nothing is given.
 """
 
 import itertools
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName, is_mdev_uuid
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model import refusals
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds, find_holds
+from gpuvirt.model.isolation import Slots, slots_of
 from gpuvirt.model.ledger import Entry, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import lastlook
+from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError
 from gpuvirt.node.lastlook import Sight
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.state import NodeState
+
+log = logging.getLogger(__name__)
 
 Looked = Mapping[DeviceId, Sight]
 """What a look just before an allocation has shown of each device."""
@@ -40,12 +47,15 @@ class AllocationRefusedError(GpuvirtError):
 class Broker:
     """Gives devices away, and remembers to whom."""
 
-    def __init__(self, state: NodeState, kernel: Kernel, clock: Clock, given: Callable[[], None]) -> None:
-        """`given` is called after each allocation."""
+    def __init__(
+        self, state: NodeState, kernel: Kernel, clock: Clock, given: Callable[[], None], gate: Gate | None = None
+    ) -> None:
+        """`given` is called after each allocation. Without a `gate` no other process changes what is offered here."""
         self._state = state
         self._kernel = kernel
         self._clock = clock
         self._given = given
+        self._gate = gate
         self._name = uuid.uuid4().hex
         """Tells the allocations of this agent from those of the one before, whatever its clock says."""
         self._numbers = itertools.count(1)
@@ -130,12 +140,13 @@ class Broker:
             attachments.append(attachment)
             given += devices
             entries = record(entries, self._entries(resource, devices))
-        try:
-            self._state.gates.allocate(
-                [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
-            )
-        except RefusedError as error:
-            raise AllocationRefusedError(error.reason) from error
+        with self._passed(resource, slots_of(inventory.facts.functions, [device.target.gpu for device in given])):
+            try:
+                self._state.gates.allocate(
+                    [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
+                )
+            except RefusedError as error:
+                raise AllocationRefusedError(error.reason) from error
         self._given()
         return tuple(attachments)
 
@@ -153,6 +164,21 @@ class Broker:
         device = offer.devices.get(device_id)
         is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
         return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
+
+    @contextmanager
+    def _passed(self, resource: ResourceName, slots: Slots) -> Iterator[None]:
+        """Keep other processes from changing devices of these slots; raise AllocationRefusedError where one does."""
+        with ExitStack() as stack:
+            try:
+                if self._gate is not None:
+                    stack.enter_context(self._gate.allocation(slots))
+            except UnitBlockedError as error:
+                raise AllocationRefusedError(refusals.blocked(resource, error.step)) from error
+            except UnitBusyError as error:
+                raise AllocationRefusedError(refusals.busy(resource, str(error))) from error
+            except OSError as error:  # where no gate can be written, no change begins either
+                log.warning("%s: no gate could be passed: %s", resource, error)
+            yield
 
     def _why_not(self, offer: Offer, device_id: DeviceId, looked: Looked) -> Reason | None:
         device = offer.devices.get(device_id)

@@ -26,6 +26,7 @@ from gpuvirt.model.board import GIVER, Board, Holding, board_of, host_namespace,
 from gpuvirt.model.carveplanning import no_host, plan_gpu
 from gpuvirt.model.carving import CarvePlan, CarveWish, CreateVgpu, RemoveVgpu
 from gpuvirt.model.inventory import Inventory, build_inventory
+from gpuvirt.model.isolation import Slots, slots_of
 from gpuvirt.model.plan import RollBack, Wishes
 from gpuvirt.model.podallocations import PodAllocations, unmapped_reasons
 from gpuvirt.model.reasons import Reason
@@ -33,8 +34,8 @@ from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node import preflight
 from gpuvirt.node.binder import Site, changing
 from gpuvirt.node.carvesteps import Run, SchedulerRefusedError, SlotRefusedError, Tell, VgpusHeldError, take_all
+from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.gate import Change, by_hand
-from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
 
@@ -184,10 +185,17 @@ def carve(
     if gpu not in first.gpus:
         return (shortfalls.gone(gpu),)
     unit = first.gpus[gpu].unit
-    with changing(site, unit, tell) as (by_children, begin):
+    with changing(site, unit, lambda: _slots(site, gpu, first), tell) as (by_children, begin):
         run = Run(begin, given.change or by_hand(unit))
         with run.change.under_way():
             return _carve(by_children, gpu, wish, given, first, run)
+
+
+def _slots(site: Site, gpu: PciAddress, first: Inventory) -> Slots:
+    """Return the slots of a GPU's unit as they are now; `first` is the host as it was seen lately."""
+    members = first.units[first.gpus[gpu].unit]
+    now = build_inventory(scan_some(site.kernel, frozenset(members), first.facts))
+    return slots_of(now.facts.functions, now.units[now.gpus[gpu].unit] if gpu in now.gpus else members)
 
 
 def _carve(
@@ -283,12 +291,13 @@ def plan_removal(seen: Look, gpu: PciAddress, vgpu: VgpuId) -> CarvePlan:
 
 def remove(site: Site, gpu: PciAddress, vgpu: VgpuId, given: Given, tell: Tell, first: Inventory) -> tuple[Reason, ...]:
     """Remove one vGPU, or return why it stays; `first` is the host as it was seen lately."""
-    with changing(site, first.gpus[gpu].unit, tell) as (by_children, begin):
+    unit = first.gpus[gpu].unit
+    with changing(site, unit, lambda: _slots(site, gpu, first), tell) as (by_children, begin):
         seen = _look_at(by_children, given, gpu, first)
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_removal(seen, gpu, vgpu)
-        run = Run(begin, given.change or by_hand(first.gpus[gpu].unit))
+        run = Run(begin, given.change or by_hand(unit))
         try:
             take_all(by_children, seen.inventory, seen.board(gpu), next_plan, run)
         except VgpusHeldError as error:
@@ -317,12 +326,13 @@ def set_scheduler(
     site: Site, gpu: PciAddress, wanted: Scheduler, given: Given, tell: Tell, first: Inventory
 ) -> tuple[Reason, ...]:
     """Let a GPU's vGPUs share its time in another way, until its driver is loaded again; return why not, or not yet."""
-    with changing(site, first.gpus[gpu].unit, tell) as (by_children, begin):
+    unit = first.gpus[gpu].unit
+    with changing(site, unit, lambda: _slots(site, gpu, first), tell) as (by_children, begin):
         seen = _look_at(by_children, given, gpu, first)
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
         next_plan = plan_scheduler(seen, gpu, wanted)
-        run = Run(begin, given.change or by_hand(first.gpus[gpu].unit))
+        run = Run(begin, given.change or by_hand(unit))
         try:
             take_all(by_children, seen.inventory, seen.board(gpu), next_plan, run)
         except RefusedError as error:
