@@ -14,22 +14,25 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.isolation import Slots, slots_of
-from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError, boot_id
+from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError, UnitUnsettledError, boot_id
 from gpuvirt.node.change.gaterecord import (
     NEXT,
+    SETTLED_S,
     Damaged,
     GateRecord,
     GateState,
     IllegalMoveError,
     Owner,
+    allocation,
     decode,
     encode,
     settled,
     state_of,
+    unsettled,
 )
 
 BOOT, SLOT, OTHER = "boot", "0000:65:00", "0000:ca:00"
-OWNER = Owner(7, 4711)
+OWNER, OTHERS = Owner(7, 4711), Owner(8, 4711)
 
 RECORDS = st.builds(
     GateRecord,
@@ -148,9 +151,9 @@ def test_two_processes_exclude_each_other(tmp_path: Path) -> None:
         ):
             pass
         assert not isinstance(busy.value, UnitBlockedError)
-        with pytest.raises(UnitBusyError), gate.allocation([SLOT]):
+        with pytest.raises(UnitBusyError), gate.allocation({SLOT: ["one"]}):
             pass
-        with gate.change("other", lambda: (OTHER,)), gate.allocation([OTHER]):
+        with gate.change("other", lambda: (OTHER,)), gate.allocation({OTHER: ["one"]}):
             assert gate.state(OTHER) is GateState.APPLYING
         other.kill()
         other.wait()
@@ -169,7 +172,7 @@ def test_a_child_that_the_kernel_blocks_keeps_the_gate_when_its_process_is_kille
         with pytest.raises(UnitBlockedError) as blocked, gate.change("x", one_slot):
             pass
         assert blocked.value.step == "unbind it"
-        with pytest.raises(UnitBlockedError), gate.allocation([SLOT]):
+        with pytest.raises(UnitBlockedError), gate.allocation({SLOT: ["one"]}):
             pass
         with gate.change("other", lambda: (OTHER,)):
             pass
@@ -186,10 +189,58 @@ def test_a_child_that_the_kernel_blocks_keeps_the_gate_when_its_process_is_kille
 
 def test_a_change_and_allocations_of_one_process_agree_elsewhere(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    with gate.change("x", one_slot), gate.allocation([SLOT, OTHER]):
+    with gate.change("x", one_slot), gate.allocation({SLOT: ["one"], OTHER: ["two"]}):
         pass
-    with gate.allocation([SLOT]), gate.allocation([SLOT]):
+    with gate.allocation({SLOT: ["one"]}), gate.allocation({SLOT: ["one"]}):
         pass
+
+
+ALLOCATOR = """
+import sys
+from pathlib import Path
+from gpuvirt.node.change.gate import Gate
+folder, slot, device = sys.argv[1:]
+with Gate(Path(folder)).allocation({slot: [device]}):
+    pass
+"""
+
+
+def test_a_change_waits_until_the_accounts_tell_of_what_another_process_has_allocated(tmp_path: Path) -> None:
+    gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
+    subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), SLOT, "gpu a"], check=True)
+    with pytest.raises(UnitUnsettledError, match=r"gpu a was allocated [0-9.]+ s ago"), gate.change("x", one_slot):
+        pass
+    at, rest = lock.read_text().split(" ", 1)
+    lock.write_text(f"{float(at) - SETTLED_S} {rest}")
+    with gate.allocation({SLOT: ["ours, which our changes know"]}):
+        pass
+    with gate.change("x", one_slot):
+        pass
+    lock.write_text("torn")
+    with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
+        pass
+    os.utime(lock, (1, 1))
+    with gate.change("x", one_slot):
+        pass
+
+
+DEVICES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
+
+
+@given(st.lists(st.tuples(DEVICES, st.floats(0, 1e6), st.booleans())))
+def test_the_allocations_of_others_are_unsettled_for_a_while(entries: list[tuple[str, float, bool]]) -> None:
+    now_s = 2e6
+    lines = [allocation(device, OWNER if ours else OTHERS, now_s - age_s) for device, age_s, ours in entries]
+    found = unsettled("".join(lines), OWNER, now_s)
+    assert set(found) >= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S - 0.01}
+    assert set(found) <= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S + 0.01}
+
+
+def test_a_file_of_allocations_does_not_grow_for_ever(tmp_path: Path) -> None:
+    gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
+    lock.write_text("1.0 2 3 settled long ago\n" * 1000)
+    with gate.allocation({SLOT: ["new"]}):
+        assert [line.split()[-1] for line in lock.read_text().splitlines()] == ["new"]
 
 
 def test_slots_that_join_while_locks_are_taken_are_locked_too(tmp_path: Path) -> None:
@@ -205,7 +256,7 @@ def test_slots_that_join_while_locks_are_taken_are_locked_too(tmp_path: Path) ->
 def test_a_record_that_was_damaged_lately_refuses_a_change(tmp_path: Path) -> None:
     gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
     path.write_bytes(b"torn")
-    with pytest.raises(UnitBusyError, match="can't be read"), gate.change("x", one_slot):
+    with pytest.raises(UnitUnsettledError, match="can't be read"), gate.change("x", one_slot):
         pass
     assert path.read_bytes() == b"torn"
     os.utime(path, (1, 1))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
 
@@ -19,5 +19,7 @@ def in_lane(
         return (refusals.blocked(subject, taken[-1] if taken else "the lease"),)
     except UnitBlockedError as error:
         return (refusals.blocked(subject, error.step),)
+    except UnitUnsettledError as error:
+        return (refusals.unsettled(subject, str(error)),)
     except UnitBusyError as error:
         return (refusals.busy(subject, str(error)),)

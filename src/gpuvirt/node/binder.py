@@ -59,6 +59,7 @@ WAITING = frozenset(
         ReasonCode.ALLOCATION_UNMAPPED,
         ReasonCode.STILL_COUNTED,
         ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.ALLOCATIONS_UNKNOWN,
         ReasonCode.UNBIND_PENDING,
         ReasonCode.DRIVER_LOCK,
         ReasonCode.UNIT_BUSY,

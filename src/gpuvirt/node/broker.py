@@ -7,19 +7,21 @@ request of which something is refused nothing is given.
 import itertools
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.ids import DeviceId, ResourceName, is_mdev_uuid
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid
+from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model import refusals
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds, find_holds
-from gpuvirt.model.isolation import Slots, slots_of
+from gpuvirt.model.isolation import slots_of
 from gpuvirt.model.ledger import Entry, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
@@ -140,7 +142,7 @@ class Broker:
             attachments.append(attachment)
             given += devices
             entries = record(entries, self._entries(resource, devices))
-        with self._passed(resource, slots_of(inventory.facts.functions, [device.target.gpu for device in given])):
+        with self._passed(resource, by_slot(inventory.facts.functions, given)):
             try:
                 self._state.gates.allocate(
                     [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
@@ -166,12 +168,12 @@ class Broker:
         return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
 
     @contextmanager
-    def _passed(self, resource: ResourceName, slots: Slots) -> Iterator[None]:
+    def _passed(self, resource: ResourceName, devices: Mapping[str, Sequence[DeviceId]]) -> Iterator[None]:
         """Keep other processes from changing devices of these slots; raise AllocationRefusedError where one does."""
         with ExitStack() as stack:
             try:
                 if self._gate is not None:
-                    stack.enter_context(self._gate.allocation(slots))
+                    stack.enter_context(self._gate.allocation(devices))
             except UnitBlockedError as error:
                 raise AllocationRefusedError(refusals.blocked(resource, error.step)) from error
             except UnitBusyError as error:
@@ -199,6 +201,17 @@ class Broker:
         allocation = f"allocate:{self._name}:{next(self._numbers)}"
         for device in devices:
             yield Entry(resource, device.id, device.target, device.group, allocation, now)
+
+
+def by_slot(
+    functions: Mapping[PciAddress, PciFunction], devices: Sequence[Candidate]
+) -> Mapping[str, Sequence[DeviceId]]:
+    """Return devices by the slots that they are on."""
+    found: defaultdict[str, list[DeviceId]] = defaultdict(list)
+    for device in devices:
+        (slot,) = slots_of(functions, [device.target.gpu])
+        found[slot].append(device.id)
+    return found
 
 
 _MISMATCHES = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED, ReasonCode.UNKNOWN_DEVICE})

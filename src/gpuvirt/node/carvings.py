@@ -41,6 +41,7 @@ WAITING = frozenset(
         ReasonCode.VGPU_IN_USE,
         ReasonCode.UNBIND_PENDING,
         ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.ALLOCATIONS_UNKNOWN,
         ReasonCode.STILL_COUNTED,
         ReasonCode.OPERANDS_THERE,
         ReasonCode.UNIT_BUSY,

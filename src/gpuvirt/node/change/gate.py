@@ -2,12 +2,13 @@
 
 Each has two locks and a record in a folder that does not outlive a boot. Children of a change inherit `SLOT.lock` and
 hold it for as long as the kernel blocks them; `SLOT.owner` ends with the process that makes the change. `SLOT.json` is
-the record, which only the holder of the lock writes.
+the record, which only the holder of the lock writes. `SLOT.lock` itself has a line for each allocation, written before
+it is answered: for a while no account of the kubelet tells of it.
 """
 
 import fcntl
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -18,15 +19,15 @@ from gpuvirt.clock import RealClock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.model.isolation import Slots
 from gpuvirt.node.change import gaterecord
-from gpuvirt.node.change.gaterecord import Damaged, Found, GateRecord, GateState, Owner
+from gpuvirt.node.change.gaterecord import SETTLED_S, Damaged, Found, GateRecord, GateState, Owner
 from gpuvirt.node.files import replace_file
 
 PATIENCE_S = 0.2
 """How long a change waits for a lock: an allocation has it for less than a millisecond."""
 ALLOCATION_S = 0.1
 """How long an allocation waits for a lock."""
-SETTLED_S = 10.0
-"""How old a damaged record must be until the kubelet's account alone tells what was allocated."""
+MOST_BYTES = 1 << 14
+"""How long a lock's file may become before old allocations are taken out of it."""
 MOST_TRIES = 5
 """How often the members of an isolation unit may change while its locks are taken."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -42,6 +43,10 @@ class UnitBlockedError(UnitBusyError):
     def __init__(self, message: str, step: str) -> None:
         super().__init__(message)
         self.step = step
+
+
+class UnitUnsettledError(UnitBusyError):
+    """A device of this unit was allocated a moment ago, or it is unknown whether one was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +69,29 @@ class Gate:
             with ExitStack() as stack:
                 locks = [stack.enter_context(self._locked(unit, slot)) for slot in slots]
                 if members() == slots:
+                    for slot, lock in zip(slots, locks, strict=True):
+                        self._refuse_unknown(unit, slot, lock)
                     passed = Pass(self, slots, tuple(locks))
-                    passed.begin(unit)
+                    passed.begin()
                     stack.callback(passed.end)
                     yield passed
                     return
         raise UnitBusyError(f"{unit}: its IOMMU groups change all the time")
 
     @contextmanager
-    def allocation(self, slots: Iterable[str]) -> Iterator[None]:
-        """Keep changes of other processes out of these slots; raise UnitBusyError where one is under way.
+    def allocation(self, devices: Mapping[str, Iterable[str]]) -> Iterator[None]:
+        """Keep changes of other processes out of slots, and tell later ones that these devices of each are allocated.
 
-        A change of this process is no obstacle: it tells by itself which devices it may touch.
+        Raises UnitBusyError where a change is under way. One of this process is no obstacle: it tells by itself which
+        devices it may touch.
         """
         self._make_folder()
         with ExitStack() as stack:
-            for slot in sorted(slots):
+            for slot in sorted(devices):
                 lock = stack.enter_context(_opened(self._path(slot, "lock")))
                 if not _locked(lock, fcntl.LOCK_SH, ALLOCATION_S, partial(self._has, slot)):
                     raise self._taken(slot)
+                _append(lock, devices[slot])
             yield
 
     def read(self, slot: str) -> Found:
@@ -104,11 +113,19 @@ class Gate:
             has_owner = not _locked(owner, fcntl.LOCK_SH)
             return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
 
-    def refuse_if_damaged(self, unit: str, slot: str) -> None:
-        """Raise UnitBusyError where the record of a slot was damaged lately: what was allocated since is unknown."""
+    def _refuse_unknown(self, unit: str, slot: str, lock: int) -> None:
+        """Raise UnitUnsettledError where the kubelet's account may lack allocations, or a record was damaged lately."""
+        content = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
+        for device, age_s in gaterecord.unsettled(content, this_process(), monotonic()).items():
+            if device != gaterecord.UNREADABLE or _was_just_written(self._path(slot, "lock")):
+                raise UnitUnsettledError(
+                    f"{unit}: {device} was allocated {age_s:.1f} s ago, which the kubelet's account may not show before"
+                    f" {SETTLED_S:g} s ({self._path(slot, 'lock')})"
+                )
         found, path = self.read(slot), self._path(slot, "json")
-        if isinstance(found, Damaged) and abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S:
-            raise UnitBusyError(f"{unit}: {path} can't be read: {found.said}; it is ignored {SETTLED_S:g} s after that")
+        if isinstance(found, Damaged) and _was_just_written(path):
+            said = f"{unit}: {path} can't be read: {found.said}"
+            raise UnitUnsettledError(f"{said}; it is ignored {SETTLED_S:g} s after it was written")
 
     @contextmanager
     def _locked(self, unit: str, slot: str) -> Iterator[int]:
@@ -158,10 +175,8 @@ class Pass:
     locks: Collection[int]
     """Whoever has these open holds the locks."""
 
-    def begin(self, unit: str) -> None:
+    def begin(self) -> None:
         """Begin a generation; what an earlier change has left is settled, since each change begins with a look."""
-        for slot in self.slots:
-            self.gate.refuse_if_damaged(unit, slot)
         for slot in self.slots:
             self.gate.write(slot, gaterecord.settled(self.gate.read(slot), boot_id()).begin(this_process()))
 
@@ -191,10 +206,26 @@ def boot_id() -> str:
     return BOOT_ID.read_text().strip()
 
 
+@cache
 def this_process() -> Owner:
     """Return this process."""
     stat = Path("/proc/self/stat").read_bytes()
     return Owner(os.getpid(), int(stat.rpartition(b")")[2].split()[19]))
+
+
+def _was_just_written(path: Path) -> bool:
+    """Return whether what a damaged file no longer tells could be so recent that no account shows it."""
+    return abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S
+
+
+def _append(lock: int, devices: Iterable[str]) -> None:
+    """Write that devices are allocated into the file of a lock; no other process writes there now."""
+    owner, now_s = this_process(), monotonic()
+    if (size := os.fstat(lock).st_size) > MOST_BYTES:
+        lines = os.pread(lock, size, 0).decode(errors="replace").splitlines(keepends=True)
+        os.ftruncate(lock, 0)
+        os.write(lock, "".join(line for line in lines if gaterecord.unsettled(line, None, now_s)).encode())
+    os.write(lock, "".join(gaterecord.allocation(device, owner, now_s) for device in devices).encode())
 
 
 def _locked(fd: int, kind: int, patience_s: float = 0.0, is_ours: Callable[[], bool] = lambda: False) -> bool:
@@ -215,7 +246,7 @@ def _locked(fd: int, kind: int, patience_s: float = 0.0, is_ours: Callable[[], b
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         yield fd
     finally:

@@ -175,7 +175,7 @@ def allocation(device: str, owner: Owner, now_s: float) -> str:
     return f"{now_s:.3f} {owner.pid} {owner.started} {device}\n"
 
 
-def unsettled(content: str, owner: Owner, now_s: float) -> Mapping[str, float]:
+def unsettled(content: str, owner: Owner | None, now_s: float) -> Mapping[str, float]:
     """Return the devices that processes other than `owner` have allocated lately, with how long ago that was.
 
     A line that can't be read counts as one that has just been written.
@@ -186,7 +186,7 @@ def unsettled(content: str, owner: Owner, now_s: float) -> Mapping[str, float]:
             at_s, pid, started, device = line.split(" ", 3)
             age_s, other = now_s - float(at_s), Owner(int(pid), int(started))
         except ValueError:
-            age_s, other, device = 0.0, None, UNREADABLE
+            age_s, other, device = 0.0, Owner(0, 0), UNREADABLE
         if age_s < SETTLED_S and other != owner:
             found[device] = age_s
     return found
