@@ -39,8 +39,8 @@ class KilledKernel:
         self._countdown = countdown
 
     @property
-    def pid(self) -> int:
-        return self._kernel.pid
+    def pids(self) -> frozenset[int]:
+        return self._kernel.pids
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         return self._kernel.read(path, limit=limit)

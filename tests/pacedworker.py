@@ -95,8 +95,8 @@ class PacedKernel:
         self._kernel = kernel
 
     @property
-    def pid(self) -> int:
-        return self._kernel.pid
+    def pids(self) -> frozenset[int]:
+        return self._kernel.pids
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         return self._kernel.read(path, limit=limit)

@@ -16,9 +16,9 @@ class GuestKernel:
         self._channel = channel
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> frozenset[int]:
         """The agent in the guest."""
-        return self._channel.number("pid")
+        return frozenset(int(pid) for pid in self._channel.texts("pids"))
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first `limit` bytes of a file."""

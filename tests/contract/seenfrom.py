@@ -19,9 +19,9 @@ class ContainerKernel:
         self._sees_host = sees_host
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> frozenset[int]:
         """None of the host's: in the guest one process plays the VM and gpuvirt."""
-        return 0
+        return frozenset()
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         return self._kernel.read(path, limit=limit)

@@ -22,9 +22,9 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originals
+from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")

@@ -1,6 +1,7 @@
 """Commands that change devices, on a host whose kubelet has given some to pods: these stay, and the pod is named."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +146,27 @@ def test_a_gpu_of_a_container_that_is_idle_stays_with_its_driver(
         with kubelet_with_pod(short_path / "other", "nvidia.com/gpu", gpu_uuid(PciAddress(T4))):
             done = shell(f"{COMMAND} vfio bind {other}", tmp_path)
             assert (done.returncode, driver(tmp_path, FREE_T4)) == (0, "vfio-pci"), done.stdout
+
+
+ALLOCATE = """
+import sys
+from pathlib import Path
+from gpuvirt.node.change.gate import Gate
+with Gate(Path(sys.argv[1])).allocation({sys.argv[2].rpartition(".")[0]: [sys.argv[2]]}):
+    pass
+"""
+
+
+def test_a_gpu_that_an_agent_has_just_allocated_stays(tmp_path: Path) -> None:
+    """The kubelet's account and the agent's ledger don't show it yet; the gate does."""
+    with mount(tmp_path / "host", "4xRTX2060"):
+        gates = tmp_path / "host/run/gpuvirt/gate"
+        subprocess.run([sys.executable, "-c", ALLOCATE, str(gates), RTX], check=True)
+        done = shell(f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet", tmp_path)
+        assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
+        assert f"AllocationsUnknown: {RTX} was allocated a moment ago" in " ".join(done.stdout.split())
+        (gates / f"{RTX[:-2]}.lock").write_text(f"1.0 2 3 {RTX}\n")
+        assert shell(f"{COMMAND} vfio unbind {RTX} --host-root host --kubelet-dir kubelet", tmp_path).returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")

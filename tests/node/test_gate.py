@@ -10,7 +10,7 @@ import pytest
 from carvednode import VGPU
 from changes import NOBODY, change_drivers, driver_state
 from gpuvirt.clock import RealClock
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.scope import Scope
@@ -20,6 +20,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.gate import Change, Gates, StalePlanError
 from gpuvirt.node.lane import ThreadLane
@@ -128,6 +129,18 @@ async def test_allocate_refuses_what_a_change_is_about_to_remove(machine: Machin
         await node.advance(0.2 * OPERATION_S)
         one = min(live(kernel))
         assert node.refused("nvidia.com/NVIDIA_A10-4Q", [one]) is ReasonCode.UNIT_BUSY
+
+
+async def test_allocate_refuses_what_another_process_is_changing(machine: Machine, tmp_path: Path) -> None:
+    """A command beside the agent; the locks exclude it, and the agent's own changes don't get in the way."""
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        resource = node.view.resources[0]
+        first, second = (device.id for device in resource.devices)
+        other = Gate(tmp_path / "locks")
+        with other.change("a command's", lambda: (slot_of(PciAddress(first)),)):
+            assert node.refused(resource.name, [first]) is ReasonCode.UNIT_BUSY
+            node.allocate(resource.name, [second])
+        node.allocate(resource.name, [first])
 
 
 def driver(kernel: SimKernel, address: PciAddress) -> str | None:

@@ -13,10 +13,11 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import Holding
 from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.isolation import slots_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change import byhand
+from gpuvirt.node.change.gate import UnitBusyError, gate_at
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.tree import DeviceNode, constant
@@ -211,8 +212,10 @@ def test_a_machine_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
 
 def test_two_do_not_carve_one_gpu_at_a_time(tmp_path: Path) -> None:
     host = Carver("4xT4", tmp_path)
-    unit = observe(host.site, host.given, None).inventory.gpus[T4].unit
-    with unit_locked(host.site.locks, unit), pytest.raises(UnitBusyError, match="another process"):
+    inventory = observe(host.site, host.given, None).inventory
+    unit = inventory.gpus[T4].unit
+    taken = gate_at(host.site.locks).change(unit, lambda: slots_of(inventory.facts.functions, inventory.units[unit]))
+    with taken, pytest.raises(UnitBusyError, match="another process"):
         host.carve(T4)
 
 

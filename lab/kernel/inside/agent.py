@@ -44,7 +44,7 @@ class Agent:
             "readlink": lambda a: self.kernel.readlink(HostPath(a[0])),
             "device_number": lambda a: self.kernel.device_number(HostPath(a[0])),
             "open_files": lambda _: [f"{found.pid} {found.device} {found.path}" for found in self.kernel.open_files()],
-            "pid": lambda _: self.kernel.pid,
+            "pids": lambda _: [str(pid) for pid in self.kernel.pids],
             "lease": lambda a: self._lease(self.kernel.lease(IommuGroup(int(a[0])))),
             "lease_devices": lambda a: self._lease(self.kernel.lease_devices(a)),
             "release": lambda a: self._release(int(a[0])),

@@ -10,12 +10,12 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.node.gate import by_hand
-from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
 T = TypeVar("T")
@@ -55,5 +55,9 @@ def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Rea
         return asyncio.run(ThreadLane(subject).run(job, name="change", timeout_s=CHANGE_TIMEOUT_S))
     except LaneBlockedError:
         return refusals.blocked(subject, taken[-1] if taken else "the lease")
+    except UnitBlockedError as error:
+        return refusals.blocked(subject, error.step)
+    except UnitUnsettledError as error:
+        return refusals.unsettled(subject, str(error))
     except UnitBusyError as error:
         return refusals.busy(subject, str(error))

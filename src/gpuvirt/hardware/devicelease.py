@@ -2,7 +2,7 @@
 
 It is for kernels without nodes of groups (VFIO_GROUP=n). Measured on 6.12 (lab/kernel/README.md): a node opens many
 times, but binds once. A device that is open keeps its driver from letting go, so whoever leases it must close it when
-the kernel starts to take it away; by then nobody can open it any more. That is what the thread here is for.
+the kernel starts to take it away; by then nobody can open it any more. That is what the process `cdevkeeper` is for.
 """
 
 import contextlib
@@ -10,10 +10,14 @@ import errno
 import fcntl
 import os
 import struct
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.hardware import cdevkeeper
 
 IOMMUFD = "/dev/iommu"
 CDEVS = "/dev/vfio/devices"
@@ -23,37 +27,75 @@ PRESENT = "/sys/class/vfio-dev"
 BIND_IOMMUFD = (ord(";") << 8) + 118
 """include/uapi/linux/vfio.h: `struct vfio_device_bind_iommufd` of argsz, flags, iommufd, out_devid."""
 
-POLL_S = 0.01
-"""How soon a device that the kernel wants is let go; a lease lasts for moments."""
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where this process sees the host's folders."""
+
+    dev: str
+    sys: str
+    proc: str
 
 
 @contextlib.contextmanager
-def leased(names: Sequence[str], open_node: Callable[[str], int], is_present: Callable[[str], bool]) -> Iterator[None]:
+def leased(names: Sequence[str], places: Places, needed: int | None) -> Iterator[int]:
     """Hold devices (`vfio0`), which must be all VFIO devices of their group, so that nobody else can use one.
 
-    Raises DeviceBusyError when one is in use elsewhere, LeaseUnavailableError when that can't be told.
+    They are held by another process, whose number in the host's `/proc` the context gives; `needed` is a pipe's end
+    that tells it by its end of file that nobody needs them any more, None: this process alone needs them. Raises
+    DeviceBusyError when one is in use elsewhere, LeaseUnavailableError when that can't be told.
     """
-    held: dict[str, int] = {}
-    ended = threading.Event()
-    watcher = threading.Thread(target=_let_go_when_asked, args=(held, is_present, ended), name="lease", daemon=True)
     with contextlib.ExitStack() as closing:
-        iommufd = _opened(IOMMUFD, open_node)
+        if needed is None:
+            needed, alive = os.pipe()
+            closing.callback(os.close, needed)
+            closing.callback(os.close, alive)
+        keeper, number = _kept(names, places, needed)
+        try:
+            yield number
+        finally:
+            keeper.kill()
+            keeper.wait()
+
+
+def _kept(names: Sequence[str], places: Places, needed: int) -> tuple["subprocess.Popen[bytes]", int]:
+    """Open and bind devices, and return the process that has them open from then on."""
+    with contextlib.ExitStack() as closing:
+        held: dict[str, int] = {}
+        iommufd = _opened(IOMMUFD, places)
         closing.callback(os.close, iommufd)
-        closing.callback(_close_all, held)
         for name in names:
-            held[name] = _opened(f"{CDEVS}/{name}", open_node)
+            held[name] = _opened(f"{CDEVS}/{name}", places)
+            closing.callback(os.close, held[name])
             _bind(name, held[name], iommufd)
-            if not is_present(name):
+            if not _is_present(f"{places.sys}/class/vfio-dev/{name}"):
                 raise LeaseUnavailableError(f"{CDEVS}/{name} is not in {PRESENT}: it is just being taken away")
-        watcher.start()
-        closing.callback(watcher.join)
-        closing.callback(ended.set)
-        yield
+        ours, theirs = os.pipe()
+        closing.callback(os.close, ours)
+        with open(theirs, "wb") as said_here:  # noqa: PTH123  a pipe
+            keeper = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", cdevkeeper.__file__),
+                    *(places.proc, f"{places.sys}/class/vfio-dev"),
+                    *(f"{name}={fd}" for name, fd in held.items()),
+                ],
+                stdin=needed,
+                stdout=said_here,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(iommufd, *held.values()),
+                start_new_session=True,
+            )
+        said = os.read(ours, 32)
+        if not said.isdigit():
+            keeper.kill()
+            keeper.wait()
+            raise LeaseUnavailableError(f"{', '.join(names)} can't be held: the process for it ended at once")
+        return keeper, int(said)
 
 
-def _opened(node: str, open_node: Callable[[str], int]) -> int:
+def _opened(node: str, places: Places) -> int:
     try:
-        return open_node(node)
+        return os.open(places.dev + node.removeprefix("/dev"), os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise LeaseUnavailableError(f"{node} can't be opened: {error.strerror}") from error
 
@@ -68,12 +110,5 @@ def _bind(name: str, fd: int, iommufd: int) -> None:
         raise LeaseUnavailableError(f"{CDEVS}/{name} can't be bound to an iommufd: {error.strerror}") from error
 
 
-def _let_go_when_asked(held: dict[str, int], is_present: Callable[[str], bool], ended: threading.Event) -> None:
-    while held and not ended.wait(POLL_S):
-        for name in [name for name in held if not is_present(name)]:
-            os.close(held.pop(name))
-
-
-def _close_all(held: dict[str, int]) -> None:
-    for name in list(held):
-        os.close(held.pop(name))
+def _is_present(link: str) -> bool:
+    return Path(link).is_symlink()

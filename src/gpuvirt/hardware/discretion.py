@@ -54,9 +54,9 @@ class Discreet:
         self._kernel = kernel
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> frozenset[int]:
         """The kernel's."""
-        return self._kernel.pid
+        return self._kernel.pids
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first bytes of what may be told of a file."""

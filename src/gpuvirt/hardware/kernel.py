@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware import devicelease
+from gpuvirt.hardware import cdevkeeper, devicelease
 from gpuvirt.hardware.uevents import concerns_devices
 from gpuvirt.paths import HostPath, HostRoots
 
@@ -60,8 +60,8 @@ class Kernel(Protocol):
     """A host's kernel, as files. Every call raises OSError with the kernel's errno."""
 
     @property
-    def pid(self) -> int:
-        """The process that has leases, as `open_files` numbers it."""
+    def pids(self) -> frozenset[int]:
+        """The processes that have leases, as `open_files` numbers them."""
         ...
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
@@ -128,13 +128,18 @@ class _OpenGroup(AbstractContextManager[None]):
         try:
             self._fd = os.open(self._local, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno == errno.EBUSY:
-                raise DeviceBusyError(f"{self._node} is open in another process") from error
-            raise LeaseUnavailableError(f"{self._node} can't be opened: {error.strerror}") from error
+            raise lease_failed(self._node, error) from error
 
     @override
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
+
+
+def lease_failed(node: HostPath, error: OSError) -> DeviceBusyError | LeaseUnavailableError:
+    """Return what it means that a group's node could not be opened."""
+    if error.errno == errno.EBUSY:
+        return DeviceBusyError(f"{node} is open in another process")
+    return LeaseUnavailableError(f"{node} can't be opened: {error.strerror}")
 
 
 class RealKernel:
@@ -145,11 +150,14 @@ class RealKernel:
         self._root = "" if str(roots.root) == "/" else str(roots.root)
         self._frequent = {f"/{name}/": f"{self._prefixes[name]}/" for name in ("sys", "dev")}
         """What most paths begin with, each as long as the others."""
+        self._places = devicelease.Places(*(self._prefixes[name] for name in ("dev", "sys", "proc")))
+        self._keepers: set[int] = set()
+        """The processes that hold VFIO devices."""
 
     @property
-    def pid(self) -> int:
-        """This process."""
-        return os.getpid()
+    def pids(self) -> frozenset[int]:
+        """This process, and those that hold VFIO devices for it."""
+        return frozenset({int(cdevkeeper.number_in(self._places.proc)), *self._keepers})
 
     def _local(self, path: HostPath) -> str:
         if (found := self._frequent.get(path[:5])) is not None:
@@ -202,19 +210,19 @@ class RealKernel:
         node = HostPath(f"/dev/vfio/{group}")
         return _OpenGroup(node, self._local(node))
 
-    def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def lease_devices(self, names: Sequence[str], /) -> Iterator[None]:
         """Hold all VFIO devices of a group."""
-
-        def open_node(node: str) -> int:
-            return os.open(self._local(HostPath(node)), os.O_RDWR | os.O_CLOEXEC)
-
-        def is_present(name: str) -> bool:
+        with devicelease.leased(names, self._places, self._needed()) as keeper:
+            self._keepers.add(keeper)
             try:
-                return bool(self.readlink(HostPath(f"{devicelease.PRESENT}/{name}")))
-            except OSError as error:
-                return error.errno != errno.ENOENT
+                yield
+            finally:
+                self._keepers.discard(keeper)
 
-        return devicelease.leased(names, open_node, is_present)
+    def _needed(self) -> int | None:
+        """Return the end of a pipe that ends when leases are needed no more; None: with this process."""
+        return None
 
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes under `/dev` and the VFIO devices that processes have open."""

@@ -1,7 +1,8 @@
 """Programs of the host that gpuvirt has to run: modprobe, and NVIDIA's sriov-manage and nvidia-smi.
 
 NVIDIA's come with its driver, so they are run in the driver container's root where there is one, else in the host's.
-All of them may sleep in the kernel, so they run in the lane of their unit.
+All of them may sleep in the kernel, so they run in the lane of their unit. One that takes part in a change keeps the
+locks of the change (`keeping`) and nothing else of this process.
 """
 
 import os
@@ -9,9 +10,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from time import sleep  # noqa: TID251  between tries, in a lane that may sleep
-from typing import Protocol
+from typing import BinaryIO, Protocol, Self
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress
@@ -101,19 +103,31 @@ Run = Callable[[Sequence[str], float | None], Ended]
 """Runs a command for so many seconds at most; raises OSError or subprocess.TimeoutExpired."""
 
 
-def run_program(command: Sequence[str], timeout_s: float | None) -> Ended:
-    """Run a command of the host's, with a language that we can read."""
-    done = subprocess.run(
-        command,
-        env={"PATH": PATH, "LC_ALL": "C"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout_s,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+def run_program(command: Sequence[str], timeout_s: float | None, *, kept: Sequence[int] = ()) -> Ended:
+    """Run a command of the host's, with a language that we can read; `kept` are descriptors that it has open, too.
+
+    It goes on to its end if this process is killed meanwhile: it writes to files in memory, as a pipe that nobody reads
+    would end it, and a terminal's signals don't reach it.
+    """
+    with os.fdopen(os.memfd_create("stdout"), "r+b") as stdout, os.fdopen(os.memfd_create("stderr"), "r+b") as stderr:
+        done = subprocess.run(
+            command,
+            env={"PATH": PATH, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            timeout=timeout_s,
+            pass_fds=kept,
+            start_new_session=True,
+            check=False,
+        )
+        return Ended(done.returncode, _written(stdout), _written(stderr))
+
+
+def _written(file: BinaryIO) -> str:
+    """Return what a program has written, with line ends as ours."""
+    file.seek(0)
+    return file.read().decode(errors="replace").replace("\r\n", "\n")
 
 
 def is_there(place: Path) -> bool:
@@ -141,6 +155,17 @@ class HostTools:
         self._pause = pause
         self._has = has
         self._is_confined = os.geteuid() != 0 if is_confined is None else is_confined
+
+    def keeping(self, kept: Sequence[int]) -> Self:
+        """Return the same programs, run as processes that have the descriptors `kept` open for as long as they live."""
+        return type(self)(
+            self._root,
+            self._driver,
+            run=partial(run_program, kept=kept),
+            pause=self._pause,
+            has=self._has,
+            is_confined=self._is_confined,
+        )
 
     def modprobe(self, module: str) -> None:
         """Load a module by the host's own modprobe, with the host's own modules and settings."""

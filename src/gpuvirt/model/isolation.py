@@ -11,6 +11,16 @@ UnitId = NewType("UnitId", str)
 """The lowest address among a unit's functions."""
 
 
+Slots = tuple[str, ...]
+"""PCI slots, in the order of their addresses."""
+
+
+def slots_of(functions: Mapping[PciAddress, PciFunction], members: Iterable[PciAddress]) -> Slots:
+    """Return the slots of members of a unit; the slot of a VF is that of its PF."""
+    found = {one: functions.get(one) for one in members}
+    return tuple(sorted({slot_of(one if known is None else known.physfn or one) for one, known in found.items()}))
+
+
 def groups_of(functions: Iterable[PciFunction]) -> Mapping[IommuGroup, tuple[PciAddress, ...]]:
     """Return the members of each IOMMU group, in the order of their addresses."""
     found: defaultdict[IommuGroup, list[PciAddress]] = defaultdict(list)

@@ -259,6 +259,17 @@ def operands_there(subject: str, heard: OperandsHeard | None) -> Reason:
     )
 
 
+def unsettled(unit: str, said: str) -> Reason:
+    """A pod may have been given a device of it a moment ago."""
+    return Reason(
+        ReasonCode.ALLOCATIONS_UNKNOWN,
+        unit,
+        "was allocated a moment ago, and the kubelet's account may not show that yet",
+        seen=said,
+        fix="wait for ten seconds, and try again",
+    )
+
+
 def busy(unit: str, said: str) -> Reason:
     """Somebody else moves it."""
     return Reason(ReasonCode.UNIT_BUSY, unit, "is being moved by another process", seen=said, fix="wait for its end")

@@ -24,6 +24,7 @@ from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import LaneBlockedError
@@ -84,7 +85,8 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given)
+        gate = gate_at(site.moving.site.locks) if site.moving is not None else None
+        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given, gate)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""

@@ -5,28 +5,37 @@ request of which something is refused nothing is given.
 """
 
 import itertools
+import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.ids import DeviceId, ResourceName, is_mdev_uuid
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid
+from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds, find_holds
+from gpuvirt.model.isolation import slots_of
 from gpuvirt.model.ledger import Entry, Holders, adopt, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node import lastlook
+from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError
 from gpuvirt.node.lastlook import Sight
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.unfinished import Unfinished
+
+log = logging.getLogger(__name__)
 
 Looked = Mapping[DeviceId, Sight]
 """What a look just before an allocation has shown of each device."""
@@ -44,15 +53,25 @@ class Broker:
     """Gives devices away, and remembers to whom."""
 
     def __init__(
-        self, state: NodeState, kernel: Kernel, clock: Clock, recorded: ReadRecorded, given: Callable[[], None]
+        self,
+        state: NodeState,
+        kernel: Kernel,
+        clock: Clock,
+        recorded: ReadRecorded,
+        given: Callable[[], None],
+        gate: Gate | None = None,
     ) -> None:
-        """`given` is called after each allocation, `recorded` reads what the kubelet has recorded of its own."""
+        """`given` is called after each allocation, `recorded` reads what the kubelet has recorded of its own.
+
+        Without a `gate` no other process changes what is offered here.
+        """
         self._state = state
         self._kernel = kernel
         self._clock = clock
         self._recorded = recorded
         self._given = given
         self._unfinished = Unfinished()
+        self._gate = gate
         self._name = uuid.uuid4().hex
         """Tells the allocations of this agent from those of the one before, whatever its clock says."""
         self._numbers = itertools.count(1)
@@ -165,12 +184,13 @@ class Broker:
             given += devices
             added += (new := tuple(self._entries(resource, devices)))
             entries = record(entries, new)
-        try:
-            self._state.gates.allocate(
-                [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
-            )
-        except RefusedError as error:
-            raise AllocationRefusedError(error.reason) from error
+        with self._passed(resource, by_slot(inventory.facts.functions, given)):
+            try:
+                self._state.gates.allocate(
+                    [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
+                )
+            except RefusedError as error:
+                raise AllocationRefusedError(error.reason) from error
         self._unfinished.add(added, recorded)
         self._given()
         return tuple(attachments)
@@ -189,6 +209,21 @@ class Broker:
         device = offer.devices.get(device_id)
         is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
         return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
+
+    @contextmanager
+    def _passed(self, resource: ResourceName, devices: Mapping[str, Sequence[DeviceId]]) -> Iterator[None]:
+        """Keep other processes from changing devices of these slots; raise AllocationRefusedError where one does."""
+        with ExitStack() as stack:
+            try:
+                if self._gate is not None:
+                    stack.enter_context(self._gate.allocation(devices))
+            except UnitBlockedError as error:
+                raise AllocationRefusedError(refusals.blocked(resource, error.step)) from error
+            except UnitBusyError as error:
+                raise AllocationRefusedError(refusals.busy(resource, str(error))) from error
+            except OSError as error:  # where no gate can be written, no change begins either
+                log.warning("%s: no gate could be passed: %s", resource, error)
+            yield
 
     def _why_not(self, offer: Offer, device_id: DeviceId, looked: Looked) -> Reason | None:
         device = offer.devices.get(device_id)
@@ -209,6 +244,17 @@ class Broker:
         allocation = f"allocate:{self._name}:{next(self._numbers)}"
         for device in devices:
             yield Entry(resource, device.id, device.target, device.group, allocation, now)
+
+
+def by_slot(
+    functions: Mapping[PciAddress, PciFunction], devices: Sequence[Candidate]
+) -> Mapping[str, Sequence[DeviceId]]:
+    """Return devices by the slots that they are on."""
+    found: defaultdict[str, list[DeviceId]] = defaultdict(list)
+    for device in devices:
+        (slot,) = slots_of(functions, [device.target.gpu])
+        found[slot].append(device.id)
+    return found
 
 
 _MISMATCHES = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED, ReasonCode.UNKNOWN_DEVICE})

@@ -75,6 +75,7 @@ def _see_that_nobody_uses(kernel: Kernel, claim: Claim, said: str | None) -> Non
         raise RefusedError(
             refusals.users_unseen(claim.subject, f"{said}; {GROUP_CLASS}/{claim.group}/dev: there is none")
         )
-    others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid != kernel.pid]
+    ours = kernel.pids
+    others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid not in ours]
     if others:
         raise HeldError(refusals.in_use(claim.subject, others, forcible=False), refusals.named(others))

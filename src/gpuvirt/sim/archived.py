@@ -25,9 +25,9 @@ class ArchivedKernel:
             self._unread_in[folder].add(name)
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> frozenset[int]:
         """No process: nothing is done here, and no process of the host is archived."""
-        return 0
+        return frozenset()
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first bytes of a file."""

@@ -15,6 +15,8 @@ class Faults:
     contents: dict[HostPath, bytes] = field(default_factory=dict)
     acts: dict[HostPath, Callable[[], None]] = field(default_factory=dict)
     refusals: dict[HostPath, int] = field(default_factory=dict)
+    asleep: set[HostPath] = field(default_factory=set)
+    """Files whose writers sleep until the path is taken out."""
 
     def fail(self, path: HostPath, number: int) -> None:
         """Let `path` fail with an errno."""
@@ -38,6 +40,7 @@ class Faults:
         self.contents.clear()
         self.acts.clear()
         self.refusals.clear()
+        self.asleep.clear()
 
     def apply_to_write(self, path: HostPath) -> None:
         """Fail where writes are refused."""

@@ -54,9 +54,9 @@ class SimKernel:
     # --- the Kernel that gpuvirt works through
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> frozenset[int]:
         """The agent's own, which no /proc shows."""
-        return OUR_PID
+        return frozenset({OUR_PID})
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
         """Return the first bytes of a file."""
@@ -80,6 +80,7 @@ class SimKernel:
             if not isinstance(node, File) or node.write is None:
                 raise fails(errno.EISDIR if isinstance(node, Folder) else errno.EACCES, path)
             self.faults.apply_to_write(path)
+            self.blocking.until(lambda: path not in self.faults.asleep, f"{path} keeps its writers asleep")
             if data:  # the kernel does not even call the attribute
                 self.writes.append((path, data))
                 try:

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.gate import Change
-from gpuvirt.node.guard import UnitBusyError
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.tasks import backoff_s
 
@@ -126,6 +126,10 @@ class Attempts:
         except LaneBlockedError as error:
             self.asleep_at = taken[-1] if taken else self.asleep_at or str(error)
             return refusals.blocked(subject, self.asleep_at)
+        except UnitBlockedError as error:
+            return refusals.blocked(subject, error.step)
+        except UnitUnsettledError as error:
+            return refusals.unsettled(subject, str(error))
         except UnitBusyError as error:
             return refusals.busy(subject, str(error))
         except OSError as error:

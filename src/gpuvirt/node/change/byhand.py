@@ -13,10 +13,9 @@ from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
-from gpuvirt.node.change.site import Site
-from gpuvirt.node.change.vgpusteps import Run, Tell, VgpusHeldError, take_all
+from gpuvirt.node.change.site import Site, Tell, changing
+from gpuvirt.node.change.vgpusteps import Run, VgpusHeldError, take_all
 from gpuvirt.node.gate import by_hand
-from gpuvirt.node.guard import unit_locked
 from gpuvirt.node.leasing import RefusedError
 
 
@@ -53,14 +52,14 @@ def _changed(
     plan: Callable[[Observation], VgpuPlan],
 ) -> tuple[Reason, ...]:
     unit = first.gpus[gpu].unit
-    with unit_locked(site.locks, unit):
-        seen = observe_unit(site, inputs, unit, first, [gpu])
+    with changing(site, unit, first, tell) as (by_children, begin):
+        seen = observe_unit(by_children, inputs, unit, first, [gpu])
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
-        found, run = plan(seen), Run(tell, by_hand(unit, inputs.newest))
+        found, run = plan(seen), Run(begin, by_hand(unit, inputs.newest))
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         try:
-            take_all(site, seen.inventory, seen.gpu_state(gpu), found, run)
+            take_all(by_children, seen.inventory, seen.gpu_state(gpu), found, run)
         except VgpusHeldError as error:
             found = plan(replace(seen, learned={gpu: Learned(in_use=error.users)}))
         except RefusedError as error:

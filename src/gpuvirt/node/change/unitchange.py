@@ -27,11 +27,11 @@ from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change import driverphase, preflight, vgpurollback
+from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import NOTHING, Learned, Observation, observe_unit
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.site import Site, changing
 from gpuvirt.node.change.vgpusteps import Run, SchedulerRefusedError, SlotRefusedError, VgpusHeldError, take_all
-from gpuvirt.node.guard import UnitBusyError, unit_locked
 from gpuvirt.node.leasing import RefusedError
 
 MOST_ROUNDS = 6
@@ -73,8 +73,8 @@ def apply(
     UnitBusyError.
     """
     first = first or build_inventory(scan(site.kernel))
-    with unit_locked(site.locks, unit), run.change.under_way():
-        return UnitChange(site, unit, desired, inputs, run, first).run()
+    with changing(site, unit, first, run.tell) as (by_children, tell), run.change.under_way():
+        return UnitChange(by_children, unit, desired, inputs, replace(run, tell=tell), first).run()
 
 
 def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Outcome:

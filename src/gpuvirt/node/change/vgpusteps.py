@@ -1,7 +1,7 @@
 """Takes the steps of a plan for one GPU's vGPUs, each after a proof that nobody uses what it touches."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
@@ -25,22 +25,18 @@ from gpuvirt.model.change.steps import (
     DisableVfs,
     EnableVfs,
     RemoveVgpu,
-    RollBack,
     SetMigMode,
     SetMixedSizes,
     SetScheduler,
-    Step,
     VgpuStep,
 )
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changerecord import recorded_unbind
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
 from gpuvirt.paths import HostPath
-
-Tell = Callable[[Step | RollBack], None]
 
 
 class SlotRefusedError(RefusedError):

@@ -1,0 +1,55 @@
+"""A process of the guest that makes one write as an agent does: under its locks, by a process that can be left behind.
+
+Its arguments are the agent's folder, the folder of the gates, the unit, the path, the data. It prints what became of
+that, a word a line: `agent` and `unit` when it has the locks, then `written`, or why not.
+"""
+
+import sys
+from pathlib import Path
+
+from gpuvirt.errors import AlreadyRunningError
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.hardware.tools import HostTools
+from gpuvirt.hardware.writerkernel import writing
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, gate_at
+from gpuvirt.node.guard import only_agent
+from gpuvirt.paths import HostPath, HostRoots
+
+
+def change(own: Path, gates: Path, unit: UnitId, path: HostPath, data: bytes) -> None:
+    """Make the write."""
+    roots = HostRoots.under(Path("/"))
+    with only_agent(own):
+        say("agent")
+        with gate_at(gates).change(unit, lambda: (slot_of(PciAddress(unit)),)) as passed:
+            say("unit")
+            passed.note(f"write {path}")
+            with writing(roots, HostTools(Path("/")), tuple(passed.locks)) as (kernel, _):
+                kernel.write(path, data)
+            say("written")
+
+
+def say(word: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Say how it ends."""
+    own, gates, unit, path, data = sys.argv[1:]
+    try:
+        change(Path(own), Path(gates), UnitId(unit), HostPath(path), data.encode())
+    except UnitBlockedError as error:
+        say(f"blocked: {error.step}")
+    except UnitBusyError:
+        say("busy")
+    except AlreadyRunningError:
+        say("another agent")
+    except OSError as error:
+        say(f"errno {error.errno}")
+
+
+if __name__ == "__main__":
+    main()

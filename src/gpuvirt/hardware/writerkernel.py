@@ -1,0 +1,131 @@
+"""A real kernel whose writes and leases are made by a process that can be left behind, the `writer`.
+
+A write to a device can sleep in the kernel for as long as somebody uses the device, and no signal ends it: a thread in
+that state keeps its whole process, with its locks and sockets. The writer has nothing but the locks of the change that
+it works for, so an agent can end and be replaced, and the locks tell its successor that the kernel blocks the change.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from typing_extensions import override
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware import writer
+from gpuvirt.hardware.kernel import RealKernel, lease_failed
+from gpuvirt.hardware.tools import HostTools, Tools
+from gpuvirt.paths import HostPath, HostRoots
+
+
+class Writer:
+    """A writer process, as long as somebody makes a change by it."""
+
+    def __init__(self, kept: Sequence[int], proc: str) -> None:
+        """`kept` are the descriptors that it has open for as long as it lives."""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", writer.__file__, proc],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=kept,
+                start_new_session=True,
+            )
+        self.pid = int(self._answer())
+        """The process, as the host's `/proc` numbers it."""
+
+    def ask(self, letter: bytes, argument: bytes) -> bytes:
+        """Return what the writer says to a request; raise OSError as the kernel does, for as long as that takes."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which the answer says
+            self._channel.send(letter + b" " + argument)
+        return self._answer()
+
+    def _answer(self) -> bytes:
+        packet = b""
+        with contextlib.suppress(ConnectionResetError):
+            packet = self._channel.recv(writer.PACKET_BYTES)
+        if not packet:
+            raise OSError(errno.EINTR, "the process that makes the writes has ended; was it killed?")
+        number, _, said = packet.partition(b" ")
+        if number != b"0":
+            raise OSError(int(number), os.strerror(int(number)))
+        return said
+
+    def close(self) -> None:
+        """End the writer, which is not asleep."""
+        self._channel.close()
+        self._process.wait()
+
+
+class WriterKernel(RealKernel):
+    """The kernel of one change."""
+
+    def __init__(self, roots: HostRoots, kept: Sequence[int], alive: int, needed: int) -> None:
+        """`alive` and `needed` are the two ends of a pipe."""
+        super().__init__(roots)
+        self._kept = (*kept, alive)
+        self._end = needed
+        self._writer: Writer | None = None
+
+    @property
+    @override
+    def pids(self) -> frozenset[int]:
+        """This process, the writer, and those that hold VFIO devices for it."""
+        return super().pids | ({self._writer.pid} if self._writer is not None else frozenset())
+
+    @override
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        """Write a file in one system call, which puts the writer to sleep where the kernel blocks it."""
+        self._ask(path, b"w", os.fsencode(self._local(path)) + b"\0" + data)
+
+    @override
+    @contextlib.contextmanager
+    def lease(self, group: IommuGroup, /) -> Iterator[None]:
+        """Have the writer hold a VFIO group open."""
+        node = HostPath(f"/dev/vfio/{group}")
+        try:
+            number = self._ask(node, b"o", os.fsencode(self._local(node)))
+        except OSError as error:
+            raise lease_failed(node, error) from error
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it has ended, and nothing is held any more
+                self._ask(node, b"c", number)
+
+    @override
+    def _needed(self) -> int:
+        return self._end
+
+    def _ask(self, path: HostPath, letter: bytes, argument: bytes) -> bytes:
+        if self._writer is None:
+            self._writer = Writer(self._kept, self._places.proc)
+        try:
+            return self._writer.ask(letter, argument)
+        except OSError as error:
+            error.filename = path  # errors are told with their place
+            raise
+
+    def close(self) -> None:
+        """End the writer."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+@contextlib.contextmanager
+def writing(roots: HostRoots, tools: HostTools, kept: Sequence[int]) -> Iterator[tuple[WriterKernel, Tools]]:
+    """Make the writes of a change by processes that keep the descriptors `kept` while the kernel blocks them."""
+    needed, alive = os.pipe()
+    kernel = WriterKernel(roots, kept, alive, needed)
+    try:
+        yield kernel, tools.keeping(kept)
+    finally:
+        kernel.close()
+        os.close(alive)
+        os.close(needed)

@@ -1,0 +1,82 @@
+"""A process that is killed while the kernel blocks its write: it ends, and the writer keeps the lock of the unit."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from guesthost import GuestHost, Guests
+from hosts import LONG_S, bind, exists, group_of
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.paths import HostPath
+
+pytestmark = [pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]
+
+GPU, AUDIO, OTHER = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1"), PciAddress("0000:03:00.0")
+UNBIND = "/sys/bus/pci/drivers/vfio-pci/unbind"
+PROC = HostPath("/proc")
+
+
+class Changers:
+    """Processes of the guest that change devices as an agent does."""
+
+    def __init__(self, host: GuestHost) -> None:
+        self._host = host
+        self._run("mkdir -p /tmp/agent /tmp/units")
+
+    def _run(self, script: str) -> str:
+        return self._host.guest.run("sh", "-c", script)
+
+    def start(self, name: str, unit: PciAddress, path: str) -> int:
+        """Have a device unbound; return the process."""
+        command = f"python3 -m lab.kernel.inside.changer /tmp/agent /tmp/units {unit} {path} {unit}"
+        return int(self._run(f"cd /mnt/share; {command} > /tmp/{name} 2>&1 < /dev/null & echo $!"))
+
+    def said(self, name: str) -> list[str]:
+        """Return what it has said so far."""
+        return self._run(f"cat /tmp/{name}").split("\n")[:-1]
+
+    def kill(self, pid: int) -> None:
+        """Send it SIGKILL."""
+        self._run(f"kill -9 {pid}")
+
+    def has_ended(self, pid: int) -> bool:
+        """Return whether it is gone, or waits only to be reaped with nothing open."""
+        if str(pid) not in self._host.kernel.listdir(PROC):
+            return True
+        return self._host.kernel.read(HostPath(f"/proc/{pid}/stat")).rpartition(b")")[2].split()[0] == b"Z"
+
+
+def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S  # noqa: TID251  another kernel's time
+    while not met():
+        assert time.monotonic() < deadline  # noqa: TID251
+        time.sleep(0.1)  # noqa: TID251
+
+
+def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(guests: Guests) -> None:
+    host = guests.fresh()
+    bind(host, GPU, "vfio-pci")
+    bind(host, AUDIO, "vfio-pci")
+    bind(host, OTHER, "vfio-pci")
+    changers, machine = Changers(host), host.start_machine(group_of(host, GPU))
+    first = changers.start("first", GPU, UNBIND)
+    assert machine.asked_back(LONG_S)
+    changers.kill(first)
+    until(lambda: changers.has_ended(first))
+    assert changers.said("first") == ["agent", "unit"]
+    changers.start("successor", GPU, UNBIND)
+    until(lambda: len(changers.said("successor")) == 2)
+    assert changers.said("successor") == ["agent", f"blocked: write {UNBIND}"]
+    changers.start("beside", OTHER, UNBIND)
+    until(lambda: changers.said("beside") == ["agent", "unit", "written"])
+    assert not exists(host, f"/sys/bus/pci/devices/{OTHER}/driver")
+    machine.end()
+
+    def is_free() -> bool:
+        changers.start("later", GPU, UNBIND)
+        until(lambda: len(changers.said("later")) > 1)
+        return "unit" in changers.said("later")
+
+    until(is_free)
+    until(lambda: changers.said("later")[2:] == ["errno 19"])  # ENODEV: the first one's write has ended well

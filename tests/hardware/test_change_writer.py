@@ -1,0 +1,106 @@
+"""The process that makes the writes of a change: what it does, what it has open, and how it ends."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.errors import LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.tools import HostTools, run_program
+from gpuvirt.hardware.writerkernel import WriterKernel, writing
+from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.guard import only_agent
+from gpuvirt.paths import HostPath, HostRoots
+from mounting import until
+
+OVERRIDE = HostPath("/sys/driver_override")
+SLOT = "0000:65:00"
+
+
+@contextmanager
+def writer(folder: Path, *kept: int) -> Iterator[WriterKernel]:
+    for name in ("sys", "dev/vfio", "proc"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "sys/driver_override").touch()
+    with writing(HostRoots.under(folder), HostTools(Path("/")), kept) as (kernel, _):
+        yield kernel
+
+
+def opened(pid: int) -> list[str]:
+    links = list(Path(f"/proc/{pid}/fd").iterdir())
+    return sorted(str(link.readlink()) for link in links if link.is_symlink())
+
+
+def writer_of(kernel: WriterKernel) -> int:
+    (pid,) = kernel.pids - {os.getpid()}
+    return pid
+
+
+def test_it_writes_and_says_what_the_kernel_does(tmp_path: Path) -> None:
+    with writer(tmp_path) as kernel:
+        assert kernel.pids == {os.getpid()}, "it is started by the first write"
+        kernel.write(OVERRIDE, b"\n")
+        kernel.write(OVERRIDE, b"vfio-pci\0and more")
+        assert (tmp_path / "sys/driver_override").read_bytes() == b"vfio-pci\0and more"
+        with pytest.raises(FileNotFoundError) as missing:
+            kernel.write(HostPath("/sys/nothing"), b"1")
+        assert (missing.value.errno, missing.value.filename) == (errno.ENOENT, "/sys/nothing")
+        pid = writer_of(kernel)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_it_has_nothing_of_ours_open_but_the_locks_of_the_change(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with (
+        only_agent(own),
+        socket.create_server(("127.0.0.1", 0)),
+        gate_at(tmp_path / "gate").change(SLOT, lambda: (SLOT,)) as passed,
+        writer(tmp_path, *passed.locks) as kernel,
+    ):
+        kernel.write(OVERRIDE, b"\n")
+        found = opened(writer_of(kernel))
+        assert [path for path in found if path.startswith("socket:")] == [found[-1]], "the one it is asked by"
+        assert [path for path in found if path.startswith(str(tmp_path))] == [f"{tmp_path}/gate/{SLOT}.lock"]
+        shown = run_program(["/bin/ls", "-l", "/proc/self/fd"], 10, kept=tuple(passed.locks)).stdout
+        assert [line.split(" -> ")[1] for line in shown.splitlines() if str(tmp_path) in line] == [
+            f"{tmp_path}/gate/{SLOT}.lock"
+        ]
+
+
+def test_a_lease_is_open_in_the_writer_alone(tmp_path: Path) -> None:
+    with writer(tmp_path) as kernel:
+        (node := tmp_path / "dev/vfio/12").touch()
+        with kernel.lease(IommuGroup(12)):
+            assert str(node) in opened(writer_of(kernel))
+            assert str(node) not in opened(os.getpid())
+        assert str(node) not in opened(writer_of(kernel))
+        with pytest.raises(LeaseUnavailableError, match=r"/dev/vfio/13 can't be opened"), kernel.lease(IommuGroup(13)):
+            pass
+
+
+def test_a_writer_that_is_killed_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with writer(tmp_path) as kernel:
+        kernel.write(OVERRIDE, b"\n")
+        os.kill(writer_of(kernel), signal.SIGKILL)
+        with pytest.raises(OSError, match="the process that makes the writes has ended") as ended:
+            kernel.write(OVERRIDE, b"vfio-pci")
+        assert ended.value.filename == OVERRIDE
+
+
+def test_a_program_goes_on_when_we_are_killed(tmp_path: Path) -> None:
+    script = "touch began; while test ! -e go; do sleep 0.05; done; echo said && touch done"
+    code = f"from gpuvirt.hardware.tools import run_program; run_program(['/bin/sh', '-c', {script!r}], None)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as caller:
+        until((tmp_path / "began").exists)
+        caller.kill()
+    (tmp_path / "go").touch()
+    until((tmp_path / "done").exists)

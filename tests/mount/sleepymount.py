@@ -1,0 +1,37 @@
+"""A mounted simulated host some of whose files keep their writers asleep: `sleep PATH` and `wake PATH` on its input."""
+
+import sys
+import threading
+from pathlib import Path
+
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.mounted.mounting import serve
+from gpuvirt.sim.mounted.nodes import Nodes
+
+
+def say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def obey(kernel: SimKernel) -> None:
+    for line in sys.stdin:
+        word, path = line.split()
+        with kernel.blocking.condition:
+            change = kernel.faults.asleep.add if word == "sleep" else kernel.faults.asleep.discard
+            change(HostPath(path))
+            kernel.blocking.condition.notify_all()
+        say("done")
+
+
+def main() -> None:
+    kernel = build_machine(load_machine(sys.argv[1]), wait=True)
+    threading.Thread(target=obey, args=(kernel,), daemon=True).start()
+    serve(kernel, Path(sys.argv[2]), Nodes.FILES, lambda: say("ready"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""The gates of a host: the record of each, and who passes when several processes want to."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.model.isolation import Slots, slots_of
+from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError, UnitUnsettledError, boot_id
+from gpuvirt.node.change.gaterecord import (
+    NEXT,
+    SETTLED_S,
+    Damaged,
+    GateRecord,
+    GateState,
+    IllegalMoveError,
+    Owner,
+    allocation,
+    decode,
+    encode,
+    settled,
+    state_of,
+    unsettled,
+)
+
+BOOT, SLOT, OTHER = "boot", "0000:65:00", "0000:ca:00"
+OWNER, OTHERS = Owner(7, 4711), Owner(8, 4711)
+
+RECORDS = st.builds(
+    GateRecord,
+    boot_id=st.just(BOOT),
+    generation=st.integers(0, 1 << 40),
+    state=st.sampled_from(GateState),
+    owner=st.none() | st.just(OWNER),
+    intent=st.none() | st.text(max_size=40),
+    reason=st.none() | st.text(max_size=40),
+)
+
+
+@given(RECORDS, st.sampled_from(GateState))
+def test_a_record_moves_only_to_the_states_that_may_follow(record: GateRecord, state: GateState) -> None:
+    if state in NEXT[record.state]:
+        assert record.move(state).state is state
+    else:
+        with pytest.raises(IllegalMoveError, match=f"from {record.state} to"):
+            record.move(state)
+
+
+@given(RECORDS)
+def test_a_change_begins_in_an_open_gate_alone(record: GateRecord) -> None:
+    """Whatever an earlier change has left, it is settled before."""
+    begun = settled(record, BOOT).begin(OWNER)
+    assert (begun.state, begun.owner, begun.generation) == (GateState.APPLYING, OWNER, record.generation + 1)
+    for kind in (record, begun):
+        if GateState.APPLYING not in NEXT[kind.state]:
+            with pytest.raises(IllegalMoveError):
+                kind.begin(OWNER)
+
+
+@given(RECORDS)
+def test_a_file_holds_a_record_whole_until_the_next_boot(record: GateRecord) -> None:
+    assert decode(encode(record), BOOT) == record
+    assert decode(encode(record), "another boot") == GateRecord("another boot")
+    assert decode(None, BOOT) == GateRecord(BOOT)
+
+
+@given(RECORDS, st.data())
+def test_a_damaged_record_is_unknown_and_never_open(record: GateRecord, data: st.DataObject) -> None:
+    content = encode(record)
+    torn = content[: data.draw(st.integers(0, len(content) - 1))]
+    found = decode(torn, BOOT)
+    assert isinstance(found, Damaged)
+    assert state_of(found, is_locked=False, has_owner=False) is GateState.SETTLING
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{}", b'{"boot_id": 1}', b'"x"', b"\xff", b"null", encode(GateRecord(BOOT))[:-1]]
+)
+def test_what_is_no_record_is_damaged(content: bytes) -> None:
+    assert isinstance(decode(content, BOOT), Damaged)
+
+
+@given(RECORDS, st.booleans(), st.booleans())
+def test_another_process_finds_a_gate_by_its_locks_first(record: GateRecord, is_locked: bool, has_owner: bool) -> None:
+    state = state_of(record, is_locked=is_locked, has_owner=has_owner)
+    if is_locked and not has_owner:
+        assert state is GateState.BLOCKED
+    elif not is_locked and record.state not in {GateState.OPEN, GateState.HELD}:
+        assert state is GateState.SETTLING, "a change without a lock has lost its process"
+    else:
+        assert state is record.state
+
+
+def one_slot() -> Slots:
+    return (SLOT,)
+
+
+CHANGER = """
+import os, subprocess, sys
+from pathlib import Path
+from gpuvirt.node.change.gate import gate_at
+folder, child, *slots = sys.argv[1:]
+with gate_at(Path(folder)).change("unit", lambda: tuple(slots)) as passed:
+    passed.note("unbind it")
+    if child == "child":
+        subprocess.Popen(["/bin/cat"], stdin=sys.stdin, stdout=subprocess.DEVNULL, pass_fds=tuple(passed.locks))
+    print("has it", flush=True)
+    os.read(int(os.environ["HOLD"]), 1)
+"""
+
+
+@contextmanager
+def changing(folder: Path, *slots: str, child: bool = False) -> Iterator["subprocess.Popen[str]"]:
+    """Run another process that has the gates; with a child it leaves the locks to it until its input ends."""
+    hold, release = os.pipe()
+    command = [sys.executable, "-c", CHANGER, str(folder), "child" if child else "alone", *slots]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[hold],
+        env={"HOLD": str(hold)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "has it\n"
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(hold)
+        os.close(release)
+
+
+def test_two_processes_exclude_each_other(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with changing(tmp_path, SLOT) as other:
+        assert gate.state(SLOT) is GateState.APPLYING
+        with (
+            pytest.raises(UnitBusyError, match=r"another process.*step: unbind it") as busy,
+            gate.change("x", one_slot),
+        ):
+            pass
+        assert not isinstance(busy.value, UnitBlockedError)
+        with pytest.raises(UnitBusyError), gate.allocation({SLOT: ["one"]}):
+            pass
+        with gate.change("other", lambda: (OTHER,)), gate.allocation({OTHER: ["one"]}):
+            assert gate.state(OTHER) is GateState.APPLYING
+        other.kill()
+        other.wait()
+        assert gate.state(SLOT) is GateState.SETTLING, "it has lost its process"
+        with gate.change("x", one_slot):
+            assert gate.state(SLOT) is GateState.APPLYING
+    assert gate.state(SLOT) is GateState.OPEN
+
+
+def test_a_child_that_the_kernel_blocks_keeps_the_gate_when_its_process_is_killed(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with changing(tmp_path, SLOT, child=True) as other:
+        other.kill()
+        other.wait()
+        assert gate.state(SLOT) is GateState.BLOCKED
+        with pytest.raises(UnitBlockedError) as blocked, gate.change("x", one_slot):
+            pass
+        assert blocked.value.step == "unbind it"
+        with pytest.raises(UnitBlockedError), gate.allocation({SLOT: ["one"]}):
+            pass
+        with gate.change("other", lambda: (OTHER,)):
+            pass
+        assert other.stdin is not None
+        other.stdin.close()  # the child ends
+        assert other.stdout is not None
+        while gate.state(SLOT) is GateState.BLOCKED:
+            pass
+        assert gate.state(SLOT) is GateState.SETTLING
+        with gate.change("x", one_slot):
+            pass
+        other.stdin = None
+
+
+def test_a_change_and_allocations_of_one_process_agree_elsewhere(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with gate.change("x", one_slot), gate.allocation({SLOT: ["one"], OTHER: ["two"]}):
+        pass
+    with gate.allocation({SLOT: ["one"]}), gate.allocation({SLOT: ["one"]}):
+        pass
+
+
+ALLOCATOR = """
+import sys
+from pathlib import Path
+from gpuvirt.node.change.gate import Gate
+folder, slot, device = sys.argv[1:]
+with Gate(Path(folder)).allocation({slot: [device]}):
+    pass
+"""
+
+
+def test_a_change_waits_until_the_accounts_tell_of_what_another_process_has_allocated(tmp_path: Path) -> None:
+    gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
+    subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), SLOT, "gpu a"], check=True)
+    with pytest.raises(UnitUnsettledError, match=r"gpu a was allocated [0-9.]+ s ago"), gate.change("x", one_slot):
+        pass
+    at, rest = lock.read_text().split(" ", 1)
+    lock.write_text(f"{float(at) - SETTLED_S} {rest}")
+    with gate.allocation({SLOT: ["ours, which our changes know"]}):
+        pass
+    with gate.change("x", one_slot):
+        pass
+    lock.write_text("torn")
+    with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
+        pass
+    os.utime(lock, (1, 1))
+    with gate.change("x", one_slot):
+        pass
+
+
+DEVICES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=1)
+
+
+@given(st.lists(st.tuples(DEVICES, st.floats(0, 1e6), st.booleans())))
+def test_the_allocations_of_others_are_unsettled_for_a_while(entries: list[tuple[str, float, bool]]) -> None:
+    now_s = 2e6
+    lines = [allocation(device, OWNER if ours else OTHERS, now_s - age_s) for device, age_s, ours in entries]
+    found = unsettled("".join(lines), OWNER, now_s)
+    assert set(found) >= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S - 0.01}
+    assert set(found) <= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S + 0.01}
+
+
+def test_a_file_of_allocations_does_not_grow_for_ever(tmp_path: Path) -> None:
+    gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
+    lock.write_text("1.0 2 3 settled long ago\n" * 1000)
+    with gate.allocation({SLOT: ["new"]}):
+        assert [line.split()[-1] for line in lock.read_text().splitlines()] == ["new"]
+
+
+def test_slots_that_join_while_locks_are_taken_are_locked_too(tmp_path: Path) -> None:
+    gate, answers = Gate(tmp_path), iter([(SLOT,), (SLOT, OTHER), (SLOT, OTHER), (SLOT, OTHER)])
+    with gate.change("x", lambda: next(answers)) as passed:
+        assert passed.slots == (SLOT, OTHER)
+        assert gate.state(OTHER) is GateState.APPLYING
+    restless = iter(range(1000))
+    with pytest.raises(UnitBusyError, match="change all the time"), gate.change("x", lambda: (str(next(restless)),)):
+        pass
+
+
+def test_a_record_that_was_damaged_lately_refuses_a_change(tmp_path: Path) -> None:
+    gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
+    path.write_bytes(b"torn")
+    with pytest.raises(UnitUnsettledError, match="can't be read"), gate.change("x", one_slot):
+        pass
+    assert path.read_bytes() == b"torn"
+    os.utime(path, (1, 1))
+    with gate.change("x", one_slot):
+        assert gate.state(SLOT) is GateState.APPLYING
+    found = gate.read(SLOT)
+    assert isinstance(found, GateRecord)
+    assert (found.boot_id, found.generation, found.owner) == (boot_id(), 1, None)
+
+
+def test_a_record_of_another_boot_is_void(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gate.write(SLOT, GateRecord("the boot before", 7, GateState.APPLYING, OWNER, "unbind it"))
+    assert gate.state(SLOT) is GateState.OPEN
+    assert gate.read(SLOT) == GateRecord(boot_id())
+
+
+def test_the_slot_of_a_vf_is_that_of_its_pf() -> None:
+    pf, vf, audio = PciAddress("0000:65:00.0"), PciAddress("0000:65:01.4"), PciAddress("0000:65:00.1")
+    functions = {
+        pf: PciFunction(pf, PciId(0x10DE, 0x2236), 0x030200, iommu_group=IommuGroup(1), virtfns=(vf,)),
+        vf: PciFunction(vf, PciId(0x10DE, 0x2236), 0x030200, iommu_group=IommuGroup(2), physfn=pf),
+    }
+    assert slots_of(functions, [vf, pf, audio]) == (SLOT,)
