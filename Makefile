@@ -3,11 +3,13 @@
 
 MACHINE ?= 2xA10
 FLAVOUR ?= groups
+SECONDS ?= 600
+SEED ?=
 VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo test test-unit explore test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench generate pci-ids lock clean
 
 help:  ## List what there is to do
@@ -39,6 +41,9 @@ lab-shell: .venv/made-for-dev  ## Open a shell with kubectl for it
 
 lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 	@$(VENV)/python -m lab.cluster down
+
+explore: .venv/made-for-dev  ## Explore schedules of the agent for harm (SECONDS=600; SEED=... runs one again)
+	@PYTHONPATH=tests $(VENV)/python -m explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS)) $(ARGS)
 
 test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)
 	$(VENV)/pytest -m ring -k guest
