@@ -1,13 +1,16 @@
 """What actors do: desired state, the kubelet's pods and restarts, crashes of the agent and of the host."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from typing_extensions import override
 
+from explore.kubelet import Key
 from explore.world import Action, World
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.heard import NodeSpec
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.nvidia import gpu_uuid
 
 
@@ -41,17 +44,21 @@ class Pause(Action):
 
 @dataclass(frozen=True)
 class Admit(Action):
-    """The kubelet admits a pod, by the first devices that it takes to be free."""
+    """The kubelet admits a pod, by a device that it takes to be free: the first, or a given one."""
 
     pod: str
+    device: str | None = None
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.running is not None and any(world.kubelet.free())
+        return world.running is not None and any(self._free(world))
 
     @override
     def act(self, world: World) -> None:
-        world.admit(self.pod, (next(world.kubelet.free()),))
+        world.admit(self.pod, (next(self._free(world)),))
+
+    def _free(self, world: World) -> Iterator[Key]:
+        return (key for key in world.kubelet.free() if self.device in {None, str(key[1])})
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,12 @@ class AdmitOther(Action):
 
     pod: str
     gpu: PciAddress
+    after_s: float = 0.0
 
     @override
     def enabled(self, world: World) -> bool:
+        if world.clock.now_s < self.after_s or self.gpu in world.kernel.nvidia._locked:
+            return False
         return world.kernel.pci.functions[self.gpu].driver == "nvidia"
 
     @override
@@ -288,3 +298,93 @@ class PlugIn(Action):
     @override
     def act(self, world: World) -> None:
         world.kernel.plug_in(self.gpu)
+
+
+@dataclass(frozen=True)
+class AdmitUnknown(Action):
+    """A pod has a GPU by an id that nobody can map to a GPU of this host, as a MIG device's."""
+
+    pod: str
+    gpu: PciAddress
+
+    @override
+    def act(self, world: World) -> None:
+        pod = world.kubelet.begin(self.pod, ((ResourceName("nvidia.com/gpu"), DeviceId("MIG-4fd9f0a2")),))
+        pod.answered, pod.functions = True, frozenset({self.gpu})
+        world.kubelet.take_answer(pod)
+        pod.listed = True
+
+
+@dataclass(frozen=True)
+class LoseLedger(Action):
+    """The agent's ledger is lost, as with a disk that was put in another's place."""
+
+    @override
+    def act(self, world: World) -> None:
+        (world.disk.folder / "state/ledger.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class OpenDevice(Action):
+    """A VM that is about to start has a device's own node open, and has not bound the device yet."""
+
+    name: str
+    gpu: PciAddress
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.kernel.pci.functions[self.gpu].driver == "vfio-pci"
+
+    @override
+    def act(self, world: World) -> None:
+        folder = world.kernel.tree.folder(HostPath(f"/sys/bus/pci/devices/{self.gpu}/vfio-dev"))
+        world.processes[self.name] = world.kernel.open_devices(list(folder.entries), "qemu-by-hand", bind=False)
+
+
+@dataclass(frozen=True)
+class Rebind(Action):
+    """Somebody gives a GPU that nobody uses to another driver."""
+
+    gpu: PciAddress
+    driver: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        function = world.kernel.pci.functions[self.gpu]
+        has_pod = any(
+            pod.has_devices and self.gpu in world.observer.devices_of(pod) for pod in world.kubelet.pods.values()
+        )
+        is_asking = any(pod.asked is None and not pod.answered for pod in world.kubelet.pods.values())
+        return not (has_pod or is_asking or function.leaving or any(world.observer.users(self.gpu)))
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.rebind(self.gpu, self.driver)
+
+
+@dataclass(frozen=True)
+class DriverRefuses(Action):
+    """A driver takes no function any more, and the kernel tells nobody who asks it to probe."""
+
+    driver: str
+
+    @override
+    def act(self, world: World) -> None:
+        bind = world.kernel.pci.bind
+
+        def refuse(function: SimFunction, driver: str) -> None:
+            if driver != self.driver:
+                bind(function, driver)
+
+        world.refusing = self.driver
+        vars(world.kernel.pci)["bind"] = refuse
+
+
+@dataclass(frozen=True)
+class DriverAccepts(Action):
+    """The driver takes functions again."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.refusing = None
+        vars(world.kernel.pci).pop("bind", None)

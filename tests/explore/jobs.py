@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from explore.loop import ExploredLoop
@@ -10,6 +11,12 @@ from explore.scheduler import KilledError, Process, Scheduler, Strand
 from gpuvirt.node.lane import LaneBlockedError
 
 T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Job:
+    name: str
+    do: Callable[[], None]
 
 
 class ExploredWorker:
@@ -20,7 +27,8 @@ class ExploredWorker:
         self._scheduler = scheduler
         self._process = process
         self._loop = loop
-        self._jobs: deque[tuple[str, Callable[[], None]]] = deque()
+        self._jobs: deque[_Job] = deque()
+        self._running = ""
         self._busy = False
         self._asleep: str | None = None
         """The job that has had its time."""
@@ -32,7 +40,8 @@ class ExploredWorker:
         if self._asleep is not None:
             raise LaneBlockedError(f"{self._name}: {self._asleep} has not come back from the kernel yet")
         outcome: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.append((name, lambda: self._do(job, outcome)))
+        entry = _Job(name, lambda: self._do(job, outcome))
+        self._jobs.append(entry)
         if not self._busy:
             self._busy = True
             self._scheduler.spawn(Strand(self._process, f"{self._process.name}'s worker {self._name}", self._work))
@@ -42,35 +51,29 @@ class ExploredWorker:
         except TimeoutError as error:
             if outcome.done():  # the job's own
                 raise
-            self._asleep = name
-            outcome.cancel()
-            raise LaneBlockedError(f"{self._name}: {name} sleeps in the kernel since {timeout_s:g} s") from error
+            self._asleep = self._running
+            if entry in self._jobs:
+                self._jobs.remove(entry)  # it waits behind another that sleeps
+            said = f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
+            raise LaneBlockedError(said) from error
 
     def _work(self) -> None:
         while self._jobs:
-            name, job = self._jobs.popleft()
-            self._scheduler.point(name)
-            job()
-        self._busy = False
+            job = self._jobs.popleft()
+            self._running = job.name
+            self._scheduler.point(job.name)
+            job.do()
+        self._busy, self._asleep = False, None
 
     def _do(self, job: Callable[[], T], outcome: "asyncio.Future[T]") -> None:
-        if outcome.cancelled():
-            return
         try:
             result = job()
         except Exception as error:  # noqa: BLE001  it belongs to whoever waits for the job
-            self._end(outcome, error=error)
+            self._asleep = None
+            if not outcome.done():
+                outcome.set_exception(error)
+                outcome.exception()  # whoever has waited may be gone
         else:
-            self._end(outcome, result=[result])
-
-    def _end(
-        self, outcome: "asyncio.Future[T]", *, result: list[T] | None = None, error: Exception | None = None
-    ) -> None:
-        self._asleep = None
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-            outcome.exception()  # whoever has waited may be gone
-        elif result is not None:
-            outcome.set_result(result[0])
+            self._asleep = None
+            if not outcome.done():
+                outcome.set_result(result)

@@ -4,15 +4,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import msgspec
 
-from explore.scheduler import Option
+from explore.agenda import Option
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.podresources import Devices, Held, PodResourcesUnheardError
 from gpuvirt.model.ledger import Consumer
 from gpuvirt.paths import KubeletPaths
+
+TAKEN_WITHIN_S = 5.0
+"""How long the kubelet takes to record an answer, where it is slow; it has the connection at hand."""
 
 Key = tuple[ResourceName, DeviceId]
 
@@ -29,13 +33,21 @@ class Pod:
     groups: frozenset[int] = frozenset()
     functions: frozenset[str] = frozenset()
     """What it has of another plugin, whose ids are no addresses."""
+    asked: Callable[[], None] | None = None
+    """Has the plugin asked for the devices, while that is under way."""
     answered: bool = False
     """The plugin has given it the devices."""
+    answered_s: float = 0.0
     known: bool = False
     """The kubelet has taken the plugin's answer."""
     listed: bool = False
     """The kubelet's API lists it."""
     ended: bool = False
+
+    @property
+    def taken_by_s(self) -> float:
+        """Until when the kubelet takes the plugin's answer at the latest: the agent counts on 10 s."""
+        return self.answered_s + TAKEN_WITHIN_S if self.answered and not self.known else inf
 
     @property
     def has_devices(self) -> bool:
@@ -101,8 +113,10 @@ class Kubelet:
         self.write()
 
     def lose_plugins(self) -> None:
-        """Take that the plugins' connections broke: their devices count as unhealthy."""
+        """Take that the plugins' connections broke: their devices count as unhealthy, and requests fail."""
         self.lists = {}
+        for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
+            self.reject(pod)
 
     def stop(self) -> None:
         """Stop: pods run on, and nobody answers."""
@@ -116,7 +130,7 @@ class Kubelet:
         """Start again: it has its checkpoint, and learns of its pods later."""
         self.up = True
         self.paths.pod_resources_socket.touch()
-        for pod in [pod for pod in self.pods.values() if not pod.known and not pod.answered]:
+        for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
             self.reject(pod)
 
     def write(self) -> None:
@@ -146,10 +160,13 @@ class Kubelet:
     def happenings(self) -> Iterator[Option]:
         """Yield what the kubelet does by itself."""
         for pod in self.pods.values():
+            if pod.asked is not None:
+                yield Option(f"the request for {pod.name} reaches the agent", pod.asked, ("request", pod.name))
             if pod.answered and not pod.known and not pod.ended:
-                yield Option(f"the kubelet takes the answer for {pod.name}", partial(self.take_answer, pod))
+                take = partial(self.take_answer, pod)
+                yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))
             elif pod.known and not pod.listed and not pod.ended and self.up and not pod.functions:
-                yield Option(f"the kubelet's API lists {pod.name}", partial(_list, pod))
+                yield Option(f"the kubelet's API lists {pod.name}", partial(_list, pod), ("lists", pod.name))
 
     # --- what its API answers
 

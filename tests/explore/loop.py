@@ -11,7 +11,8 @@ from typing import TypeVarTuple, Unpack
 
 from typing_extensions import override
 
-from explore.scheduler import KilledError, Option, Process, Scheduler, Strand
+from explore.agenda import Option
+from explore.scheduler import KilledError, Process, Scheduler, Strand
 
 Ts = TypeVarTuple("Ts")
 
@@ -83,6 +84,9 @@ class ExploredClock:
 class ExploredLoop(asyncio.BaseEventLoop):
     """The event loop of one process, which runs as a strand."""
 
+    rests = 0
+    """How often it had nothing more to do."""
+
     def __init__(self, scheduler: Scheduler, process: Process, clock: ExploredClock, *, reorders: bool) -> None:
         """`reorders`: each ready handle may be the next, and each is a point; else only a turn of the loop is."""
         super().__init__()
@@ -105,10 +109,14 @@ class ExploredLoop(asyncio.BaseEventLoop):
 
     def _ways(self) -> Sequence[Option]:
         """Return in which ways the loop can go on: with each ready handle, or inside the one that it runs."""
-        name, count = self._strand.name, len(self._handles)
+        strand, count = self._strand, len(self._handles)
         if self._inside or not self._reorders or count < 2:
-            return (Option(name, self._picker(0), self._strand),)
-        return [Option(f"{name}, ready handle {one}", self._picker(one), self._strand) for one in range(count)]
+            return (strand.way,)
+        more = range(1, count)
+        return (
+            strand.way,
+            *(Option(f"{strand.name}, #{one}", self._picker(one), strand, goes_on=True) for one in more),
+        )
 
     def _picker(self, number: int) -> Callable[[], None]:
         def pick() -> None:
@@ -123,6 +131,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
         try:
             while not self._process.dead:
                 if not self._handles:
+                    self.rests += 1
                     self._scheduler.wait(self._has_ready)
                 elif self._reorders:
                     self._scheduler.point("the next handle")

@@ -1,14 +1,16 @@
 """The guards of the shipped code, each with what stands in its place when it is removed: exploration must notice."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.kubelet import checkpoint, holders
 from gpuvirt.model import ledger, planning
 from gpuvirt.model.holds import Holds
+from gpuvirt.model.ledger import Entry, Holders
 from gpuvirt.model.scope import Scope
-from gpuvirt.node import binder, broker, executor, files, leasing, reconciler, state
+from gpuvirt.node import binder, executor, lastlook, leasing, state
 from gpuvirt.node.gate import Change, Gates
 from gpuvirt.node.lastlook import Sight
 from gpuvirt.node.oversight import Oversight
@@ -25,16 +27,21 @@ class Guard:
     """What does nothing."""
     scenarios: tuple[str, ...]
     """Where its absence shows."""
+    beside: "tuple[Guard, ...]" = ()
+    """Guards that stand before it, and that are removed as well: alone, its absence would not show."""
 
     @contextmanager
     def removed(self) -> Iterator[None]:
         """Remove the guard for as long as the context lasts."""
         before = self.owner.__dict__[self.name] if isinstance(self.owner, type) else getattr(self.owner, self.name)
-        setattr(self.owner, self.name, self.instead)
-        try:
-            yield
-        finally:
-            setattr(self.owner, self.name, before)
+        with ExitStack() as others:
+            for other in self.beside:
+                others.enter_context(other.removed())
+            setattr(self.owner, self.name, self.instead)
+            try:
+                yield
+            finally:
+                setattr(self.owner, self.name, before)
 
 
 def _nothing(*_: object) -> None:
@@ -49,58 +56,67 @@ def _claim_nothing(_change: Change, _scope: Scope) -> None:
     return
 
 
+def _only_if_listed(entry: Entry, said: Holders) -> Entry | None:
+    return entry if (entry.resource, entry.device) in said.devices else None
+
+
 def _unlocked(*_: object) -> "nullcontext[None]":
     return nullcontext()
 
 
+_OFFERS = (
+    Guard(state, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
+    Guard(Gates, "closed", property(lambda _: Scope()), ()),
+)
+"""What the agent offers: what is to go, or is being changed, is not listed."""
+
+_USERS = Guard(lastlook, "users", lambda *_, **__: Sight(None), ())
+"""The look at Allocate at who uses a device: it finds the lease of a change, too."""
+
 GUARDS: Mapping[str, Guard] = {
-    "gate: Allocate refuses what a change may touch": Guard(
-        Gates, "_why_closed", _nothing, ("return-or-admission", "return-and-back")
+    "gate: no allocation of what a change may touch": Guard(
+        Gates, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
     ),
     "gate: no step on what is allocated by now": Guard(
-        Change, "_why_allocated", _nothing, ("return-or-admission", "return-and-back")
+        Change, "_why_allocated", _nothing, ("return-or-admission",), _OFFERS
     ),
-    "gate: no step of a plan that slept": Guard(Change, "_why_expired", _nothing, ("blocked",)),
-    "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", _nothing, ("return-and-back",)),
+    "gate: no step of a plan that took too long": Guard(Change, "_why_expired", _nothing, ("slow-change",)),
+    "gate: no step of a plan that is no longer desired": Guard(
+        Change, "_why_undesired", _nothing, ("return-and-back",)
+    ),
     "gate: a change claims its devices before its first step": Guard(
-        Change, "claim", _claim_nothing, ("return-or-admission",)
+        Change, "claim", _claim_nothing, ("return-of-a-group",), _OFFERS
     ),
-    "lease: the walk through all processes": Guard(leasing, "_see_that_nobody_uses", _nothing, ("vm-by-hand",)),
+    "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
+    "lease: the walk through all processes": Guard(leasing, "_see_that_nobody_uses", _nothing, ("vm-about-to-start",)),
     "executor: NVIDIA's unbindLock": Guard(executor, "_locked", _unlocked, ("container-is-taken",)),
-    "executor: the driver after a step is the expected one": Guard(executor, "_expect", _nothing, ("a-step-fails",)),
-    "planning: processes that use VFIO": Guard(planning, "_vfio_users", _none, ("vm-by-hand", "pod-ends")),
-    "planning: processes that use the native driver": Guard(planning, "_native_users", _none, ("container-is-taken",)),
-    "planning: pods": Guard(planning, "_allocated", _none, ("pod-of-another-plugin", "pod-ends")),
-    "planning: pods whose device is not found here": Guard(planning, "unmapped_reasons", _none, ()),
-    "reconciler: the kubelet still counts a device": Guard(
-        reconciler, "_counted", lambda *_: frozenset[object](), ("return-or-admission", "kubelet-restarts")
+    "executor: the driver after a step is the expected one": Guard(
+        executor, "_expect", _nothing, ("driver-refuses-for-good",)
+    ),
+    "planning: pods": Guard(planning, "_allocated", _none, ("known-pod-of-another-plugin",)),
+    "planning: pods whose device is not found here": Guard(
+        planning, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
     "reconciler: the account is newer than what was withdrawn": Guard(
-        Oversight, "heard_since", property(lambda _: True), ("return-or-admission",)
+        Oversight, "heard_since", property(lambda _: True), ("killed-without-ledger", "return-or-admission")
     ),
-    "broker: the look at a device at Allocate": Guard(
-        broker.lastlook, "changes", lambda *_: iter(()), ("unplugged", "return-or-admission")
+    "allocation check: what the device is": Guard(
+        lastlook, "changes", lambda *_: iter(()), ("neighbour-rebound-by-hand",)
     ),
-    "broker: who uses a device at Allocate": Guard(
-        broker.lastlook, "users", lambda *_, **__: Sight(None), ("vm-by-hand",)
+    "allocation check: who uses the device": Guard(
+        lastlook, "users", lambda *_, **__: Sight(None), ("vm-by-hand-or-pod",)
     ),
-    "broker: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
-    "account: pods of the checkpoint": Guard(checkpoint, "holders", lambda _: {}, ("killed", "kubelet-restarts")),
-    "account: pods of the API": Guard(holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)),
-    "ledger: pods that another agent has served": Guard(state, "adopt", lambda entries, *_: tuple(entries), ("killed",)),
+    "allocation: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
+    "account: pods of the checkpoint": Guard(checkpoint, "holders", lambda _: {}, ("killed-without-ledger-or-api",)),
+    "account: pods of the checkpoint that are gone": Guard(
+        holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
+    ),
+    "ledger: pods that another agent has served": Guard(
+        state, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",)
+    ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
-        ledger, "_after", lambda entry, said: entry if (entry.resource, entry.device) in said.devices else None, ()
+        ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)
     ),
-    "binder: the record of original drivers": Guard(binder, "_record", _nothing, ("a-step-fails",)),
-    "binder: what failed is put back": Guard(binder, "_put_back", _none, ("a-step-fails", "return-and-back")),
-    "binder: one process changes a unit": Guard(binder, "unit_locked", _unlocked, ()),
+    "binder: the record of original drivers": Guard(binder, "_record", _nothing, ("killed-during-a-change",)),
+    "binder: what failed is put back": Guard(binder, "_put_back", _none, ("driver-refuses-for-good",)),
 }
-
-
-def names_of(guard: Guard, every: Sequence[str]) -> Iterator[str]:
-    """Yield the scenarios in which a guard's absence is looked for, the likeliest first."""
-    yield from (name for name in guard.scenarios if name in every)
-    yield from (name for name in every if name not in guard.scenarios)
-
-
-__all__ = ["GUARDS", "Guard", "files", "names_of", "Callable"]

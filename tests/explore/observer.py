@@ -13,7 +13,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import OUR_PID, SimKernel
 
 _FUNCTION = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/(\w+)\Z")
-_UNBIND = re.compile(r"/sys/bus/pci/drivers/[^/]+/unbind\Z")
+_UNBIND = re.compile(r"/sys/bus/pci/drivers/([^/]+)/unbind\Z")
 _MDEV = re.compile(r"/([0-9a-f-]{36})/remove\Z")
 
 
@@ -28,17 +28,30 @@ class ViolationError(Exception):
 class Observer(Watch):
     """Judges what processes do to the host."""
 
-    def __init__(self, kernel: Callable[[], SimKernel], kubelet: Kubelet, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        kernel: Callable[[], SimKernel],
+        kubelet: Kubelet,
+        scheduler: Scheduler,
+        desired_by: Callable[[Process], str | None],
+    ) -> None:
         self._now = kernel
         self._kubelet = kubelet
         self._scheduler = scheduler
+        self._desired_by = desired_by
         self.operations = 0
         """How many destructive operations were judged."""
 
     @override
-    def write(self, process: Process, path: HostPath, data: bytes) -> None:
+    def desired_by(self, process: Process) -> str | None:
+        return self._desired_by(process)
+
+    @override
+    def write(self, process: Process, path: HostPath, data: bytes, desired: str | None) -> None:
         text = data.decode().strip()
-        if _UNBIND.search(path):
+        if (driver := _UNBIND.search(path)) is not None:
+            if desired == ("passthrough" if "vfio" in driver[1] else "container"):
+                self.violated("undesired", f"{process.name}: unbind {text} from {driver[1]}, and {desired} is desired")
             self._judge(process, f"unbind {text}", self.with_parts(PciAddress(text)))
         elif (mdev := _MDEV.search(path)) is not None:
             self._judge(process, f"remove {mdev[1]}", {mdev[1]})
@@ -114,6 +127,13 @@ class Observer(Watch):
         for other in self._kubelet.pods.values():
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
                 self.violated("shared", f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
+        for device in sorted(self.devices_of(pod)):
+            for who in self.users(device):
+                self.violated("given", f"{pod.name} was given {device}, which {who} has open")
+        for member in sorted(self.devices_of(pod)):
+            near = kernel.pci.functions.get(PciAddress(member))
+            if near is not None and not kernel._is_friendly(member):
+                self.violated("given", f"{pod.name} was given the group of {member}, which is on {near.driver}")
         for _, device in pod.keys:
             function = kernel.pci.functions.get(PciAddress(device))
             if function is not None and (function.driver is None or "vfio" not in function.driver):

@@ -15,9 +15,7 @@ UNHEARD = ("HoldersUnheard", "AllocationsUnknown")
 
 def find_wrong(world: World) -> ViolationError | None:
     """Return what is neither as desired nor explained, None where all is well."""
-    if world.running is None:
-        return ViolationError("stuck", "no agent runs")
-    return next(_wrongs(world), None)
+    return next(_wrongs(world), None) if world.running is not None else None
 
 
 def _wrongs(world: World) -> Iterator[ViolationError]:
@@ -39,7 +37,7 @@ def _of_gpu(world: World, address: PciAddress, function: SimFunction) -> Iterato
             yield ViolationError("unexplained", f"{state}; in the way: {blockers}; reasons: {reasons}")
     elif mode == "passthrough" and not blockers and not _is_offered(world, address):
         yield ViolationError("not offered", f"{state}; the agent shows {world.kubelet.lists}")
-    if function.driver is None and not function.leaving and not blockers:
+    if function.driver is None and not function.leaving and not _may_have_none(world, blockers, mode, function):
         yield ViolationError("left over", f"{address} has no driver")
     if function.override is not None and function.override != function.driver and not blockers:
         yield ViolationError("left over", f"{state}, with driver_override {function.override}")
@@ -47,13 +45,18 @@ def _of_gpu(world: World, address: PciAddress, function: SimFunction) -> Iterato
         yield ViolationError("left over", f"{state}, with unbindLock 1: no process can open it")
 
 
+def _may_have_none(world: World, blockers: list[str], mode: str, function: SimFunction) -> bool:
+    """Return whether a GPU can have no driver at rest: it is in use, or the driver that it had takes it no more."""
+    if world.kernel.faults.refusals or [one for one in blockers if one != "StepFailed"]:
+        return True
+    return mode != "passthrough" and world.refusing == function.native_driver
+
+
 def _is_reached(world: World, function: SimFunction, mode: str) -> bool:
     if mode == "passthrough":
         return is_vfio(function.driver)
     if mode in {"container", "vgpu"} and function.driver != function.native_driver:
         return False
-    if mode == "container":
-        return function.override is None
     if mode == "vgpu" and world.spec.vgpu_config is not None:
         wanted = world.scenario.vgpus[world.spec.vgpu_config]
         found = Counter(one.spec.name.rpartition(" ")[2] for one in world.kernel.mdev.devices.values())
@@ -82,8 +85,8 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
             yield user.rpartition("pid ")[2].rstrip(")")
     if not world.kubelet.up or world.kubelet.deaf:
         yield from UNHEARD
-    if world.kernel.faults.refusals:
-        yield from ("StepFailed", "can't be")
+    if world.kernel.faults.refusals or world.refusing is not None:
+        yield "StepFailed"
 
 
 def _reasons(world: World) -> list[str]:

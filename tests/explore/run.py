@@ -94,11 +94,15 @@ def _play(world: World) -> None:
         action.act(world)
         world.horizon_s += BEGIN_S
         scheduler.run()
+    world.horizon_s = max(world.horizon_s, world.scenario.begin_s)
+    scheduler.run()
     find_wrong(world)
     scheduler.exploring = True
     world.look_ahead()
     scheduler.run()
     scheduler.exploring = False
+    scheduler.agenda.let_all_go()
+    world.patience_s = 0.0
     scheduler.tell("--- at rest")
     wrong: ViolationError | None = None
     for rest_s in RESTS_S:

@@ -6,16 +6,22 @@ from collections.abc import Mapping
 from explore.actions import (
     Admit,
     AdmitOther,
+    AdmitUnknown,
     Close,
+    DriverAccepts,
+    DriverRefuses,
     EndPod,
     Kill,
     LoseAccount,
+    LoseLedger,
     Mend,
     MendAccount,
     Open,
+    OpenDevice,
     OpenGroup,
     Pause,
     PlugIn,
+    Rebind,
     Reboot,
     Refuse,
     Start,
@@ -36,6 +42,11 @@ ON_VFIO = MachineSpec(
     about="one A10 on vfio-pci", slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),)
 )
 NATIVE = MachineSpec(about="one A10 on nvidia", slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0),))
+CDEVS = MachineSpec(
+    about="one A10 on vfio-pci, with a node of its own",
+    iommufd=True,
+    slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),),
+)
 IN_ONE_GROUP = MachineSpec(
     about="two A10 in one IOMMU group",
     slots=(
@@ -47,30 +58,60 @@ PASSTHROUGH, CONTAINER = NodeSpec("passthrough"), NodeSpec("container")
 AWAY, BACK = Want("container"), Want("passthrough")
 PROBE = "/sys/bus/pci/drivers_probe"
 
+RESTART = (Kill(), Start())
+
 SCENARIOS: Mapping[str, Scenario] = {
-    "return-or-admission": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (AWAY,))),
-    "return-and-back": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY, BACK), (Admit("vm"),))),
+    "return-or-admission": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (AWAY,)), judges_desired=True),
+    "return-and-back": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY, BACK, AWAY), (Admit("vm"),)), judges_desired=True),
     "pod-ends": Scenario(ON_VFIO, PASSTHROUGH, ((StartVm("vm"), EndPod("vm")), (AWAY,)), first=(Admit("vm"),)),
     "two-pods-of-one-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm-a"),), (Admit("vm-b"),), (AWAY,))),
-    "vm-by-hand": Scenario(ON_VFIO, PASSTHROUGH, ((OpenGroup("qemu", GROUP), Close("qemu")), (AWAY,))),
-    "container-is-taken": Scenario(NATIVE, CONTAINER, ((Open("job", GPU), Close("job")), (BACK,))),
+    "return-of-a-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm", NEXT),), (AWAY,))),
+    "group-after-restart": Scenario(
+        IN_ONE_GROUP, PASSTHROUGH, ((LoseLedger(), *RESTART, Admit("vm-b")),), first=(Admit("vm-a"),)
+    ),
+    "vm-by-hand": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY,), (OpenGroup("qemu", GROUP), Close("qemu")))),
+    "vm-by-hand-or-pod": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (OpenGroup("qemu", GROUP), Close("qemu")))),
+    "vm-about-to-start": Scenario(CDEVS, PASSTHROUGH, ((AWAY,), (OpenDevice("qemu", GPU), Close("qemu")))),
+    "rebound-by-hand": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (Rebind(GPU, "nvidia"),))),
+    "neighbour-rebound-by-hand": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm"),), (Rebind(NEXT, "nvidia"),))),
+    "container-is-taken": Scenario(NATIVE, CONTAINER, ((BACK,), (Open("job", GPU), Close("job")))),
     "pod-of-another-plugin": Scenario(
+        NATIVE, CONTAINER, ((BACK,), (EndPod("cuda"),)), first=(AdmitOther("cuda", GPU),)
+    ),
+    "known-pod-of-another-plugin": Scenario(
         NATIVE,
         CONTAINER,
-        ((EndPod("cuda"),), (BACK,), (StopKubelet(), StartKubelet())),
+        ((BACK,), (StopKubelet(), StartKubelet()), (EndPod("cuda"),)),
         first=(AdmitOther("cuda", GPU),),
+        begin_s=33.0,
     ),
-    "kubelet-restarts": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY,), (StopKubelet(), StartKubelet()), (Admit("vm"),))),
-    "account-is-lost": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY,), (LoseAccount(), MendAccount()), (Admit("vm"),))),
-    "killed": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY,), (Kill(), Start()), (Admit("vm"),))),
-    "killed-on-the-way-back": Scenario(NATIVE, CONTAINER, ((BACK,), (Kill(), Start()))),
-    "rebooted": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY,), (Admit("vm"),), (Reboot(), Start()))),
-    "a-step-fails": Scenario(
-        ON_VFIO, PASSTHROUGH, ((AWAY,), (Refuse(PROBE, errno.EIO), Pause(100.0), Mend()), (Admit("vm"),))
+    "pod-with-an-unknown-id": Scenario(
+        NATIVE, CONTAINER, ((BACK,), (EndPod("mig"),)), first=(AdmitUnknown("mig", GPU),), begin_s=33.0
     ),
+    "slow-change": Scenario(NATIVE, CONTAINER, ((BACK,), (AdmitOther("cuda", GPU, after_s=80.0),))),
+    "kubelet-restarts": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (StopKubelet(), StartKubelet()), (AWAY,))),
+    "account-is-lost": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (LoseAccount(), MendAccount()), (AWAY,))),
+    "killed": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), RESTART, (AWAY,))),
+    "killed-without-ledger": Scenario(
+        ON_VFIO, PASSTHROUGH, ((Kill(), LoseLedger(), Start()), (AWAY,)), first=(Admit("vm"),)
+    ),
+    "killed-without-ledger-or-api": Scenario(
+        ON_VFIO,
+        PASSTHROUGH,
+        ((Kill(), LoseLedger(), StopKubelet(), StartKubelet(), Start()), (AWAY,)),
+        first=(Admit("vm"),),
+    ),
+    "killed-during-a-change": Scenario(NATIVE, CONTAINER, ((BACK, AWAY), RESTART)),
+    "rebooted": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (AWAY,), (Reboot(), Start()))),
+    "a-step-fails": Scenario(NATIVE, CONTAINER, ((BACK,), (Refuse(PROBE, errno.EIO), Pause(60.0), Mend()))),
+    "a-step-fails-on-the-way-back": Scenario(
+        ON_VFIO, PASSTHROUGH, ((AWAY,), (Refuse(PROBE, errno.EIO), Pause(60.0), Mend()))
+    ),
+    "driver-refuses": Scenario(NATIVE, CONTAINER, ((DriverRefuses("vfio-pci"), BACK, Pause(60.0), DriverAccepts()),)),
+    "driver-refuses-for-good": Scenario(NATIVE, CONTAINER, ((DriverRefuses("vfio-pci"), BACK),)),
     "unplugged": Scenario(
         ON_VFIO,
         PASSTHROUGH,
-        ((Unplug(GPU), PlugIn(GPU)), (StopKubelet(), StartKubelet(), StopKubelet(), StartKubelet()), (Admit("vm"),)),
+        ((Admit("vm"), EndPod("vm")), (Unplug(GPU), PlugIn(GPU)), (StopKubelet(), StartKubelet()) * 2),
     ),
 }

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from explore.agenda import Agenda, Happenings, Option
 from explore.strategies import Strategy
 
 MOST_STEPS = 20_000
@@ -33,21 +34,16 @@ def _taken() -> threading.Lock:
     return lock
 
 
+def _nothing() -> None:
+    return
+
+
 @dataclass(eq=False)
 class Process:
     """A process whose strands die together."""
 
     name: str
     dead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """What can happen next: a strand goes on, or something else happens while all strands stand still."""
-
-    name: str
-    act: Callable[[], None]
-    strand: "Strand | None" = None
 
 
 @dataclass(eq=False)
@@ -65,6 +61,9 @@ class Strand:
     picks: Callable[[], Sequence[Option]] | None = None
     """In which ways the strand can go on; None: in one."""
     started: bool = False
+
+    def __post_init__(self) -> None:
+        self.way = Option(self.name, _nothing, self, goes_on=True)
 
     @property
     def ready(self) -> bool:
@@ -108,14 +107,15 @@ class _Thread:
 class Scheduler:
     """Runs the strands of one schedule."""
 
-    def __init__(self, strategy: Strategy, happenings: Callable[[], Sequence[Option]], *, told: bool = False) -> None:
-        """`happenings` returns what actors and the clock could do now, the likeliest first."""
+    def __init__(self, strategy: Strategy, happenings: Callable[[], Happenings], *, told: bool = False) -> None:
+        """`happenings` returns what the kubelet, the clock and actors could do now."""
         self.strategy = strategy
         self.story: list[str] | None = [] if told else None
         """What happened, step by step, where somebody wants to read it."""
         self.exploring = False
         """Whether strands stand still at points; else only one that has to wait lets others go on."""
         self.failure: BaseException | None = None
+        self.agenda = Agenda()
         self._happenings = happenings
         self._strands: list[Strand] = []
         self._main = Strand(Process("main"), "main", lambda: None)
@@ -198,18 +198,13 @@ class Scheduler:
         if self.failure is None:
             self.failure = failure
 
-    def _options(self, me: Strand) -> list[Option]:
-        options: list[Option] = []
-        if me in self._strands and me.ready:
-            options += self._ways(me)
-        for strand in self._strands:
-            if strand is not me and strand.ready:
-                options += self._ways(strand)
-        options += self._happenings()
-        return options
+    def _options(self, me: Strand) -> Sequence[Option]:
+        mine = self._ways(me) if me in self._strands and me.ready else ()
+        others = [way for strand in self._strands if strand is not me and strand.ready for way in self._ways(strand)]
+        return self.agenda.options([*mine, *others], self._happenings(), exploring=self.exploring)
 
     def _ways(self, strand: Strand) -> Sequence[Option]:
-        return [Option(strand.name, _nothing, strand)] if strand.picks is None else strand.picks()
+        return (strand.way,) if strand.picks is None else strand.picks()
 
     def _next(self, me: Strand) -> Strand | None:
         """Return the strand that goes on; None where nothing can happen any more, or a failure was found.
@@ -225,15 +220,17 @@ class Scheduler:
                 return None
             index = self.strategy.choose(len(options)) if self.exploring else 0
             option = options[index]
-            if self.story is not None and (option.strand is not me or index):
-                at = f": {self._at[option.strand]}" if option.strand in self._at else ""
-                self.tell(f"{'*' if index else ' '} {option.name}{at if option.strand is not None else ''}")
+            chosen = option.key if option.goes_on and isinstance(option.key, Strand) else None
+            if self.story is not None and (chosen is not me or index):
+                at = f": {self._at[chosen]}" if chosen in self._at else ""
+                self.tell(f"{'*' if index else ' '} {option.name}{at}")
+            self.agenda.let_go(option)
             try:
                 option.act()
             except Exception as error:  # noqa: BLE001  an actor has seen what must not be
                 self.fail(error)
-            if option.strand is not None:
-                return option.strand
+            if chosen is not None:
+                return chosen
             if me.process.dead and not me.unkillable and me in self._strands:
                 raise KilledError
 
@@ -265,10 +262,6 @@ class Scheduler:
     def _end(self, strand: Strand) -> None:
         self._strands.remove(strand)
         self._give(self._reaper or self._next(strand) or self._main)
-
-
-def _nothing() -> None:
-    return
 
 
 _POOL = _Pool()

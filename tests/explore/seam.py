@@ -22,8 +22,12 @@ FIRST_READS = ("/sys/bus/pci/devices", "/sys/class/vfio")
 class Watch:
     """Who hears of what a process is about to do to the host."""
 
-    def write(self, process: Process, path: HostPath, data: bytes) -> None:
-        """Take that a process is about to write a file."""
+    def desired_by(self, process: Process) -> str | None:
+        """Return the mode that a process knows to be desired, None where it may not know it yet."""
+        raise NotImplementedError
+
+    def write(self, process: Process, path: HostPath, data: bytes, desired: str | None) -> None:
+        """Take that a process is about to write a file; it was decided when this mode was `desired`."""
         raise NotImplementedError
 
     def command(self, process: Process, *command: str) -> None:
@@ -60,8 +64,9 @@ class ExploredKernel:
         return self._point(f"read {path}").read(path, limit=limit)
 
     def write(self, path: HostPath, data: bytes, /) -> None:
+        desired = self._watch.desired_by(self._process)
         kernel = self._point(f"write {data.decode().strip()!r} to {path}", core=True)
-        self._watch.write(self._process, path, data)
+        self._watch.write(self._process, path, data, desired)
         kernel.write(path, data)
         self._scheduler.point("what follows the write")
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -12,12 +12,13 @@ from random import Random
 
 from typing_extensions import override
 
+from explore.agenda import Happenings, Option
 from explore.disk import Disk
 from explore.jobs import ExploredWorker
 from explore.kubelet import Key, Kubelet
 from explore.loop import BEGINNING, ExploredClock, ExploredLoop
 from explore.observer import Observer
-from explore.scheduler import KilledError, Option, Process, Scheduler
+from explore.scheduler import KilledError, Process, Scheduler
 from explore.seam import ExploredKernel, ExploredTools
 from explore.strategies import Strategy
 from gpuvirt.facts.ids import DeviceId, NodeName
@@ -82,7 +83,8 @@ class ScheduledBlocking(Blocking):
 
     @override
     def until(self, met: Callable[[], bool], what: str) -> None:
-        self._scheduler.tell(f"  asleep in the kernel: {what}")
+        if not met():
+            self._scheduler.tell(f"  asleep in the kernel: {what}")
         self._scheduler.wait(met, unkillable=True)
 
 
@@ -113,6 +115,10 @@ class Scenario:
     """What else the cluster says: the vGPU configurations."""
     vgpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """How many vGPUs of each type each configuration makes of the whole host."""
+    judges_desired: bool = False
+    """Whether each destructive step must be one toward what is desired: no step fails, and none takes too long."""
+    begin_s: float = 3.0
+    """How long the agent runs before the actors begin."""
     whole: bool = False
     """Whether each operation of the kernel is a point, and each ready handle may be the next."""
 
@@ -126,6 +132,10 @@ class Running:
     agent: Agent
     heard: int = -1
     """Which of the cluster's wishes it has heard."""
+    mode: str | None = None
+    """What is desired by the last of them."""
+    mode_at: int = 0
+    """How often its event loop had come to rest when it heard that; it has concluded from it at the next rest."""
 
 
 class World:
@@ -141,8 +151,8 @@ class World:
         self.wishes = 0
         """How often the cluster's wishes have changed."""
         self.boots = 1
-        self.horizon_s = 0.0
-        """Until when time may pass by itself."""
+        self.horizon_s = self.patience_s = 0.0
+        """Until when time may pass by itself, and until when if nothing else can happen."""
         self.actors = [deque(actions) for actions in scenario.actors]
         self.running: Running | None = None
         self.starts = 0
@@ -154,6 +164,8 @@ class World:
         self.observer: Observer
         self.processes: dict[str, sim.Process] = {}
         """The processes that actors have started, by what actors call them."""
+        self.refusing: str | None = None
+        """The driver that takes no function."""
         self.vgpu_ids: dict[str, frozenset[str]] = {}
         """The ids of the vGPUs when each config was reached first."""
 
@@ -170,8 +182,14 @@ class World:
         """Start the host, the kubelet and the agent, once the world's seams are in place."""
         self._boot()
         self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
-        self.observer = Observer(lambda: self.kernel, self.kubelet, self.scheduler)
+        self.observer = Observer(lambda: self.kernel, self.kubelet, self.scheduler, self._desired_by)
         self.start_agent()
+
+    def _desired_by(self, process: Process) -> str | None:
+        running = self.running
+        if running is None or running.process is not process or not self.scenario.judges_desired:
+            return None
+        return running.mode if running.loop.rests > running.mode_at else None
 
     # --- the agent
 
@@ -272,6 +290,7 @@ class World:
                 self.scheduler.tell(f"  {name} is refused: {error}")
                 kubelet.reject(pod)
                 return
+            pod.answered_s = self.clock.now_s
             pod.answered, pod.nodes = True, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
             self.scheduler.tell(f"  {name} is given {', '.join(ids)}")
@@ -284,24 +303,33 @@ class World:
                 if not pod.answered:
                     kubelet.reject(pod)
 
-        self._asking = running.loop.create_task(ask_unless_killed())
+        def reach() -> None:
+            pod.asked = None
+            self._asking = running.loop.create_task(ask_unless_killed())
+
+        pod.asked = reach
 
     # --- what happens
 
-    def happenings(self) -> Sequence[Option]:
-        """Return what can happen now besides strands that go on, the likeliest first."""
-        found: list[Option] = []
-        running = self.running
+    def happenings(self) -> Happenings:
+        """Return what can happen now besides strands that go on."""
+        soon: list[Option] = []
+        running, kubelet = self.running, self.kubelet
         if running is not None and running.heard != self.wishes:
-            found.append(Option("the agent hears what is desired", self._hear))
-        if running is not None and self.kubelet.up and self._lists() != self.kubelet.lists:
-            found.append(Option("the kubelet takes the agent's lists", self._list))
-        found += self.kubelet.happenings()
-        if self.scheduler.exploring:
-            found += self._acts()
-        if (next_s := self.clock.next_s) is not None and next_s <= self.horizon_s:
-            found.append(Option("time passes", self.clock.pass_on))
-        return found
+            soon.append(Option("the agent hears what is desired", self._hear, "desired"))
+        if running is not None and kubelet.up and self._lists() != kubelet.lists:
+            soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
+        soon += kubelet.happenings()
+        next_s = self.clock.next_s
+        if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):
+            next_s = None
+        time = Option(f"time passes until {next_s:.2f} s", self.clock.pass_on) if next_s is not None else None
+        return Happenings(
+            soon,
+            time if next_s is not None and next_s <= self.horizon_s else None,
+            tuple(self._acts()) if self.scheduler.exploring else (),
+            time if next_s is not None and next_s <= self.patience_s else None,
+        )
 
     def _acts(self) -> Iterator[Option]:
         for actions in self.actors:
@@ -314,12 +342,14 @@ class World:
 
     def look_ahead(self) -> None:
         """Let time pass for as long as actors may wait for what they need, or else until what was begun is over."""
-        self.horizon_s = self.clock.now_s + (WAIT_S if any(self.actors) else ECHO_S)
+        self.horizon_s = self.clock.now_s + ECHO_S
+        self.patience_s = self.clock.now_s + WAIT_S if any(self.actors) else 0.0
 
     def _hear(self) -> None:
         running = self.running
         if running is not None:
             running.heard = self.wishes
+            running.mode, running.mode_at = self.spec.mode, running.loop.rests
             request = NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request)
             running.loop.call_soon(lambda: running.agent.hear_wish(request))
 
@@ -370,7 +400,7 @@ class World:
         return self.kubelet.holders()
 
 
-WAIT_S = 45.0
+WAIT_S = 100.0
 """How long an actor waits for what it needs before the schedule is over."""
 ECHO_S = 7.0
 """How long what follows the last action is explored: longer than the pause before a first retry."""
