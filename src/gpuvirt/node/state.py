@@ -19,6 +19,7 @@ from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.plan import Wishes
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.scope import Scope
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
@@ -85,6 +86,8 @@ class NodeState:
         self._waiting: Mapping[ResourceName, Withholding] = {}
         """Resources that are not to be registered yet."""
         self.gates = Gates(lambda: self.entries)
+        self._closed = Scope()
+        """What changes under way kept from being offered when conclusions were drawn last."""
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids, self._agent = ids, agent
@@ -136,9 +139,12 @@ class NodeState:
         return any(isinstance(group, int) and users.get(IommuGroup(group)) for group in groups)
 
     def hear_facts(self, facts: Facts) -> bool:
-        """Take what a look at the host has shown; return whether it is news."""
+        """Take what a look at the host has shown; return whether it is news.
+
+        The end of a change that took too long is news as well: nobody waits for that.
+        """
         if self.inventory is not None and facts == self.inventory.facts:
-            return False
+            return self._closed != self.gates.closed
         names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
         self.type_names = {**self.type_names, **names}
         self.inventory = build_inventory(facts, self.type_names)
@@ -179,6 +185,7 @@ class NodeState:
         wishes = self.wishes
         self.carving.conclude(self.inventory, self.holdings, self.modes, self.invalid.named)
         self.invalid.conclude(self.carving, self.inventory.gpus)
+        self._closed = self.gates.closed
         going = self._withdraw(withdrawn(self.inventory, wishes), self.carving.unwanted)
         ground = Ground(
             self.naming,
@@ -190,7 +197,7 @@ class NodeState:
             self.withdrawn,
             self.unwanted,
             {name: one.reason for name, one in self.withholdings.items()},
-            self.gates.closed,
+            self._closed,
         )
         if not self._carves_only:
             self.offers = self._make_offers(self.inventory, ground)
