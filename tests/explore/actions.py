@@ -20,6 +20,11 @@ class Want(Action):
 
     mode: str
     vgpu_config: str | None = None
+    after_s: float = 0.0
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.clock.now_s >= self.after_s
 
     @override
     def act(self, world: World) -> None:

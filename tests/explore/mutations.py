@@ -80,7 +80,9 @@ GUARDS: Mapping[str, Guard] = {
     "gate: no step on what is allocated by now": Guard(
         Change, "_why_allocated", _nothing, ("return-or-admission",), _OFFERS
     ),
-    "gate: no step of a plan that took too long": Guard(Change, "_why_expired", _nothing, ("slow-change",)),
+    "gate: no step of a plan that took too long": Guard(
+        Change, "_why_expired", _nothing, ("slow-change",), (Guard(Change, "_why_undesired", _nothing, ()),)
+    ),
     "gate: no step of a plan that is no longer desired": Guard(
         Change, "_why_undesired", _nothing, ("return-and-back",)
     ),

@@ -36,7 +36,7 @@ def _of_gpu(world: World, address: PciAddress, function: SimFunction) -> Iterato
         elif not any(words in reason for reason in reasons for words in blockers):
             yield ViolationError("unexplained", f"{state}; in the way: {blockers}; reasons: {reasons}")
     elif mode == "passthrough" and not blockers and not _is_offered(world, address):
-        yield ViolationError("not offered", f"{state}; the agent shows {world.kubelet.lists}")
+        yield ViolationError("not offered", f"{state}; reasons: {_reasons(world)}")
     if function.driver is None and not function.leaving and not _may_have_none(world, blockers, mode, function):
         yield ViolationError("left over", f"{address} has no driver")
     if function.override is not None and function.override != function.driver and not blockers:

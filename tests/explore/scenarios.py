@@ -88,7 +88,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "pod-with-an-unknown-id": Scenario(
         NATIVE, CONTAINER, ((BACK,), (EndPod("mig"),)), first=(AdmitUnknown("mig", GPU),), begin_s=33.0
     ),
-    "slow-change": Scenario(NATIVE, CONTAINER, ((BACK,), (AdmitOther("cuda", GPU, after_s=80.0),))),
+    "slow-change": Scenario(
+        NATIVE, CONTAINER, ((BACK,), (Want("container", after_s=80.0), AdmitOther("cuda", GPU, after_s=80.0)))
+    ),
     "kubelet-restarts": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (StopKubelet(), StartKubelet()), (AWAY,))),
     "account-is-lost": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (LoseAccount(), MendAccount()), (AWAY,))),
     "killed": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), RESTART, (AWAY,))),
