@@ -31,9 +31,9 @@ from explore.actions import (
     Unplug,
     Want,
 )
-from explore.world import Scenario
+from explore.world import Action, Scenario
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.heard import NodeSpec
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
 from gpuvirt.sim.machine import MachineSpec, SlotSpec
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
@@ -57,6 +57,18 @@ IN_ONE_GROUP = MachineSpec(
 PASSTHROUGH, CONTAINER = NodeSpec("passthrough"), NodeSpec("container")
 AWAY, BACK = Want("container"), Want("passthrough")
 PROBE = "/sys/bus/pci/drivers_probe"
+
+T4 = MachineSpec(about="one T4 for vGPUs", slots=(SlotSpec(at=GPU, board="T4", group=GROUP, numa=0),))
+TYPES = {"T4-8Q": {"T4-8Q": 2}, "T4-16Q": {"T4-16Q": 1}}
+HALVES, WHOLE = NodeSpec("vgpu", vgpu_config="T4-8Q"), NodeSpec("vgpu", vgpu_config="T4-16Q")
+BUILT_IN = NodeRequest(configs=Heard(None))
+TO_WHOLE, TO_HALVES = Want("vgpu", "T4-16Q"), Want("vgpu", "T4-8Q")
+
+
+def of_vgpus(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
+    """Return a scenario of a T4 that is to carry two vGPUs."""
+    return Scenario(T4, HALVES, actors, first=first, request=BUILT_IN, vgpus=TYPES)
+
 
 RESTART = (Kill(), Start())
 
@@ -111,6 +123,12 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "driver-refuses": Scenario(NATIVE, CONTAINER, ((DriverRefuses("vfio-pci"), BACK, Pause(60.0), DriverAccepts()),)),
     "driver-refuses-for-good": Scenario(NATIVE, CONTAINER, ((DriverRefuses("vfio-pci"), BACK),)),
+    "vgpus-or-admission": of_vgpus((Admit("vm"),), (TO_WHOLE,)),
+    "vgpus-and-back": of_vgpus((TO_WHOLE, TO_HALVES), (Admit("vm"),)),
+    "vgpus-in-use": of_vgpus((StartVm("vm"), EndPod("vm")), (TO_WHOLE,), first=(Admit("vm"),)),
+    "vgpus-killed": of_vgpus((Admit("vm"),), (Kill(), LoseLedger(), Start()), (TO_WHOLE,)),
+    "vgpus-rebooted": of_vgpus((Reboot(), Start()), (Admit("vm"),)),
+    "vgpus-to-passthrough": of_vgpus((Admit("vm"),), (BACK, TO_HALVES)),
     "unplugged": Scenario(
         ON_VFIO,
         PASSTHROUGH,

@@ -36,6 +36,9 @@ from gpuvirt.node.notice import Notice
 class NodeState:
     """Everything the agent knows."""
 
+    _closed = Scope()
+    """What changes under way kept from being offered when conclusions were drawn last."""
+
     def __init__(
         self,
         settings: Settings,
@@ -86,8 +89,6 @@ class NodeState:
         self._waiting: Mapping[ResourceName, Withholding] = {}
         """Resources that are not to be registered yet."""
         self.gates = Gates(lambda: self.entries)
-        self._closed = Scope()
-        """What changes under way kept from being offered when conclusions were drawn last."""
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids, self._agent = ids, agent
