@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from explore.randomly import scenario_of
 from explore.run import Outcome, run
+from explore.scenarios import SCENARIOS
 from explore.seeds import Seed
 from explore.strategies import Scripted, Uniform
 from explore.world import Scenario
@@ -46,6 +48,12 @@ class Explorer:
     scenario: Scenario
     folder: Path
     tally: Tally = field(default_factory=Tally)
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> "Explorer":
+        """Return the explorer of a scenario by its name, which is a random one's number after `random-`."""
+        number = name.removeprefix("random-")
+        return cls(name, scenario_of(int(number)) if number != name else SCENARIOS[name], folder)
 
     def try_seed(self, seed: Seed, *, told: bool = False) -> Outcome:
         """Run the schedule that a seed says."""
@@ -90,3 +98,14 @@ def _children(level: "list[tuple[Departures, array[int]]]") -> Iterator[Departur
         for step in range(first, len(counts)):
             for option in range(1, counts[step]):
                 yield (*chosen, (step, option))
+
+
+def sample_random(first: int, most: int, folder: Path, tally: Tally, stop: Callable[[], bool]) -> Iterator[Found]:
+    """Yield those of `most` random scenarios, from a number on, whose random schedule violates an invariant."""
+    for number in range(first, first + most):
+        if stop():
+            return
+        explorer = Explorer.of(f"random-{number}", folder)
+        yield from explorer.sample(Random(number), 1, stop)
+        tally.schedules += explorer.tally.schedules
+        tally.operations += explorer.tally.operations

@@ -12,7 +12,6 @@ from explore.__main__ import own_folder, tell
 from explore.explorer import Explorer, Found
 from explore.known import is_known
 from explore.mutations import GUARDS, Guard
-from explore.scenarios import SCENARIOS
 from explore.shrink import kind_of
 
 MOST_DEPARTURES = 2
@@ -23,7 +22,7 @@ def find_missing(guard: Guard, folder: Path, stop: Callable[[], bool]) -> tuple[
 
     The caller has removed it.
     """
-    explorers = [Explorer(name, SCENARIOS[name], folder) for name in guard.scenarios]
+    explorers = [Explorer.of(name, folder) for name in guard.scenarios]
     for bound in range(1, MOST_DEPARTURES + 1):
         for explorer in explorers:
             for found in explorer.explore(bound, stop):

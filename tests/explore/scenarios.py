@@ -31,9 +31,11 @@ from explore.actions import (
     Unplug,
     Want,
 )
+from explore.command import Command
 from explore.world import Action, Scenario
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.plan import Wish
 from gpuvirt.sim.machine import MachineSpec, SlotSpec
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
@@ -129,6 +131,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     "vgpus-killed": of_vgpus((Admit("vm"),), (Kill(), LoseLedger(), Start()), (TO_WHOLE,)),
     "vgpus-rebooted": of_vgpus((Reboot(), Start()), (Admit("vm"),)),
     "vgpus-to-passthrough": of_vgpus((Admit("vm"),), (BACK, TO_HALVES)),
+    "command-or-admission": Scenario(ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, Wish.NATIVE),))),
+    "command-and-pod": Scenario(
+        ON_VFIO,
+        NodeSpec("unmanaged"),
+        ((StartVm("vm"), EndPod("vm")), (Command(GPU, Wish.NATIVE),)),
+        first=(Admit("vm"),),
+    ),
     "unplugged": Scenario(
         ON_VFIO,
         PASSTHROUGH,
