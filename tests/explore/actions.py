@@ -106,6 +106,8 @@ class StartVm(Action):
             try:
                 world.processes[self.pod] = world.kernel.start_machine(IommuGroup(group))
             except (OSError, KeyError) as error:
+                if world.pulled & world.observer.devices_of(world.kubelet.pods[self.pod]):
+                    continue  # whatever it is by now
                 world.observer.fail("unusable", f"the VM of {self.pod} can't open group {group}: {error}")
 
 
@@ -287,6 +289,7 @@ class Unplug(Action):
 
     @override
     def act(self, world: World) -> None:
+        world.pulled.add(self.gpu)
         world.kernel.unplug(self.gpu)
 
 

@@ -42,6 +42,13 @@ KNOWN: Mapping[str, Known] = {
         " the driver_override, too. Where the GPU is to stay with its native driver then, `wanted.unmet` sees nothing"
         " to do: nobody writes 0, so that no process can open the GPU, and nobody clears the override.",
     ),
+    "command-beside-the-agent": Known(
+        "command-or-admission",
+        "harm",
+        "command-or-admission:2.2",
+        "`gpuvirt vfio unbind` reads the accounts, and then unbinds; the agent does not know of it and gives the device"
+        " to a pod in between. Agent and command share the lock of the unit, which Allocate does not ask.",
+    ),
     "cdev-opened-after-the-walk": Known(
         "vm-about-to-start",
         "harm",

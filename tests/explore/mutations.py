@@ -60,6 +60,10 @@ def _only_if_listed(entry: Entry, said: Holders) -> Entry | None:
     return entry if (entry.resource, entry.device) in said.devices else None
 
 
+def _no_holdings(*_: object, **__: object) -> tuple[object, ...]:
+    return ()
+
+
 def _unlocked(*_: object) -> "nullcontext[None]":
     return nullcontext()
 
@@ -118,6 +122,9 @@ GUARDS: Mapping[str, Guard] = {
     ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
         ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)
+    ),
+    "vGPUs: what pods have": Guard(
+        state, "holdings_of", _no_holdings, ("vgpus-in-use",), (Guard(Change, "_why_allocated", _nothing, ()),)
     ),
     "binder: the record of original drivers": Guard(binder, "_record", _nothing, ("killed-during-a-change",)),
     "binder: what failed is put back": Guard(binder, "_put_back", _none, ("driver-refuses-for-good",)),

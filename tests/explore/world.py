@@ -166,6 +166,8 @@ class World:
         """The processes that actors have started, by what actors call them."""
         self.refusing: str | None = None
         """The driver that takes no function."""
+        self.pulled: set[str] = set()
+        """The GPUs that were taken out of the host, in use or not."""
         self.vgpu_ids: dict[str, frozenset[str]] = {}
         """The ids of the vGPUs when each config was reached first."""
 
@@ -350,8 +352,11 @@ class World:
         if running is not None:
             running.heard = self.wishes
             running.mode, running.mode_at = self.spec.mode, running.loop.rests
-            request = NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request)
-            running.loop.call_soon(lambda: running.agent.hear_wish(request))
+            running.loop.call_soon(self._deliver, running)
+
+    def _deliver(self, running: Running) -> None:
+        """Deliver what is desired by now: of two changes the later one is never overtaken."""
+        running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
 
     def _lists(self) -> dict[object, object]:
         view = self.view
