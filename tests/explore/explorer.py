@@ -48,6 +48,8 @@ class Explorer:
     scenario: Scenario
     folder: Path
     tally: Tally = field(default_factory=Tally)
+    spread: Random | None = None
+    """Puts the schedules with equally many departures in a random order, for whoever runs a part of them."""
 
     @classmethod
     def of(cls, name: str, folder: Path) -> "Explorer":
@@ -67,7 +69,7 @@ class Explorer:
         level: list[tuple[Departures, array[int]]] = []
         for departures in range(bound + 1):
             following: list[tuple[Departures, array[int]]] = []
-            for chosen in _children(level) if departures else iter([()]):
+            for chosen in self._in_order(level) if departures else iter([()]):
                 if stop():
                     return
                 strategy = Scripted(dict(chosen))
@@ -78,6 +80,13 @@ class Explorer:
                 elif departures < bound:
                     following.append((chosen, array("B", (min(one, 255) for one in strategy.counts))))
             level, self.tally.complete = following, departures
+
+    def _in_order(self, level: "list[tuple[Departures, array[int]]]") -> Iterator[Departures]:
+        if self.spread is None:
+            return _children(level)
+        found = list(_children(level))
+        self.spread.shuffle(found)
+        return iter(found)
 
     def sample(self, random: Random, most: int, stop: Callable[[], bool]) -> Iterator[Found]:
         """Yield those of `most` random schedules that violate an invariant."""
