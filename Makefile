@@ -3,15 +3,17 @@
 
 MACHINE ?= 2xA10
 FLAVOUR ?= groups
+SECONDS ?= 600
+SEED ?=
 VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo test test-unit explore explore-mutations test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench generate pci-ids lock clean
 
 help:  ## List what there is to do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated machine (MACHINE=8xH100 for another)
 	@$(VENV)/gpuvirt demo --machine $(MACHINE)
@@ -39,6 +41,12 @@ lab-shell: .venv/made-for-dev  ## Open a shell with kubectl for it
 
 lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 	@$(VENV)/python -m lab.cluster down
+
+explore: .venv/made-for-dev  ## Explore schedules of the agent for harm (SECONDS=600; SEED=... runs one again)
+	@PYTHONPATH=tests $(VENV)/python -m explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS)) $(ARGS)
+
+explore-mutations: .venv/made-for-dev  ## Remove each guard in turn, and see that exploration misses it
+	@PYTHONPATH=tests $(VENV)/python -m explore.removal $(ARGS)
 
 test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)
 	$(VENV)/pytest -m ring -k guest

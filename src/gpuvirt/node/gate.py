@@ -47,12 +47,17 @@ class Gates:
     def allocate(self, targets: Iterable[tuple[str, Target]], record: Callable[[], None]) -> None:
         """Record devices as allocated, or raise RefusedError where a change may touch one of them."""
         with self.lock:
-            if self.under_way:
-                for device, target in targets:
-                    for change in self.under_way:
-                        if change.scope.covers(target):
-                            raise RefusedError(refusals.changing(device, change.step_text))
+            if self.under_way and (reason := self._why_closed(targets)) is not None:
+                raise RefusedError(reason)
             record()
+
+    def _why_closed(self, targets: Iterable[tuple[str, Target]]) -> Reason | None:
+        """Return which of these devices a change may touch."""
+        for device, target in targets:
+            for change in self.under_way:
+                if change.scope.covers(target):
+                    return refusals.changing(device, change.step_text)
+        return None
 
 
 class Change:
@@ -160,17 +165,27 @@ class Change:
             raise StalePlanError(reason)
 
     def _why_stale(self, scope: Scope) -> Reason | None:
+        if (allocated := self._why_allocated(scope)) is not None or self._rolling_back:
+            return allocated
+        return self._why_expired() or self._why_undesired()
+
+    def _why_allocated(self, scope: Scope) -> Reason | None:
+        """Return which of the devices is allocated by now."""
         for entry in self._gates.allocated():
             # A vGPU that the host has not shown since it was started is not there to be touched.
             if scope.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None):
                 return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.holder}")
-        if self._rolling_back:
-            return None
-        if self._slept_at is not None:
-            return refusals.plan_outdated(self._subject, f"it slept in the kernel ({self._slept_at})")
-        if not self._is_desired():
-            return refusals.plan_outdated(self._subject, "the desired state has changed")
         return None
+
+    def _why_expired(self) -> Reason | None:
+        """Return which step of the plan took too long."""
+        if self._slept_at is None:
+            return None
+        return refusals.plan_outdated(self._subject, f"it slept in the kernel ({self._slept_at})")
+
+    def _why_undesired(self) -> Reason | None:
+        """Return that the plan is no longer what is desired."""
+        return None if self._is_desired() else refusals.plan_outdated(self._subject, "the desired state has changed")
 
 
 def by_hand(subject: str, account: Account | None) -> Change:

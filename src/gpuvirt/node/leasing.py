@@ -48,12 +48,7 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         try:
-            try:
-                held.enter_context(kernel.lease(claim.group))
-            except LeaseUnavailableError:
-                # To lease a device by its own node resets it, and a VM that is about to bind it would fail.
-                _see_that_nobody_uses(kernel, claim, None)
-                held.enter_context(kernel.lease_devices(claim.cdevs))
+            held.enter_context(_hold(kernel, claim))
         except DeviceBusyError as error:
             raise HeldError(refusals.not_leased(claim.subject, str(error)), str(error)) from error
         except LeaseUnavailableError as error:
@@ -61,6 +56,19 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
         else:
             # A machine that is about to start has a device open that is not bound yet: no lease shows that.
             _see_that_nobody_uses(kernel, claim, None)
+        yield
+
+
+@contextlib.contextmanager
+def _hold(kernel: Kernel, claim: Claim) -> Iterator[None]:
+    """Hold a group by its node, or where groups have none by those of its devices."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(kernel.lease(claim.group))
+        except LeaseUnavailableError:
+            # To lease a device by its own node resets it, and a VM that is about to bind it would fail.
+            _see_that_nobody_uses(kernel, claim, None)
+            held.enter_context(kernel.lease_devices(claim.cdevs))
         yield
 
 

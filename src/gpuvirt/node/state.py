@@ -13,6 +13,7 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.gpustate import Holding, holdings_of
+from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.knowndevices import known_devices
 from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
@@ -39,6 +40,8 @@ class NodeState:
 
     known: Known = MappingProxyType({})
     """What the devices of the host are, by the ids that a kubelet could know them by."""
+    _closed = Scope()
+    """What changes under way kept from being offered when conclusions were drawn last."""
 
     def __init__(
         self,
@@ -154,9 +157,12 @@ class NodeState:
         return any(isinstance(group, int) and users.get(IommuGroup(group)) for group in groups)
 
     def hear_facts(self, facts: Facts) -> bool:
-        """Take what a look at the host has shown; return whether it is news."""
+        """Take what a look at the host has shown; return whether it is news.
+
+        The end of a change that took too long is news as well: nobody waits for that.
+        """
         if self.inventory is not None and facts == self.inventory.facts:
-            return False
+            return self._closed != self.gates.closed
         names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
         self.type_names = {**self.type_names, **names}
         self.inventory = build_inventory(facts, self.type_names)
@@ -198,6 +204,7 @@ class NodeState:
         wishes = self.wishes
         self.carving.conclude(self.inventory, self.holdings, self.modes, wishes, self.invalid.named)
         self.invalid.conclude(self.carving, self.inventory.gpus)
+        self._closed = self.gates.closed
         going = self._withdraw(withdrawn(self.inventory, wishes), self.carving.unwanted)
         ground = Ground(
             self.naming,
@@ -209,7 +216,7 @@ class NodeState:
             self.withdrawn,
             self.unwanted,
             {name: one.reason for name, one in self.withholdings.items()},
-            self.gates.closed,
+            self._closed,
         )
         if not self._carves_only:
             self.offers = self._make_offers(self.inventory, ground)

@@ -1,0 +1,112 @@
+"""`python -m explore`: explores for so many seconds, or runs one schedule again and tells its story."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from time import monotonic  # noqa: TID251  how long a person lets it explore
+
+from explore.explorer import Explorer, Found, Tally, sample_random
+from explore.known import is_known
+from explore.scenarios import SCENARIOS
+from explore.seeds import parse
+from explore.shrink import kind_of, shrink
+
+RANDOM = "random"
+"""All random scenarios, in the place of one by its name."""
+MOST_RANDOM = 1_000_000
+MEMORY = Path("/dev/shm")  # noqa: S108  files there are synced at no cost
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """Give a folder for the files of schedules, in memory where that can be."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def again(text: str) -> int:
+    """Run one schedule again, and tell its story."""
+    seed = parse(text)
+    with own_folder() as folder:
+        outcome = Explorer.of(seed.name, folder).try_seed(seed, told=True)
+    print("\n".join(outcome.story))
+    print(f"\n{text}: {tell(outcome.failure)}" if outcome.failure is not None else f"\n{text}: nothing is wrong")
+    return 0 if outcome.failure is None else 1
+
+
+def tell(failure: BaseException) -> str:
+    """Return a failure in words."""
+    if isinstance(failure, BaseExceptionGroup):
+        return f"{failure}: {'; '.join(tell(one) for one in failure.exceptions)}"
+    return f"{type(failure).__name__}: {failure}"
+
+
+def explore(seconds: float, bound: int, names: list[str]) -> int:
+    """Explore scenarios by turns, each to a bound and then at random, and random ones; return 1 for a new finding."""
+    end_s = monotonic() + seconds
+    worst = 0
+    with own_folder() as folder:
+        for number, name in enumerate(names):
+            began_s = monotonic()
+            share_s = began_s + (end_s - began_s) / (len(names) - number)
+            tally, found = _explore_one(name, bound, folder, partial(_is_over, share_s))
+            worst = max(worst, found)
+            print(
+                f"{name}: {tally.schedules} schedules, {tally.schedules / (monotonic() - began_s):.0f} a second,"
+                f" all with at most {tally.complete} departures; {tally.operations} destructive operations judged",
+                flush=True,
+            )
+    return worst
+
+
+def _is_over(end_s: float) -> bool:
+    return monotonic() > end_s
+
+
+def _explore_one(name: str, bound: int, folder: Path, stop: Callable[[], bool]) -> tuple[Tally, int]:
+    """Explore one scenario, or all random ones; return how much was explored, and 1 for a new finding."""
+    tally, worst = Tally(), 0
+    kinds: set[str] = set()
+    if name == RANDOM:
+        search = sample_random(0, MOST_RANDOM, folder, tally, stop)
+    else:
+        explorer = Explorer.of(name, folder)
+        tally, search = explorer.tally, _search(explorer, bound, stop)
+    for found in search:
+        kind = kind_of(found.failure)
+        if kind in kinds and name != RANDOM:
+            continue
+        kinds.add(kind)
+        known = is_known(found.seed.name, kind)
+        small = found if known else shrink(Explorer.of(found.seed.name, folder), found)
+        again = f"make explore SEED='{small.seed}'"
+        print(f"\n{'known: ' if known else ''}{tell(small.failure)}\n  again: {again}\n", flush=True)
+        worst = worst if known else 1
+    return tally, worst
+
+
+def _search(explorer: Explorer, bound: int, stop: Callable[[], bool]) -> Iterator[Found]:
+    yield from explorer.explore(bound, stop)
+    yield from explorer.sample(Random(0), MOST_RANDOM, stop)
+
+
+def main() -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="explore")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--bound", type=int, default=3, help="departures from the default schedule")
+    parser.add_argument("--seed", help="one schedule to run again")
+    parser.add_argument("names", nargs="*", help="scenarios; all, if none is named")
+    options = parser.parse_args()
+    if options.seed:
+        return again(options.seed)
+    return explore(options.seconds, options.bound, options.names or [*SCENARIOS, RANDOM])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

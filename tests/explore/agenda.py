@@ -1,0 +1,73 @@
+"""What can happen next, in the default order, and how a schedule may depart from it.
+
+By default whoever runs goes on; then the others that can; then the kubelet, the clock, and the actors, one action after
+another. A schedule departs from that in one of four ways: something is held, so that all else goes first until it is
+let go on; something that is held goes on; an actor acts now; or time passes now.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Key = object
+"""What can be held: a strand, or what the kubelet would do by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One thing that can happen."""
+
+    name: str
+    act: Callable[[], None]
+    key: Key = None
+    """None for what can't be held."""
+    goes_on: bool = False
+    """Whether a strand goes on by it; all stand still through anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happenings:
+    """What can happen besides strands that go on."""
+
+    soon: Sequence[Option] = ()
+    """What comes by itself: the kubelet, the cluster."""
+    echo: Option | None = None
+    """Time passes, in which what was begun may end."""
+    actions: Sequence[Option] = ()
+    """What each actor would do next."""
+    patience: Option | None = None
+    """Time passes, in which an actor waits for what it needs."""
+
+
+class Agenda:
+    """Puts what can happen in order."""
+
+    def __init__(self) -> None:
+        self._held: list[Key] = []
+
+    def options(self, strands: Sequence[Option], others: Happenings, *, exploring: bool) -> Sequence[Option]:
+        """Return what can happen, the default first; the rest are departures from it."""
+        free = [one for one in (*strands, *others.soon) if one.key not in self._held]
+        last = [one for one in (*strands, *others.soon) if one.key in self._held]
+        time = [others.echo] if others.echo is not None else []
+        patience = [others.patience] if others.patience is not None and not others.actions else []
+        in_order = [*free, *time, *others.actions, *patience, *last]
+        if not in_order or not exploring:
+            return in_order[:1]
+        default = in_order[0]
+        found = [default]
+        if default.key is not None and default.key not in self._held and len(in_order) > 1:
+            found.append(Option(f"hold {default.name}", lambda: self._held.append(default.key)))
+        found += [one for one in free[1:] if one.goes_on and one.key is default.key]
+        found += [one for one in others.actions if one is not default]
+        found += [one for one in last if one is not default]
+        found += [one for one in time if one is not default]
+        return found
+
+    def let_go(self, option: Option) -> None:
+        """Take that something happens: it is held no more."""
+        if option.key in self._held:
+            self._held.remove(option.key)
+
+    def let_all_go(self) -> None:
+        """Hold nothing any more."""
+        self._held.clear()

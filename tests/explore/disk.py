@@ -1,0 +1,77 @@
+"""Files as they survive: a process that dies loses nothing of what it wrote, a host that stops what was not synced."""
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from explore.scheduler import Scheduler
+
+_flock = fcntl.flock
+"""The machine's own, which a schedule replaces."""
+
+
+class Disk:
+    """The folder of all files that the processes of one schedule keep."""
+
+    def __init__(self, folder: Path, scheduler: Scheduler) -> None:
+        self.folder = folder
+        self.volatile = folder / "run"
+        """Gone after a reboot."""
+        self._scheduler = scheduler
+        self._contents: dict[int, bytes] = {}
+        """What was synced of each file, by its inode."""
+        self._names: dict[Path, dict[str, int]] = {}
+        """What was synced of each folder."""
+        for entry in folder.iterdir():
+            shutil.rmtree(entry)
+        for name in ("run", "state", "kubelet/device-plugins", "kubelet/pods", "kubelet/pod-resources"):
+            (folder / name).mkdir(parents=True)
+
+    def sync(self, fd: int) -> None:
+        """Have a process make a file or folder durable, which takes its time."""
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115  a descriptor's
+        self._scheduler.point(f"sync {path.name}")
+        self.keep(path)
+
+    def keep(self, path: Path) -> None:
+        """Take that a file or folder is as durable as it is now."""
+        if path.is_dir():
+            self._names[path] = {one.name: one.stat().st_ino for one in path.iterdir() if one.is_file()}
+        else:
+            self._contents[path.stat().st_ino] = path.read_bytes()
+
+    def lock(self, fd: int, operation: int) -> None:
+        """Lock a file; who waits for it lets others go on."""
+        if operation & fcntl.LOCK_NB or not operation & fcntl.LOCK_EX:
+            _flock(fd, operation)
+            return
+        self._scheduler.wait(lambda: _is_locked(fd))
+
+    def lose_power(self) -> None:
+        """Have nothing but what was synced."""
+        shutil.rmtree(self.volatile)
+        self.volatile.mkdir()
+        for folder in {path.parent for path in self.folder.rglob("*") if path.is_file()}:
+            kept = {
+                name: self._contents[inode]
+                for name, inode in self._names.get(folder, {}).items()
+                if inode in self._contents
+            }
+            for path in folder.iterdir():
+                if path.is_file():
+                    path.unlink()
+            for name, content in kept.items():
+                (folder / name).write_bytes(content)
+            self._names[folder] = {}
+            for name, content in kept.items():
+                inode = (folder / name).stat().st_ino
+                self._names[folder][name], self._contents[inode] = inode, content
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""Explores a scenario: all schedules with at most so many departures from the default, then random ones."""
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from explore.randomly import scenario_of
+from explore.run import Outcome, run
+from explore.scenarios import SCENARIOS
+from explore.seeds import Seed
+from explore.strategies import Scripted, Uniform
+from explore.world import Scenario
+
+Departures = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schedule that violates an invariant."""
+
+    seed: Seed
+    failure: BaseException
+
+
+@dataclass
+class Tally:
+    """How much was explored."""
+
+    schedules: int = 0
+    operations: int = 0
+    """How many destructive operations were judged."""
+    complete: int = -1
+    """Up to how many departures all schedules were run."""
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one schedule."""
+        self.schedules += 1
+        self.operations += outcome.operations
+
+
+@dataclass
+class Explorer:
+    """Explores one scenario."""
+
+    name: str
+    scenario: Scenario
+    folder: Path
+    tally: Tally = field(default_factory=Tally)
+    spread: Random | None = None
+    """Puts the schedules with equally many departures in a random order, for whoever runs a part of them."""
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> "Explorer":
+        """Return the explorer of a scenario by its name, which is a random one's number after `random-`."""
+        number = name.removeprefix("random-")
+        return cls(name, scenario_of(int(number)) if number != name else SCENARIOS[name], folder)
+
+    def try_seed(self, seed: Seed, *, told: bool = False) -> Outcome:
+        """Run the schedule that a seed says."""
+        return run(seed.of(self.scenario), Scripted(dict(seed.departures)), self.folder, told=told)
+
+    def explore(self, bound: int, stop: Callable[[], bool]) -> Iterator[Found]:
+        """Yield the schedules with at most `bound` departures that violate an invariant, the fewest departures first.
+
+        `stop` ends it early; `tally.complete` says how far it came.
+        """
+        level: list[tuple[Departures, array[int]]] = []
+        for departures in range(bound + 1):
+            following: list[tuple[Departures, array[int]]] = []
+            for chosen in self._in_order(level) if departures else iter([()]):
+                if stop():
+                    return
+                strategy = Scripted(dict(chosen))
+                outcome = run(self.scenario, strategy, self.folder)
+                self.tally.add(outcome)
+                if outcome.failure is not None:
+                    yield Found(Seed(self.name, dict(chosen)), outcome.failure)
+                elif departures < bound:
+                    following.append((chosen, array("B", (min(one, 255) for one in strategy.counts))))
+            level, self.tally.complete = following, departures
+
+    def _in_order(self, level: "list[tuple[Departures, array[int]]]") -> Iterator[Departures]:
+        if self.spread is None:
+            return _children(level)
+        found = list(_children(level))
+        self.spread.shuffle(found)
+        return iter(found)
+
+    def sample(self, random: Random, most: int, stop: Callable[[], bool]) -> Iterator[Found]:
+        """Yield those of `most` random schedules that violate an invariant."""
+        for _ in range(most):
+            if stop():
+                return
+            strategy = Uniform(random, random.choice((0.02, 0.05, 0.15, 0.4)))
+            outcome = run(self.scenario, strategy, self.folder)
+            self.tally.add(outcome)
+            if outcome.failure is not None:
+                yield Found(Seed(self.name, strategy.departures), outcome.failure)
+
+
+def _children(level: "list[tuple[Departures, array[int]]]") -> Iterator[Departures]:
+    """Yield the schedules that depart once more, after the last step at which their parents do."""
+    for chosen, counts in level:
+        first = chosen[-1][0] + 1 if chosen else 0
+        for step in range(first, len(counts)):
+            for option in range(1, counts[step]):
+                yield (*chosen, (step, option))
+
+
+def sample_random(first: int, most: int, folder: Path, tally: Tally, stop: Callable[[], bool]) -> Iterator[Found]:
+    """Yield those of `most` random scenarios, from a number on, whose random schedule violates an invariant."""
+    for number in range(first, first + most):
+        if stop():
+            return
+        explorer = Explorer.of(f"random-{number}", folder)
+        yield from explorer.sample(Random(number), 1, stop)
+        tally.schedules += explorer.tally.schedules
+        tally.operations += explorer.tally.operations

@@ -1,0 +1,79 @@
+"""Serial workers whose jobs are strands: a job stands still at each point, and others go on meanwhile."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from explore.loop import ExploredLoop
+from explore.scheduler import KilledError, Process, Scheduler, Strand
+from gpuvirt.node.lane import LaneBlockedError
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Job:
+    name: str
+    do: Callable[[], None]
+
+
+class ExploredWorker:
+    """One serial worker of a process: it runs one job after another, and can be left behind with one that sleeps."""
+
+    def __init__(self, name: str, scheduler: Scheduler, process: Process, loop: ExploredLoop) -> None:
+        self._name = name
+        self._scheduler = scheduler
+        self._process = process
+        self._loop = loop
+        self._jobs: deque[_Job] = deque()
+        self._running = ""
+        self._busy = False
+        self._asleep: str | None = None
+        """The job that has had its time."""
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        """Return what `job` returns, raise what it raises."""
+        if self._process.dead:
+            raise KilledError
+        if self._asleep is not None:
+            raise LaneBlockedError(f"{self._name}: {self._asleep} has not come back from the kernel yet")
+        outcome: asyncio.Future[T] = self._loop.create_future()
+        entry = _Job(name, lambda: self._do(job, outcome))
+        self._jobs.append(entry)
+        if not self._busy:
+            self._busy = True
+            self._scheduler.spawn(Strand(self._process, f"{self._process.name}'s worker {self._name}", self._work))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(outcome)
+        except TimeoutError as error:
+            if outcome.done():  # the job's own
+                raise
+            self._asleep = self._running
+            if entry in self._jobs:
+                self._jobs.remove(entry)  # it waits behind another that sleeps
+            said = f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
+            raise LaneBlockedError(said) from error
+
+    def _work(self) -> None:
+        while self._jobs:
+            job = self._jobs.popleft()
+            self._running = job.name
+            self._scheduler.point(job.name)
+            job.do()
+        self._busy, self._asleep = False, None
+
+    def _do(self, job: Callable[[], T], outcome: "asyncio.Future[T]") -> None:
+        try:
+            result = job()
+        except Exception as error:  # noqa: BLE001  it belongs to whoever waits for the job
+            self._asleep = None
+            if not outcome.done():
+                outcome.set_exception(error)
+                outcome.exception()  # whoever has waited may be gone
+        else:
+            self._asleep = None
+            if not outcome.done():
+                outcome.set_result(result)

@@ -1,0 +1,220 @@
+"""A simulated kubelet: what it has given to pods, and its two accounts of that, each of which may be late or lost."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from pathlib import Path
+
+import msgspec
+
+from explore.agenda import Option
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.kubelet.podresources import Devices, Held, PodResourcesUnheardError
+from gpuvirt.model.ledger import Consumer
+from gpuvirt.paths import KubeletPaths
+
+TAKEN_WITHIN_S = 5.0
+"""How long the kubelet takes to record an answer, where it is slow; it has the connection at hand."""
+
+PID = 1000
+Key = tuple[ResourceName, DeviceId]
+
+
+@dataclass(eq=False)
+class Pod:
+    """A pod that has devices."""
+
+    name: str
+    uid: str
+    keys: tuple[Key, ...]
+    nodes: tuple[str, ...] = ()
+    """What its container gets under `/dev`."""
+    groups: frozenset[int] = frozenset()
+    functions: frozenset[str] = frozenset()
+    """What it has of another plugin, whose ids are no addresses."""
+    asked: Callable[[], None] | None = None
+    """Has the plugin asked for the devices, while that is under way."""
+    answered: bool = False
+    """The plugin has given it the devices."""
+    answered_s: float = 0.0
+    known: bool = False
+    """The kubelet has taken the plugin's answer."""
+    listed: bool = False
+    """The kubelet's API lists it."""
+    ended: bool = False
+
+    @property
+    def taken_by_s(self) -> float:
+        """Until when the kubelet takes the plugin's answer at the latest: the agent counts on 10 s."""
+        return self.answered_s + TAKEN_WITHIN_S if self.answered and not self.known else inf
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether somebody who looks at the devices finds them in the pod's hands."""
+        return self.answered and not self.ended
+
+
+@dataclass
+class Kubelet:
+    """The kubelet of one node."""
+
+    paths: KubeletPaths
+    durable: Callable[[Path], None]
+    """Makes a file or folder as durable as it is."""
+    up: bool = True
+    deaf: bool = False
+    """Whether its API does not answer, though it runs."""
+    pods: dict[str, Pod] = field(default_factory=dict)
+    lists: dict[ResourceName, Mapping[DeviceId, bool]] = field(default_factory=dict)
+    """The devices of each resource and their health, as far as plugins have told it."""
+    _writes: int = 0
+
+    def __post_init__(self) -> None:
+        self.paths.registration_socket.touch()
+        self.paths.pod_resources_socket.touch()
+        self.write()
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the pid of the kubelet while it runs."""
+        return (PID,) if self.up else ()
+
+    def free(self) -> Iterator[Key]:
+        """Yield the devices by which a pod could be admitted now."""
+        if not self.up:
+            return
+        taken = {key for pod in self.pods.values() if not pod.ended for key in pod.keys}
+        for resource, devices in self.lists.items():
+            for device, healthy in devices.items():
+                if healthy and (resource, device) not in taken:
+                    yield resource, device
+
+    def begin(self, name: str, keys: tuple[Key, ...]) -> Pod:
+        """Begin to admit a pod: its folder is there before its devices are asked for."""
+        pod = self.pods[name] = Pod(name, f"uid-{name}", keys)
+        (self.paths.pods / pod.uid).mkdir(exist_ok=True)
+        self._touch_pods()
+        return pod
+
+    def reject(self, pod: Pod) -> None:
+        """Take that a pod got no devices."""
+        del self.pods[pod.name]
+        self._forget_folder(pod)
+
+    def take_answer(self, pod: Pod) -> None:
+        """Record what a plugin has given to a pod."""
+        pod.known = True
+        self.write()
+
+    def end(self, pod: Pod) -> None:
+        """Take that a pod's containers have ended; the checkpoint has it until it is next written."""
+        pod.ended, pod.listed = True, False
+        self._forget_folder(pod)
+
+    def take_lists(self, lists: Mapping[ResourceName, Mapping[DeviceId, bool]]) -> None:
+        """Take the lists of a plugin, and write the checkpoint."""
+        self.lists = dict(lists)
+        self.write()
+
+    def lose_plugins(self) -> None:
+        """Take that the plugins' connections broke: their devices count as unhealthy, and requests fail."""
+        self.lists = {}
+        for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
+            self.reject(pod)
+
+    def stop(self) -> None:
+        """Stop: pods run on, and nobody answers."""
+        self.up = False
+        self.lists = {}
+        self.paths.pod_resources_socket.unlink(missing_ok=True)
+        for pod in self.pods.values():
+            pod.listed = False
+
+    def start(self) -> None:
+        """Start again: it has its checkpoint, and learns of its pods later."""
+        self.up = True
+        self.paths.pod_resources_socket.touch()
+        for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
+            self.reject(pod)
+
+    def write(self) -> None:
+        """Write the checkpoint, without the pods that have ended."""
+        for pod in [pod for pod in self.pods.values() if pod.ended]:
+            del self.pods[pod.name]
+        entries = [
+            {
+                "PodUID": pod.uid,
+                "ContainerName": "main",
+                "ResourceName": resource,
+                "DeviceIDs": {"0": [device]},
+                "AllocResp": None,
+            }
+            for pod in self.pods.values()
+            if pod.known
+            for resource, device in pod.keys
+        ]
+        data = {"PodDeviceEntries": entries, "RegisteredDevices": {one: sorted(two) for one, two in self.lists.items()}}
+        beside = self.paths.checkpoint.with_name(".checkpoint")
+        beside.write_bytes(msgspec.json.encode({"Data": data, "Checksum": 0}))
+        beside.replace(self.paths.checkpoint)
+        self.durable(self.paths.checkpoint)
+        self.durable(self.paths.device_plugins)
+        self._stamp(self.paths.checkpoint)
+
+    def happenings(self) -> Iterator[Option]:
+        """Yield what the kubelet does by itself."""
+        for pod in self.pods.values():
+            if pod.asked is not None:
+                yield Option(f"the request for {pod.name} reaches the agent", pod.asked, ("request", pod.name))
+            if pod.answered and not pod.known and not pod.ended:
+                take = partial(self.take_answer, pod)
+                yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))
+            elif pod.known and not pod.listed and not pod.ended and self.up and not pod.functions:
+                yield Option(f"the kubelet's API lists {pod.name}", partial(_list, pod), ("lists", pod.name))
+
+    # --- what its API answers
+
+    def holders(self) -> Held:
+        """Return which devices the API says that pods have."""
+        self._see_that_it_is_up()
+        return {
+            key: Consumer(namespace="default", pod=pod.name, container="main")
+            for pod in self.pods.values()
+            if pod.listed
+            for key in pod.keys
+        }
+
+    def allocatable(self) -> Devices:
+        """Return by which devices it admits pods."""
+        self._see_that_it_is_up()
+        return frozenset(
+            (resource, device)
+            for resource, devices in self.lists.items()
+            for device, healthy in devices.items()
+            if healthy
+        )
+
+    def _see_that_it_is_up(self) -> None:
+        if not self.up or self.deaf:
+            raise PodResourcesUnheardError("the kubelet does not answer")
+
+    # --- its files
+
+    def _forget_folder(self, pod: Pod) -> None:
+        folder = self.paths.pods / pod.uid
+        if folder.exists():
+            folder.rmdir()
+            self._touch_pods()
+
+    def _touch_pods(self) -> None:
+        self._stamp(self.paths.pods)
+
+    def _stamp(self, path: "os.PathLike[str]") -> None:
+        """Give a file a time of change that is later than all before it, and the same in each run."""
+        self._writes += 1
+        os.utime(path, ns=(self._writes, self._writes))
+
+
+def _list(pod: Pod) -> None:
+    pod.listed = True

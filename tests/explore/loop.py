@@ -1,0 +1,187 @@
+"""An event loop whose ready handles are run in the order that the scheduler chooses, in virtual time."""
+
+import asyncio
+import heapq
+import itertools
+from asyncio import events
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from datetime import UTC, datetime, timedelta
+from typing import TypeVarTuple, Unpack
+
+from typing_extensions import override
+
+from explore.agenda import Option
+from explore.scheduler import KilledError, Process, Scheduler, Strand
+
+Ts = TypeVarTuple("Ts")
+
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class ExploredTimer:
+    """A call at a later time."""
+
+    __slots__ = ("at_s", "call", "name")
+
+    def __init__(self, at_s: float, call: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Take the call back."""
+        self.call = None
+
+
+class ExploredClock:
+    """The time of one schedule: it passes where the scheduler chooses that it does."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._timers: list[tuple[float, int, ExploredTimer]] = []
+        self._order = itertools.count()
+
+    def now(self) -> datetime:
+        """Wall-clock time, in UTC."""
+        return BEGINNING + timedelta(seconds=self.now_s)
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back."""
+        return self.now_s
+
+    def call_later(self, delay_s: float, call: Callable[[], None], /) -> ExploredTimer:
+        """Run `call` once so much time has passed."""
+        timer = ExploredTimer(self.now_s + delay_s, call)
+        heapq.heappush(self._timers, (timer.at_s, next(self._order), timer))
+        return timer
+
+    async def sleep(self, seconds: float, /) -> None:
+        """Wait until so much time has passed."""
+        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self.call_later(seconds, lambda: None if passed.done() else passed.set_result(None))
+        try:
+            await passed
+        finally:
+            timer.cancel()
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next call is due; None where nothing waits for the time."""
+        while self._timers and self._timers[0][2].call is None:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def pass_on(self) -> None:
+        """Let time pass until the next call, and make the call."""
+        if self.next_s is None:
+            return
+        at_s, _, timer = heapq.heappop(self._timers)
+        self.now_s = max(self.now_s, at_s)
+        if timer.call is not None:
+            timer.call()
+
+
+class ExploredLoop(asyncio.BaseEventLoop):
+    """The event loop of one process, which runs as a strand."""
+
+    rests = 0
+    """How often it had nothing more to do."""
+
+    def __init__(self, scheduler: Scheduler, process: Process, clock: ExploredClock, *, reorders: bool) -> None:
+        """`reorders`: each ready handle may be the next, and each is a point; else only a turn of the loop is."""
+        super().__init__()
+        self.set_debug(False)
+        self.crashes: list[BaseException] = []
+        """What tasks ended with that nobody has asked for."""
+        self._handles: list[asyncio.Handle] = []
+        self._scheduler = scheduler
+        self._process = process
+        self._clock = clock
+        self._reorders = reorders
+        self._picked = 0
+        self._inside = False
+        self._strand = Strand(process, f"{process.name}'s event loop", self._live, picks=self._ways)
+        self._strand.until = self._has_ready
+        scheduler.spawn(self._strand)
+
+    def _has_ready(self) -> bool:
+        return bool(self._handles)
+
+    def _ways(self) -> Sequence[Option]:
+        """Return in which ways the loop can go on: with each ready handle, or inside the one that it runs."""
+        strand, count = self._strand, len(self._handles)
+        if self._inside or not self._reorders or count < 2:
+            return (strand.way,)
+        more = range(1, count)
+        return (
+            strand.way,
+            *(Option(f"{strand.name}, #{one}", self._picker(one), strand, goes_on=True) for one in more),
+        )
+
+    def _picker(self, number: int) -> Callable[[], None]:
+        def pick() -> None:
+            if not self._inside:
+                self._picked = number
+
+        return pick
+
+    def _live(self) -> None:
+        self._strand.until = None
+        events._set_running_loop(self)
+        try:
+            while not self._process.dead:
+                if not self._handles:
+                    self.rests += 1
+                    self._scheduler.wait(self._has_ready)
+                elif self._reorders:
+                    self._scheduler.point("the next handle")
+                handle = self._handles.pop(min(self._picked, len(self._handles) - 1))
+                self._picked = 0
+                self._inside = True
+                handle._run()
+                self._inside = False
+        finally:
+            if self._process.dead:
+                self._unwind()
+            events._set_running_loop(None)
+
+    def _unwind(self) -> None:
+        """Have the tasks of a dead process end, each where it stands, so that files and leases are let go."""
+        self._inside = True
+        while pending := [task for task in asyncio.all_tasks(self) if not task.done()]:
+            for task in pending:
+                task.cancel()
+            while self._handles:
+                self._handles.pop(0)._run()
+
+    @override
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._handles.append(handle)
+        return handle
+
+    @override
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    @override
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._clock.call_later(max(0.0, when - self.time()), lambda: None if handle.cancelled() else handle._run())
+        return handle
+
+    @override
+    def time(self) -> float:
+        return self._clock.now_s
+
+    @override
+    def call_exception_handler(self, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, BaseException) and not isinstance(error, KilledError):
+            self.crashes.append(error)

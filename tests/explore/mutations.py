@@ -1,0 +1,136 @@
+"""The guards of the shipped code, each with what stands in its place when it is removed: exploration must notice."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.kubelet import checkpoint, holders
+from gpuvirt.model import ledger
+from gpuvirt.model.change import driverplanning
+from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.holds import Holds
+from gpuvirt.model.ledger import Entry, Holders
+from gpuvirt.node import lastlook, leasing, state
+from gpuvirt.node.change import driverexecutor, driverphase
+from gpuvirt.node.change.changerecord import ChangeRecord
+from gpuvirt.node.gate import Change, Gates
+from gpuvirt.node.lastlook import Sight
+from gpuvirt.node.oversight import Oversight
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One guard."""
+
+    owner: object
+    """The module or class that has it, or that calls it by a name of its own."""
+    name: str
+    instead: object
+    """What does nothing."""
+    scenarios: tuple[str, ...]
+    """Where its absence shows."""
+    beside: "tuple[Guard, ...]" = ()
+    """Guards that stand before it, and that are removed as well: alone, its absence would not show."""
+
+    @contextmanager
+    def removed(self) -> Iterator[None]:
+        """Remove the guard for as long as the context lasts."""
+        before = self.owner.__dict__[self.name] if isinstance(self.owner, type) else getattr(self.owner, self.name)
+        with ExitStack() as others:
+            for other in self.beside:
+                others.enter_context(other.removed())
+            setattr(self.owner, self.name, self.instead)
+            try:
+                yield
+            finally:
+                setattr(self.owner, self.name, before)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _none(*_: object) -> tuple[object, ...]:
+    return ()
+
+
+def _claim_nothing(_change: Change, _scope: Scope) -> None:
+    return
+
+
+def _only_if_listed(entry: Entry, said: Holders) -> Entry | None:
+    return entry if (entry.resource, entry.device) in said.devices else None
+
+
+def _no_holdings(*_: object, **__: object) -> tuple[object, ...]:
+    return ()
+
+
+def _unlocked(*_: object) -> "nullcontext[None]":
+    return nullcontext()
+
+
+_OFFERS = (
+    Guard(state, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
+    Guard(Gates, "closed", property(lambda _: Scope()), ()),
+)
+"""What the agent offers: what is to go, or is being changed, is not listed."""
+
+_USERS = Guard(lastlook, "users", lambda *_, **__: Sight(None), ())
+"""The look at Allocate at who uses a device: it finds the lease of a change, too."""
+
+GUARDS: Mapping[str, Guard] = {
+    "gate: no allocation of what a change may touch": Guard(
+        Gates, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
+    ),
+    "gate: no step on what is allocated by now": Guard(
+        Change, "_why_allocated", _nothing, ("return-or-admission",), _OFFERS
+    ),
+    "gate: no step of a plan that took too long": Guard(
+        Change, "_why_expired", _nothing, ("slow-change",), (Guard(Change, "_why_undesired", _nothing, ()),)
+    ),
+    "gate: no step of a plan that is no longer desired": Guard(
+        Change, "_why_undesired", _nothing, ("return-and-back",)
+    ),
+    "gate: a change claims its devices before its first step": Guard(
+        Change, "claim", _claim_nothing, ("return-of-a-group",), _OFFERS
+    ),
+    "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
+    "lease: the walk through all processes": Guard(leasing, "_see_that_nobody_uses", _nothing, ("vm-about-to-start",)),
+    "executor: NVIDIA's unbindLock": Guard(driverexecutor, "_locked", _unlocked, ("container-is-taken",)),
+    "executor: the driver after a step is the expected one": Guard(
+        driverexecutor, "_expect", _nothing, ("driver-refuses-for-good",)
+    ),
+    "planning: pods": Guard(driverplanning, "_allocated", _none, ("known-pod-of-another-plugin",)),
+    "planning: pods whose device is not found here": Guard(
+        driverplanning, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
+    ),
+    "reconciler: the account is newer than what was withdrawn": Guard(
+        Oversight, "heard_since", property(lambda _: True), ("killed-without-ledger", "return-or-admission")
+    ),
+    "allocation check: what the device is": Guard(
+        lastlook, "changes", lambda *_: iter(()), ("neighbour-rebound-by-hand",)
+    ),
+    "allocation check: who uses the device": Guard(
+        lastlook, "users", lambda *_, **__: Sight(None), ("vm-by-hand-or-pod",)
+    ),
+    "allocation: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
+    "account: pods of the checkpoint": Guard(checkpoint, "holders", lambda _: {}, ("killed-without-ledger-or-api",)),
+    "account: pods of the checkpoint that are gone": Guard(
+        holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
+    ),
+    "ledger: pods that another agent has served": Guard(
+        state, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",)
+    ),
+    "ledger: an allocation counts before the kubelet lists it": Guard(
+        ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)
+    ),
+    "vGPUs: what pods have": Guard(
+        state, "holdings_of", _no_holdings, ("vgpus-in-use",), (Guard(Change, "_why_allocated", _nothing, ()),)
+    ),
+    "drivers: the record of a change before it is made": Guard(
+        ChangeRecord, "begin", _nothing, ("killed-during-a-change",)
+    ),
+    "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
+}

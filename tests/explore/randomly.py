@@ -1,0 +1,87 @@
+"""Random scenarios: the host, what is desired, and the actors follow from one number."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from explore.actions import (
+    Admit,
+    Close,
+    EndPod,
+    Kill,
+    LoseAccount,
+    LoseLedger,
+    MendAccount,
+    Open,
+    OpenGroup,
+    PlugIn,
+    Start,
+    StartKubelet,
+    StartVm,
+    StopKubelet,
+    Unplug,
+)
+from explore.scenarios import (
+    AWAY,
+    BACK,
+    BUILT_IN,
+    CONTAINER,
+    GPU,
+    GROUP,
+    HALVES,
+    IN_ONE_GROUP,
+    NATIVE,
+    NEXT,
+    ON_VFIO,
+    PASSTHROUGH,
+    T4,
+    TO_HALVES,
+    TO_WHOLE,
+    TYPES,
+)
+from explore.world import Action, Scenario
+
+Script = tuple[Action, ...]
+
+POD: Script = (Admit("vm"), StartVm("vm"), EndPod("vm"))
+KUBELET: Sequence[Script] = ((StopKubelet(), StartKubelet()), (LoseAccount(), MendAccount()))
+CRASH: Script = (Kill(), LoseLedger(), Start())
+
+HOSTS: Mapping[str, tuple[Scenario, Sequence[Script]]] = {
+    "vfio": (
+        Scenario(ON_VFIO, PASSTHROUGH, ()),
+        (POD, (Admit("vm-b"),), (AWAY,), (AWAY, BACK), (OpenGroup("qemu", GROUP), Close("qemu")), *KUBELET),
+    ),
+    "vfio-killed": (Scenario(ON_VFIO, PASSTHROUGH, ()), (POD, (AWAY,), CRASH, (Kill(), Start()), *KUBELET)),
+    "native": (
+        Scenario(NATIVE, CONTAINER, ()),
+        (POD, (BACK,), (BACK, AWAY), (Open("job", GPU), Close("job")), *KUBELET),
+    ),
+    "group": (
+        Scenario(IN_ONE_GROUP, PASSTHROUGH, ()),
+        (POD, (Admit("vm-b", NEXT),), (Admit("vm-c"),), (AWAY, BACK), CRASH, *KUBELET),
+    ),
+    "unplugged": (
+        Scenario(ON_VFIO, PASSTHROUGH, ()),
+        (POD, (Unplug(GPU), PlugIn(GPU)), (StopKubelet(), StartKubelet()) * 2, (Kill(), Start())),
+    ),
+    "vgpus": (
+        Scenario(T4, HALVES, (), request=BUILT_IN, vgpus=TYPES),
+        (POD, (Admit("vm-b"), EndPod("vm-b")), (TO_WHOLE,), (TO_WHOLE, TO_HALVES), CRASH, *KUBELET),
+    ),
+}
+"""Each kind of host with what actors may do to it; what is known to be wrong is left out."""
+
+
+def scenario_of(number: int) -> Scenario:
+    """Return the scenario of a number."""
+    random = Random(number)
+    first, scripts = HOSTS[random.choice(sorted(HOSTS))]
+    actors = random.sample(list(scripts), random.randint(2, 4))
+    return Scenario(
+        first.host,
+        first.spec,
+        tuple(actors),
+        request=first.request,
+        vgpus=first.vgpus,
+        whole=random.random() < 0.5,
+    )

@@ -1,0 +1,67 @@
+"""`python -m explore.removal`: removes each guard in turn, and explores until something shows that it is missing."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from time import monotonic  # noqa: TID251  a person waits
+
+from explore.__main__ import own_folder, tell
+from explore.explorer import Explorer, Found
+from explore.known import is_known
+from explore.mutations import GUARDS, Guard
+from explore.shrink import kind_of
+
+MOST_DEPARTURES = 2
+
+
+def find_missing(guard: Guard, folder: Path, stop: Callable[[], bool]) -> tuple[Found | None, int]:
+    """Return the first schedule that shows that a guard is missing, and how many schedules that took.
+
+    The caller has removed it.
+    """
+    explorers = [Explorer.of(name, folder) for name in guard.scenarios]
+    for bound in range(1, MOST_DEPARTURES + 1):
+        for explorer in explorers:
+            for found in explorer.explore(bound, stop):
+                if not is_known(explorer.name, kind_of(found.failure)):
+                    return found, sum(one.tally.schedules for one in explorers)
+    for explorer in explorers:
+        for found in explorer.sample(Random(0), 1_000_000, stop):
+            if not is_known(explorer.name, kind_of(found.failure)):
+                return found, sum(one.tally.schedules for one in explorers)
+    return None, sum(one.tally.schedules for one in explorers)
+
+
+def _is_over(end_s: float) -> bool:
+    return monotonic() > end_s
+
+
+def main() -> int:
+    """Do what the command line says; 1 where a guard is not missed."""
+    parser = argparse.ArgumentParser(prog="explore.removal")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each guard, at most")
+    parser.add_argument("words", nargs="*", help="only guards whose name has one of these in it")
+    options = parser.parse_args()
+    worst = 0
+    with own_folder() as folder:
+        for name, guard in GUARDS.items():
+            if options.words and not any(word in name for word in options.words):
+                continue
+            end_s = monotonic() + options.seconds
+            with guard.removed():
+                found, schedules = find_missing(guard, folder, partial(_is_over, end_s))
+            took_s = options.seconds - (end_s - monotonic())
+            if found is None:
+                worst = 1
+                print(f"NOT MISSED  {name}: {schedules} schedules in {took_s:.1f} s", flush=True)
+            else:
+                print(f"missed      {name}: after {schedules} schedules, {took_s:.1f} s: {found.seed}", flush=True)
+                print(f"            {tell(found.failure)[:200]}", flush=True)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Judges a world at rest: what is desired is reached, or a reason names what is truly in the way."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from explore.observer import ViolationError
+from explore.world import World
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import FunctionKind, kind_of
+from gpuvirt.sim.function import SimFunction
+from gpuvirt.sim.pci import is_vfio
+
+UNHEARD = ("HoldersUnheard", "AllocationsUnknown")
+
+
+def find_wrong(world: World) -> ViolationError | None:
+    """Return what is neither as desired nor explained, None where all is well."""
+    return next(_wrongs(world), None) if world.running is not None else None
+
+
+def _wrongs(world: World) -> Iterator[ViolationError]:
+    for address, function in world.kernel.pci.functions.items():
+        if kind_of(function.class_code, function.id.vendor) is FunctionKind.GPU and function.physfn is None:
+            yield from _of_gpu(world, address, function)
+    yield from _of_ids(world)
+
+
+def _of_gpu(world: World, address: PciAddress, function: SimFunction) -> Iterator[ViolationError]:
+    mode = world.spec.gpus.get(address, world.spec.mode)
+    blockers = list(_blockers(world, address))
+    state = f"{address} is on {function.driver or 'no driver'}, and {mode} is desired"
+    if not _is_reached(world, function, mode):
+        reasons = _reasons(world)
+        if not blockers:
+            yield ViolationError("stuck", f"{state}; nothing is in the way; reasons: {reasons}")
+        elif not any(words in reason for reason in reasons for words in blockers):
+            yield ViolationError("unexplained", f"{state}; in the way: {blockers}; reasons: {reasons}")
+    elif mode == "passthrough" and not blockers and not _is_offered(world, address):
+        yield ViolationError("not offered", f"{state}; reasons: {_reasons(world)}")
+    if function.driver is None and not function.leaving and not _may_have_none(world, blockers, mode, function):
+        yield ViolationError("left over", f"{address} has no driver")
+    if function.override is not None and function.override != function.driver and not blockers:
+        yield ViolationError("left over", f"{state}, with driver_override {function.override}")
+    if function.driver == "nvidia" and address in world.kernel.nvidia._locked:
+        yield ViolationError("left over", f"{state}, with unbindLock 1: no process can open it")
+
+
+def _may_have_none(world: World, blockers: list[str], mode: str, function: SimFunction) -> bool:
+    """Return whether a GPU can have no driver at rest: it is in use, or the driver that it had takes it no more."""
+    if world.kernel.faults.refusals or [one for one in blockers if one != "StepFailed"]:
+        return True
+    return mode != "passthrough" and world.refusing == function.native_driver
+
+
+def _is_reached(world: World, function: SimFunction, mode: str) -> bool:
+    if mode == "passthrough":
+        return is_vfio(function.driver)
+    if mode in {"container", "vgpu"} and function.driver != function.native_driver:
+        return False
+    if mode == "vgpu" and world.spec.vgpu_config is not None:
+        wanted = world.scenario.vgpus[world.spec.vgpu_config]
+        found = Counter(one.spec.name.rpartition(" ")[2] for one in world.kernel.mdev.devices.values())
+        return found == Counter(wanted)
+    return True
+
+
+def _is_offered(world: World, address: PciAddress) -> bool:
+    view = world.view
+    return view is not None and any(
+        str(device.id) == address and device.healthy and device.holder is None
+        for one in view.resources
+        for device in one.devices
+    )
+
+
+def _blockers(world: World, address: PciAddress) -> Iterator[str]:
+    """Yield the words by which a reason would name what is truly in the way of changing a GPU."""
+    parts = world.observer.with_parts(address)
+    for pod in world.kubelet.pods.values():
+        if pod.has_devices and world.observer.devices_of(pod) & parts:
+            yield pod.name
+            yield pod.uid
+    for part in parts:
+        for user in world.observer.users(part):
+            yield user.rpartition("pid ")[2].rstrip(")")
+    if not world.kubelet.up or world.kubelet.deaf:
+        yield from UNHEARD
+    if world.kernel.faults.refusals or world.refusing is not None:
+        yield "StepFailed"
+
+
+def _reasons(world: World) -> list[str]:
+    view = world.view
+    if view is None:
+        return []
+    found = [note.text for note in view.notes]
+    found += [reason.text for gpu in (*view.gpus, *view.functions) for reason in gpu.reasons]
+    return found
+
+
+def _of_ids(world: World) -> Iterator[ViolationError]:
+    """Yield where vGPUs of a config have other ids than when the config was reached first."""
+    config = world.spec.vgpu_config
+    if config is None or world.spec.mode != "vgpu":
+        return
+    found = frozenset(world.kernel.mdev.devices)
+    before = world.vgpu_ids.setdefault(config, found)
+    if before != found and len(before) == len(found):
+        yield ViolationError("ids", f"the vGPUs of {config} were {sorted(before)}, and are {sorted(found)}")

@@ -1,0 +1,113 @@
+"""Runs one schedule: begins it, plays the actors, lets everything come to rest, and judges what that is."""
+
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from explore.observer import ViolationError
+from explore.rest import find_wrong
+from explore.scheduler import Scheduler
+from explore.seams import explored
+from explore.strategies import Strategy
+from explore.world import Scenario, World
+
+BEGIN_S = 3.0
+COLLECT_EVERY = 40
+RESTS_S = (45.0, 400.0)
+"""How long a world is left alone: a little longer than what recurs, and where that is not enough, past all pauses."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a schedule has shown."""
+
+    failure: BaseException | None
+    story: tuple[str, ...]
+    operations: int
+    """How many destructive operations were judged."""
+
+
+class _Errors(logging.Handler):
+    """Takes what the agent logs as its own failure for one: its supervision has started the task again."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(logging.ERROR)
+        self._scheduler = scheduler
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._scheduler.fail(error or ViolationError("crash", record.getMessage()))
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear of nothing but failures for as long as the context lasts; the rest is not even put in words."""
+        root = logging.getLogger()
+        level = root.level
+        root.addHandler(self)
+        root.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            root.setLevel(level)
+            root.removeHandler(self)
+
+
+def run(scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = False) -> Outcome:
+    """Run one schedule; a failure is returned, not raised."""
+    failure: BaseException | None = None
+    _collect_now_and_then()
+    world = World(scenario, strategy, folder, told=told)
+    with explored(world), _Errors(world.scheduler).listening():
+        try:
+            world.open()
+            _play(world)
+        except Exception as error:  # noqa: BLE001  it is what the schedule has shown
+            failure = error
+        finally:
+            world.close()
+    return Outcome(failure, tuple(world.scheduler.story or ()), world.observer.operations)
+
+
+def _collect_now_and_then() -> None:
+    """Have cycles be collected between schedules alone, and not after each: that halves what a schedule takes."""
+    gc.disable()
+    _Collected.runs += 1
+    if _Collected.runs % COLLECT_EVERY == 0:
+        gc.collect()
+
+
+class _Collected:
+    runs = 0
+
+
+def _play(world: World) -> None:
+    scheduler = world.scheduler
+    world.horizon_s = BEGIN_S
+    scheduler.run()
+    for action in world.scenario.first:
+        action.act(world)
+        world.horizon_s += BEGIN_S
+        scheduler.run()
+    world.horizon_s = max(world.horizon_s, world.scenario.begin_s)
+    scheduler.run()
+    find_wrong(world)
+    scheduler.exploring = True
+    world.look_ahead()
+    scheduler.run()
+    scheduler.exploring = False
+    scheduler.agenda.let_all_go()
+    world.patience_s = 0.0
+    scheduler.tell("--- at rest")
+    wrong: ViolationError | None = None
+    for rest_s in RESTS_S:
+        world.horizon_s = world.clock.now_s + rest_s
+        scheduler.run()
+        if (wrong := find_wrong(world)) is None:
+            return
+    raise wrong or AssertionError

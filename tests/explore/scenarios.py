@@ -1,0 +1,148 @@
+"""The scenarios that are explored by name."""
+
+import errno
+from collections.abc import Mapping
+
+from explore.actions import (
+    Admit,
+    AdmitOther,
+    AdmitUnknown,
+    Close,
+    DriverAccepts,
+    DriverRefuses,
+    EndPod,
+    Kill,
+    LoseAccount,
+    LoseLedger,
+    Mend,
+    MendAccount,
+    Open,
+    OpenDevice,
+    OpenGroup,
+    Pause,
+    PlugIn,
+    Rebind,
+    Reboot,
+    Refuse,
+    Start,
+    StartKubelet,
+    StartVm,
+    StopKubelet,
+    Unplug,
+    Want,
+)
+from explore.command import Command
+from explore.world import Action, Scenario
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.sim.machine import MachineSpec, SlotSpec
+
+GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
+GROUP = 12
+ON_VFIO = MachineSpec(
+    about="one A10 on vfio-pci", slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),)
+)
+NATIVE = MachineSpec(about="one A10 on nvidia", slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0),))
+CDEVS = MachineSpec(
+    about="one A10 on vfio-pci, with a node of its own",
+    iommufd=True,
+    slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),),
+)
+IN_ONE_GROUP = MachineSpec(
+    about="two A10 in one IOMMU group",
+    slots=(
+        SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),
+        SlotSpec(at=NEXT, board="A10", group=GROUP, numa=0, driver="vfio-pci"),
+    ),
+)
+PASSTHROUGH, CONTAINER = NodeSpec("passthrough"), NodeSpec("container")
+AWAY, BACK = Want("container"), Want("passthrough")
+PROBE = "/sys/bus/pci/drivers_probe"
+
+T4 = MachineSpec(about="one T4 for vGPUs", slots=(SlotSpec(at=GPU, board="T4", group=GROUP, numa=0),))
+TYPES = {"T4-8Q": {"T4-8Q": 2}, "T4-16Q": {"T4-16Q": 1}}
+HALVES, WHOLE = NodeSpec("vgpu", vgpu_config="T4-8Q"), NodeSpec("vgpu", vgpu_config="T4-16Q")
+BUILT_IN = NodeRequest(configs=Heard(None))
+TO_WHOLE, TO_HALVES = Want("vgpu", "T4-16Q"), Want("vgpu", "T4-8Q")
+
+
+def of_vgpus(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
+    """Return a scenario of a T4 that is to carry two vGPUs."""
+    return Scenario(T4, HALVES, actors, first=first, request=BUILT_IN, vgpus=TYPES)
+
+
+RESTART = (Kill(), Start())
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "return-or-admission": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (AWAY,)), judges_desired=True),
+    "return-and-back": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY, BACK, AWAY), (Admit("vm"),)), judges_desired=True),
+    "pod-ends": Scenario(ON_VFIO, PASSTHROUGH, ((StartVm("vm"), EndPod("vm")), (AWAY,)), first=(Admit("vm"),)),
+    "two-pods-of-one-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm-a"),), (Admit("vm-b"),), (AWAY,))),
+    "return-of-a-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm", NEXT),), (AWAY,))),
+    "group-after-restart": Scenario(
+        IN_ONE_GROUP, PASSTHROUGH, ((LoseLedger(), *RESTART, Admit("vm-b")),), first=(Admit("vm-a"),)
+    ),
+    "vm-by-hand": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY,), (OpenGroup("qemu", GROUP), Close("qemu")))),
+    "vm-by-hand-or-pod": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (OpenGroup("qemu", GROUP), Close("qemu")))),
+    "vm-about-to-start": Scenario(CDEVS, PASSTHROUGH, ((AWAY,), (OpenDevice("qemu", GPU), Close("qemu")))),
+    "rebound-by-hand": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (Rebind(GPU, "nvidia"),))),
+    "neighbour-rebound-by-hand": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm"),), (Rebind(NEXT, "nvidia"),))),
+    "container-is-taken": Scenario(NATIVE, CONTAINER, ((BACK,), (Open("job", GPU), Close("job")))),
+    "pod-of-another-plugin": Scenario(
+        NATIVE, CONTAINER, ((BACK,), (EndPod("cuda"),)), first=(AdmitOther("cuda", GPU),)
+    ),
+    "known-pod-of-another-plugin": Scenario(
+        NATIVE,
+        CONTAINER,
+        ((BACK,), (StopKubelet(), StartKubelet()), (EndPod("cuda"),)),
+        first=(AdmitOther("cuda", GPU),),
+        begin_s=33.0,
+    ),
+    "pod-with-an-unknown-id": Scenario(
+        NATIVE, CONTAINER, ((BACK,), (EndPod("mig"),)), first=(AdmitUnknown("mig", GPU),), begin_s=33.0
+    ),
+    "slow-change": Scenario(
+        NATIVE, CONTAINER, ((BACK,), (Want("container", after_s=80.0), AdmitOther("cuda", GPU, after_s=80.0)))
+    ),
+    "kubelet-restarts": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (StopKubelet(), StartKubelet()), (AWAY,))),
+    "account-is-lost": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (LoseAccount(), MendAccount()), (AWAY,))),
+    "killed": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), RESTART, (AWAY,))),
+    "killed-without-ledger": Scenario(
+        ON_VFIO, PASSTHROUGH, ((Kill(), LoseLedger(), Start()), (AWAY,)), first=(Admit("vm"),)
+    ),
+    "killed-without-ledger-or-api": Scenario(
+        ON_VFIO,
+        PASSTHROUGH,
+        ((Kill(), LoseLedger(), StopKubelet(), StartKubelet(), Start()), (AWAY,)),
+        first=(Admit("vm"),),
+    ),
+    "killed-during-a-change": Scenario(NATIVE, CONTAINER, ((BACK, AWAY), RESTART)),
+    "rebooted": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (AWAY,), (Reboot(), Start()))),
+    "a-step-fails": Scenario(NATIVE, CONTAINER, ((BACK,), (Refuse(PROBE, errno.EIO), Pause(60.0), Mend()))),
+    "a-step-fails-on-the-way-back": Scenario(
+        ON_VFIO, PASSTHROUGH, ((AWAY,), (Refuse(PROBE, errno.EIO), Pause(60.0), Mend()))
+    ),
+    "driver-refuses": Scenario(NATIVE, CONTAINER, ((DriverRefuses("vfio-pci"), BACK, Pause(60.0), DriverAccepts()),)),
+    "driver-refuses-for-good": Scenario(NATIVE, CONTAINER, ((DriverRefuses("vfio-pci"), BACK),)),
+    "vgpus-or-admission": of_vgpus((Admit("vm"),), (TO_WHOLE,)),
+    "vgpus-and-back": of_vgpus((TO_WHOLE, TO_HALVES), (Admit("vm"),)),
+    "vgpus-in-use": of_vgpus((StartVm("vm"), EndPod("vm")), (TO_WHOLE,), first=(Admit("vm"),)),
+    "vgpus-killed": of_vgpus((Admit("vm"),), (Kill(), LoseLedger(), Start()), (TO_WHOLE,)),
+    "vgpus-rebooted": of_vgpus((Reboot(), Start()), (Admit("vm"),)),
+    "vgpus-to-passthrough": of_vgpus((Admit("vm"),), (BACK, TO_HALVES)),
+    "command-or-admission": Scenario(
+        ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
+    ),
+    "command-and-pod": Scenario(
+        ON_VFIO,
+        NodeSpec("unmanaged"),
+        ((StartVm("vm"), EndPod("vm")), (Command(GPU, DesiredDriver.NATIVE),)),
+        first=(Admit("vm"),),
+    ),
+    "unplugged": Scenario(
+        ON_VFIO,
+        PASSTHROUGH,
+        ((Admit("vm"), EndPod("vm")), (Unplug(GPU), PlugIn(GPU)), (StopKubelet(), StartKubelet()) * 2),
+    ),
+}

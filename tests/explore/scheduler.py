@@ -1,0 +1,267 @@
+"""The scheduler: runs one strand of execution at a time, and asks a strategy at each point who goes next.
+
+A strand is a thread that has the baton or waits for it: the event loop of an agent, a job of one of its serial workers,
+a command. Actors and timers act in the strand that stands at a point, between two of its operations.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from explore.agenda import Agenda, Happenings, Option
+from explore.strategies import Strategy
+
+MOST_STEPS = 20_000
+"""A schedule that takes more steps goes round in a circle."""
+
+
+class KilledError(BaseException):
+    """The process of the strand is dead: the strand ends at the operation where it stands."""
+
+
+class EndlessError(Exception):
+    """A schedule has no end."""
+
+
+class DeadlockError(Exception):
+    """Strands wait for each other, and nothing can happen that would let one of them go on."""
+
+
+def _taken() -> threading.Lock:
+    """Return a lock that somebody waits for by taking it once more; it is a third of the price of a Semaphore."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def _nothing() -> None:
+    return
+
+
+@dataclass(eq=False)
+class Process:
+    """A process whose strands die together."""
+
+    name: str
+    dead: bool = False
+
+
+@dataclass(eq=False)
+class Strand:
+    """A thread that runs only while it has the baton."""
+
+    process: Process
+    name: str
+    body: Callable[[], None]
+    baton: threading.Lock = field(default_factory=_taken)
+    until: Callable[[], bool] | None = None
+    """What the strand waits for."""
+    unkillable: bool = False
+    """The kernel keeps the strand asleep: no signal ends it before the kernel lets it go on."""
+    picks: Callable[[], Sequence[Option]] | None = None
+    """In which ways the strand can go on; None: in one."""
+    started: bool = False
+
+    def __post_init__(self) -> None:
+        self.way = Option(self.name, _nothing, self, goes_on=True)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the strand could go on."""
+        return self.until is None or self.until()
+
+
+class _Pool:
+    """Threads that are used again, since starting one takes longer than most schedules' steps."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Thread] = []
+
+    def run(self, work: Callable[[], None], hand_on: Callable[[], None]) -> None:
+        """Run `work` in a thread, and `hand_on` once that thread could take other work."""
+        thread = self._idle.pop() if self._idle else _Thread(self._idle)
+        thread.take(work, hand_on)
+
+
+class _Thread:
+    def __init__(self, idle: "list[_Thread]") -> None:
+        self._idle = idle
+        self._wake = _taken()
+        self._box: list[tuple[Callable[[], None], Callable[[], None]]] = []
+        threading.Thread(target=self._live, daemon=True).start()
+
+    def take(self, work: Callable[[], None], hand_on: Callable[[], None]) -> None:
+        """Have the thread do some work."""
+        self._box.append((work, hand_on))
+        self._wake.release()
+
+    def _live(self) -> None:
+        while True:
+            self._wake.acquire()
+            work, hand_on = self._box.pop()
+            work()
+            self._idle.append(self)
+            hand_on()
+
+
+class Scheduler:
+    """Runs the strands of one schedule."""
+
+    def __init__(self, strategy: Strategy, happenings: Callable[[], Happenings], *, told: bool = False) -> None:
+        """`happenings` returns what the kubelet, the clock and actors could do now."""
+        self.strategy = strategy
+        self.story: list[str] | None = [] if told else None
+        """What happened, step by step, where somebody wants to read it."""
+        self.exploring = False
+        """Whether strands stand still at points; else only one that has to wait lets others go on."""
+        self.failure: BaseException | None = None
+        self.agenda = Agenda()
+        self._happenings = happenings
+        self._strands: list[Strand] = []
+        self._main = Strand(Process("main"), "main", lambda: None)
+        self._current = self._main
+        self._reaper: Strand | None = None
+        self._steps = 0
+        self._at: dict[Strand | None, str] = {}
+        """Before which operation each strand stands, where a story is told."""
+
+    @property
+    def current(self) -> Strand:
+        """The strand that has the baton."""
+        return self._current
+
+    def tell(self, what: str) -> None:
+        """Write down what happens, for a person."""
+        if self.story is not None:
+            self.story.append(what)
+
+    def spawn(self, strand: Strand) -> None:
+        """Have a strand run from now on, when it is chosen."""
+        self._strands.append(strand)
+
+    def has_strands(self, process: Process) -> bool:
+        """Return whether a process, dead or not, has strands that have not ended."""
+        return any(strand.process is process for strand in self._strands)
+
+    def run(self) -> None:
+        """Run until nothing can happen any more, or a failure was found."""
+        if (chosen := self._next(self._main)) is not None:
+            self._give(chosen)
+            self._main.baton.acquire()
+        if self.failure is not None:
+            raise self.failure
+
+    def point(self, what: str) -> None:
+        """Let others go on here, in the strand that runs, before it does `what`."""
+        me = self._current
+        if me.process.dead:
+            raise KilledError
+        if self.story is not None and me is not self._main:
+            self._at[me] = what
+        if self.exploring and me is not self._main:
+            self._choose(me)
+
+    def wait(self, until: Callable[[], bool], *, unkillable: bool = False) -> None:
+        """Wait until something is so; others go on meanwhile."""
+        me = self._current
+        if me.process.dead:
+            raise KilledError
+        if until():
+            return
+        me.until, me.unkillable = until, unkillable
+        try:
+            self._choose(me)
+        finally:
+            me.until, me.unkillable = None, False
+
+    def kill(self, process: Process) -> None:
+        """End a process at once: each of its strands stops where it stands, and the kernel takes back what it had."""
+        process.dead = True
+        me, before = self._current, self._reaper
+        for strand in [one for one in self._strands if one.process is process and one is not me]:
+            if not strand.unkillable:
+                self._reaper = me
+                self._give(strand)
+                me.baton.acquire()
+        self._reaper = before
+
+    def stop(self) -> None:
+        """End everything, in the main strand."""
+        self.exploring = False
+        for process in {strand.process for strand in self._strands}:
+            for strand in self._strands:
+                strand.unkillable = False
+            self.kill(process)
+
+    def fail(self, failure: BaseException) -> None:
+        """End the schedule with a failure."""
+        if self.failure is None:
+            self.failure = failure
+
+    def _options(self, me: Strand) -> Sequence[Option]:
+        mine = self._ways(me) if me in self._strands and me.ready else ()
+        others = [way for strand in self._strands if strand is not me and strand.ready for way in self._ways(strand)]
+        return self.agenda.options([*mine, *others], self._happenings(), exploring=self.exploring)
+
+    def _ways(self, strand: Strand) -> Sequence[Option]:
+        return (strand.way,) if strand.picks is None else strand.picks()
+
+    def _next(self, me: Strand) -> Strand | None:
+        """Return the strand that goes on; None where nothing can happen any more, or a failure was found.
+
+        What happens between strands, as actors and the clock do, happens here.
+        """
+        while True:
+            self._steps += 1
+            if self._steps > MOST_STEPS:
+                self.fail(EndlessError(f"{MOST_STEPS} steps, and no end"))
+            options = self._options(me) if self.failure is None else []
+            if not options:
+                return None
+            index = self.strategy.choose(len(options)) if self.exploring else 0
+            option = options[index]
+            chosen = option.key if option.goes_on and isinstance(option.key, Strand) else None
+            if self.story is not None and (chosen is not me or index):
+                at = f": {self._at[chosen]}" if chosen in self._at else ""
+                self.tell(f"{'*' if index else ' '} {option.name}{at}")
+            self.agenda.let_go(option)
+            try:
+                option.act()
+            except Exception as error:  # noqa: BLE001  an actor has seen what must not be
+                self.fail(error)
+            if chosen is not None:
+                return chosen
+            if me.process.dead and not me.unkillable and me in self._strands:
+                raise KilledError
+
+    def _choose(self, me: Strand) -> None:
+        """Let others go on until `me` is chosen."""
+        chosen = self._next(me)
+        if chosen is not me:
+            self._give(chosen or self._main)
+            me.baton.acquire()
+        if me.process.dead and not me.unkillable:
+            raise KilledError
+
+    def _give(self, strand: Strand) -> None:
+        self._current = strand
+        if strand.started or strand is self._main:
+            strand.baton.release()
+            return
+        strand.started = True
+        _POOL.run(lambda: self._live(strand), lambda: self._end(strand))
+
+    def _live(self, strand: Strand) -> None:
+        try:
+            strand.body()
+        except KilledError:
+            pass
+        except BaseException as error:  # noqa: BLE001  it belongs to whoever reads what the schedule has shown
+            self.fail(error)
+
+    def _end(self, strand: Strand) -> None:
+        self._strands.remove(strand)
+        self._give(self._reaper or self._next(strand) or self._main)
+
+
+_POOL = _Pool()

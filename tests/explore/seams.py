@@ -1,0 +1,127 @@
+"""The seams that are no parameters of the agent: files' syncs and locks, ids, and the kubelet's accounts."""
+
+import fcntl
+import functools
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from gpuvirt.cli import podaccount
+from gpuvirt.kubelet import holders, hostaccount
+from gpuvirt.kubelet.podresources import Devices, Held
+from gpuvirt.sim import builder, machine
+
+
+class Surroundings(Protocol):
+    """What a schedule puts in the place of the machine on which it runs."""
+
+    @property
+    def random(self) -> Random:
+        """Where ids come from."""
+        ...
+
+    def now(self) -> datetime:
+        """Return the time of the schedule."""
+        ...
+
+    def sync(self, fd: int, /) -> None:
+        """Make a file durable."""
+        ...
+
+    def lock(self, fd: int, operation: int, /) -> None:
+        """Lock a file."""
+        ...
+
+    async def ask_held(self) -> Held:
+        """Ask the kubelet's API which pods have what, as the agent does."""
+        ...
+
+    async def ask_counted(self) -> Devices:
+        """Ask the kubelet's API what it counts, as the agent does."""
+        ...
+
+    def ask_now(self) -> Held:
+        """Ask the kubelet's API which pods have what, as commands do."""
+        ...
+
+
+class _Now:
+    """The surroundings of the schedule that runs."""
+
+    found: Surroundings | None = None
+
+
+def _here() -> Surroundings:
+    assert _Now.found is not None, "no schedule runs"
+    return _Now.found
+
+
+class _PodResources:
+    """The client of the kubelet's API, without its connection."""
+
+    def __init__(self, socket: Path) -> None:
+        del socket
+
+    async def holders(self) -> Held:
+        return await _here().ask_held()
+
+    async def allocatable(self) -> Devices:
+        return await _here().ask_counted()
+
+    async def close(self) -> None:
+        return
+
+
+class _Clock:
+    """The clock of commands."""
+
+    def now(self) -> datetime:
+        return _here().now()
+
+
+def _ask_holders(socket: Path) -> Held:
+    del socket
+    return _here().ask_now()
+
+
+def _new_id() -> uuid.UUID:
+    return uuid.UUID(int=_here().random.getrandbits(128), version=4)
+
+
+def _sync(fd: int) -> None:
+    _here().sync(fd)
+
+
+def _lock(fd: int, operation: int) -> None:
+    _here().lock(fd, operation)
+
+
+_PLACES: Sequence[tuple[object, str, object]] = (
+    (os, "fsync", _sync),
+    (fcntl, "flock", _lock),
+    (uuid, "uuid4", _new_id),
+    (holders, "PodResources", _PodResources),
+    (hostaccount, "ask_holders", _ask_holders),
+    (podaccount, "RealClock", _Clock),
+    (builder, "shared_boards", functools.cache(machine.shared_boards)),
+)
+
+
+@contextmanager
+def explored(surroundings: Surroundings) -> Iterator[None]:
+    """Have a schedule's surroundings in the place of the machine's, for as long as the context lasts."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in _PLACES]
+    _Now.found = surroundings
+    for owner, name, instead in _PLACES:
+        setattr(owner, name, instead)
+    try:
+        yield
+    finally:
+        for owner, name, was in before:
+            setattr(owner, name, was)
+        _Now.found = None

@@ -1,0 +1,63 @@
+"""Seeds: the one line that says which schedule is meant, so that it can be run again.
+
+`killed:12.1,40.2:-0.1` is the scenario `killed`, in which step 12 takes its option 1 and step 40 its option 2, without
+the second action (1) of the first actor (0). Each other step takes the default. `random-7` is the 7th random scenario
+with its random schedule; `random-7:12.1` is the same scenario with the schedule that is written down.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from typing_extensions import override
+
+from explore.world import Scenario
+
+_DEPARTURE = re.compile(r"(\d+)\.(\d+)")
+
+Place = tuple[int, int]
+"""An actor, and one of its actions."""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One schedule."""
+
+    name: str
+    departures: Mapping[int, int] = field(default_factory=dict)
+    """The option that each step takes which does not take the default."""
+    left_out: frozenset[Place] = frozenset()
+
+    @override
+    def __str__(self) -> str:
+        parts = [self.name]
+        if self.departures:
+            parts.append(",".join(f"{step}.{option}" for step, option in sorted(self.departures.items())))
+        if self.left_out:
+            parts.append("-" + ",".join(f"{actor}.{action}" for actor, action in sorted(self.left_out)))
+        return ":".join(parts)
+
+    def of(self, scenario: Scenario) -> Scenario:
+        """Return a scenario without the actions that are left out."""
+        actors = tuple(
+            tuple(action for number, action in enumerate(actions) if (actor, number) not in self.left_out)
+            for actor, actions in enumerate(scenario.actors)
+        )
+        return replace(scenario, actors=actors)
+
+
+def parse(text: str) -> Seed:
+    """Return the schedule that a line means; raise ValueError for what is none."""
+    name, *parts = text.split(":")
+    departures: dict[int, int] = {}
+    left_out: set[Place] = set()
+    for part in parts:
+        for entry in part.removeprefix("-").split(","):
+            match = _DEPARTURE.fullmatch(entry)
+            if match is None:
+                raise ValueError(f"{text!r}: {entry!r} is no step with its option, such as 12.1")
+            if part.startswith("-"):
+                left_out.add((int(match[1]), int(match[2])))
+            else:
+                departures[int(match[1])] = int(match[2])
+    return Seed(name, departures, frozenset(left_out))

@@ -1,0 +1,49 @@
+"""Strategies: how a schedule's choices are made, and how each choice is written down so that it can be made again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+
+class Strategy(Protocol):
+    """Makes the choices of one schedule. Choice 0 is always the default: whoever runs goes on."""
+
+    def choose(self, count: int, /) -> int:
+        """Return which of `count` options is taken."""
+        ...
+
+
+@dataclass
+class Scripted:
+    """Departs from the default at the given steps alone, and remembers how many options each step had."""
+
+    departures: Mapping[int, int]
+    counts: list[int] = field(default_factory=list)
+
+    def choose(self, count: int, /) -> int:
+        """Return the option that is written down for this step, else the default."""
+        step = len(self.counts)
+        self.counts.append(count)
+        wanted = self.departures.get(step, 0)
+        return wanted if wanted < count else 0
+
+
+@dataclass
+class Uniform:
+    """Departs from the default now and then, at random, and writes each departure down."""
+
+    random: Random
+    rate: float
+    """How often a step departs from the default."""
+    departures: dict[int, int] = field(default_factory=dict)
+    steps: int = 0
+
+    def choose(self, count: int, /) -> int:
+        """Return an option at random."""
+        step = self.steps
+        self.steps += 1
+        if count < 2 or self.random.random() >= self.rate:
+            return 0
+        chosen = self.departures[step] = self.random.randrange(1, count)
+        return chosen

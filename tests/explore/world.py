@@ -1,0 +1,415 @@
+"""The world of one schedule: a simulated host with its disk and kubelet, the agent on it, and who acts on both."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from typing_extensions import override
+
+from explore.agenda import Happenings, Option
+from explore.disk import Disk
+from explore.jobs import ExploredWorker
+from explore.kubelet import Key, Kubelet
+from explore.loop import BEGINNING, ExploredClock, ExploredLoop
+from explore.observer import Observer
+from explore.scheduler import KilledError, Process, Scheduler
+from explore.seam import ExploredKernel, ExploredTools
+from explore.strategies import Strategy
+from gpuvirt.facts.ids import DeviceId, NodeName
+from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.podresources import Devices, Held
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.view import AgentView, NodeView, Registration
+from gpuvirt.node.agent import Agent, AllocationRefusedError
+from gpuvirt.node.change.site import Site as ChangeSite
+from gpuvirt.node.pace import Pace
+from gpuvirt.node.site import Moving, Site
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim import kernel as sim
+from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import MachineSpec
+from gpuvirt.sim.tools import SimTools
+from gpuvirt.tasks import keep_going
+from simnode import IDS
+
+ANSWER_S = 0.01
+"""How long the kubelet's API takes to answer: what it says is that much older when it is heard."""
+PACE = Pace(
+    nodes_s=240.0,
+    brief_s=240.0,
+    whole_s=240.0,
+    users_s=120.0,
+    suspicious_users_s=10.0,
+    state_file_s=3600.0,
+    holders_s=30.0,
+    reconcile_s=30.0,
+    schedulers_s=3600.0,
+)
+"""What recurs without a cause does so rarely, since each time is as many steps as a change."""
+
+
+class _NoLock(threading.Condition):
+    """The lock of a kernel whose callers take turns anyway."""
+
+    @override
+    def __enter__(self) -> bool:
+        return True
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        return
+
+    @override
+    def notify_all(self) -> None:
+        return
+
+
+class ScheduledBlocking(Blocking):
+    """Has a caller that the kernel would keep asleep let others go on."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.condition = _NoLock()
+        self._scheduler = scheduler
+
+    @override
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        if not met():
+            self._scheduler.tell(f"  asleep in the kernel: {what}")
+        self._scheduler.wait(met, unkillable=True)
+
+
+class Action:
+    """What an actor does next; the name of its class and its fields tell what."""
+
+    def enabled(self, world: "World") -> bool:
+        """Return whether it could be done now."""
+        del world
+        return True
+
+    def act(self, world: "World") -> None:
+        """Do it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What one schedule plays: a host, what is desired of it at first, and what each actor does, in its order."""
+
+    host: MachineSpec
+    spec: NodeSpec
+    actors: tuple[tuple[Action, ...], ...]
+    first: tuple[Action, ...] = ()
+    """What has happened before, with no choice in it."""
+    settings: Settings = field(default_factory=Settings)
+    request: NodeRequest = field(default_factory=NodeRequest)
+    """What else the cluster says: the vGPU configurations."""
+    vgpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """How many vGPUs of each type each configuration makes of the whole host."""
+    judges_desired: bool = False
+    """Whether each destructive step must be one toward what is desired: no step fails, and none takes too long."""
+    begin_s: float = 3.0
+    """How long the agent runs before the actors begin."""
+    whole: bool = False
+    """Whether each operation of the kernel is a point, and each ready handle may be the next."""
+
+
+@dataclass(eq=False)
+class Running:
+    """One run of the agent."""
+
+    process: Process
+    loop: ExploredLoop
+    agent: Agent
+    heard: int = -1
+    """Which of the cluster's wishes it has heard."""
+    mode: str | None = None
+    """What is desired by the last of them."""
+    mode_at: int = 0
+    """How often its event loop had come to rest when it heard that; it has concluded from it at the next rest."""
+
+
+class World:
+    """One schedule's."""
+
+    def __init__(self, scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = False) -> None:
+        self.scenario = scenario
+        self.clock = ExploredClock()
+        self.scheduler = Scheduler(strategy, self.happenings, told=told)
+        self.disk = Disk(folder, self.scheduler)
+        self.random = Random(0)
+        self.spec = scenario.spec
+        self.wishes = 0
+        """How often the cluster's wishes have changed."""
+        self.boots = 1
+        self.horizon_s = self.patience_s = 0.0
+        """Until when time may pass by itself, and until when if nothing else can happen."""
+        self.actors = [deque(actions) for actions in scenario.actors]
+        self.running: Running | None = None
+        self.starts = 0
+        self._dead: list[Process] = []
+        self._loops: list[ExploredLoop] = []
+        self.kernel: SimKernel
+        self.tools: SimTools
+        self.kubelet: Kubelet
+        self.observer: Observer
+        self.processes: dict[str, sim.Process] = {}
+        """The processes that actors have started, by what actors call them."""
+        self.refusing: str | None = None
+        """The driver that takes no function."""
+        self.pulled: set[str] = set()
+        """The GPUs that were taken out of the host, in use or not."""
+        self.vgpu_ids: dict[str, frozenset[str]] = {}
+        """The ids of the vGPUs when each config was reached first."""
+
+    def _boot(self) -> None:
+        kernel = self.kernel = build_machine(self.scenario.host)
+        blocking = ScheduledBlocking(self.scheduler)
+        vars(kernel.blocking).update(vars(blocking), until=blocking.until)
+        for _ in range(self.boots - 1):
+            kernel.reboot_id()
+        kernel.start_process("kubelet")
+        self.tools = SimTools(kernel)
+
+    def open(self) -> None:
+        """Start the host, the kubelet and the agent, once the world's seams are in place."""
+        self._boot()
+        self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
+        self.observer = Observer(lambda: self.kernel, self.kubelet, self.scheduler, self._desired_by)
+        self.start_agent()
+
+    def _desired_by(self, process: Process) -> str | None:
+        running = self.running
+        if running is None or running.process is not process or not self.scenario.judges_desired:
+            return None
+        return running.mode if running.loop.rests > running.mode_at else None
+
+    # --- the agent
+
+    def seen_by(self, process: Process) -> tuple[ExploredKernel, ExploredTools]:
+        """Return the kernel and the programs as a process has them."""
+        kernel = ExploredKernel(lambda: self.kernel, self.scheduler, process, self.observer, whole=self.scenario.whole)
+        return kernel, ExploredTools(lambda: self.tools, self.scheduler, process, self.observer)
+
+    def host_of(self, process: Process) -> ChangeSite:
+        """Return where a process changes drivers."""
+        kernel, tools = self.seen_by(process)
+        return ChangeSite(kernel, tools, self.disk.folder / "state/drivers.json", self.disk.volatile / "units")
+
+    def start_agent(self) -> None:
+        """Start the agent as a new process."""
+        self.starts += 1
+        process = Process(f"agent {self.starts}")
+        loop = ExploredLoop(self.scheduler, process, self.clock, reorders=self.scenario.whole)
+        self._loops.append(loop)
+        host = self.host_of(process)
+
+        def worker(name: str) -> ExploredWorker:
+            return ExploredWorker(name, self.scheduler, process, loop)
+
+        recorded = RecordedAllocations(self.kubelet.paths)
+        site = Site(
+            recorded=recorded.read,
+            kernel=host.kernel,
+            clock=self.clock,
+            watching=worker("watching"),
+            writing=worker("writing"),
+            giving=worker("giving"),
+            ledger=self.disk.folder / "state/ledger.json",
+            state_file=None,
+            wishes=self.disk.folder / "state/wishes.json",
+            node_name=NodeName("node01"),
+            hears_spec=True,
+            moving=Moving(host, worker),
+        )
+        who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
+        agent = Agent(site, self.scenario.settings, IDS, who, PACE)
+        kubelets = self.kubelet.pids
+        holders = HolderWatch(self.kubelet.paths, recorded, kubelets, self.clock, PACE, lambda: None)
+
+        async def live() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.run())
+                group.create_task(keep_going("holders", lambda: holders.run(agent), self.clock))
+
+        self._main_task = loop.create_task(live())
+        self.running = Running(process, loop, agent)
+
+    def end_agent(self) -> None:
+        """Kill the agent."""
+        if (running := self.running) is not None:
+            self.running = None
+            self._dead.append(running.process)
+            self.scheduler.kill(running.process)
+            self.kubelet.lose_plugins()
+
+    def reboot(self) -> None:
+        """Stop the host, and start it again: nothing is on disk that was not synced, and no device is as it was."""
+        self.end_agent()
+        self.kubelet.stop()
+        self.disk.lose_power()
+        self.boots += 1
+        self._boot()
+
+    def close(self) -> None:
+        """End all that still runs."""
+        self.scheduler.stop()
+        for loop in self._loops:
+            loop.close()
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether something of a killed agent is still under way: an answer, or a write that the kernel blocks."""
+        return any(pod.answered and not pod.known for pod in self.kubelet.pods.values()) or any(
+            self.scheduler.has_strands(process) for process in self._dead
+        )
+
+    @property
+    def view(self) -> NodeView | None:
+        """What the agent shows, None where none runs."""
+        return self.running.agent.views.get() if self.running is not None else None
+
+    # --- pods
+
+    def admit(self, name: str, keys: tuple[Key, ...]) -> None:
+        """Have the kubelet ask the agent for a pod's devices."""
+        running, kubelet = self.running, self.kubelet
+        if running is None:
+            return
+        pod = kubelet.begin(name, keys)
+
+        async def ask() -> None:
+            ids = [DeviceId(device) for _, device in keys]
+            try:
+                (answer,) = await running.agent.give(keys[0][0], [ids])
+            except AllocationRefusedError as error:
+                self.scheduler.tell(f"  {name} is refused: {error}")
+                kubelet.reject(pod)
+                return
+            pod.answered_s = self.clock.now_s
+            pod.answered, pod.nodes = True, tuple(answer.device_nodes)
+            pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
+            self.scheduler.tell(f"  {name} is given {', '.join(ids)}")
+            self.observer.given(pod)
+
+        async def ask_unless_killed() -> None:
+            try:
+                await ask()
+            except (KilledError, asyncio.CancelledError):
+                if not pod.answered:
+                    kubelet.reject(pod)
+
+        def reach() -> None:
+            pod.asked = None
+            self._asking = running.loop.create_task(ask_unless_killed())
+
+        pod.asked = reach
+
+    # --- what happens
+
+    def happenings(self) -> Happenings:
+        """Return what can happen now besides strands that go on."""
+        soon: list[Option] = []
+        running, kubelet = self.running, self.kubelet
+        if running is not None and running.heard != self.wishes:
+            soon.append(Option("the agent hears what is desired", self._hear, "desired"))
+        if running is not None and kubelet.up and self._lists() != kubelet.lists:
+            soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
+        soon += kubelet.happenings()
+        next_s = self.clock.next_s
+        if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):
+            next_s = None
+        time = Option(f"time passes until {next_s:.2f} s", self.clock.pass_on) if next_s is not None else None
+        return Happenings(
+            soon,
+            time if next_s is not None and next_s <= self.horizon_s else None,
+            tuple(self._acts()) if self.scheduler.exploring else (),
+            time if next_s is not None and next_s <= self.patience_s else None,
+        )
+
+    def _acts(self) -> Iterator[Option]:
+        for actions in self.actors:
+            if actions and actions[0].enabled(self):
+                yield Option(f"{actions[0]}", partial(self._act, actions))
+
+    def _act(self, actions: "deque[Action]") -> None:
+        actions.popleft().act(self)
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Let time pass for as long as actors may wait for what they need, or else until what was begun is over."""
+        self.horizon_s = self.clock.now_s + ECHO_S
+        self.patience_s = self.clock.now_s + WAIT_S if any(self.actors) else 0.0
+
+    def _hear(self) -> None:
+        running = self.running
+        if running is not None:
+            running.heard = self.wishes
+            running.mode, running.mode_at = self.spec.mode, running.loop.rests
+            running.loop.call_soon(self._deliver, running)
+
+    def _deliver(self, running: Running) -> None:
+        """Deliver what is desired by now: of two changes the later one is never overtaken."""
+        running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
+
+    def _lists(self) -> dict[object, object]:
+        view = self.view
+        if view is None or not view.looked:
+            return {}
+        return {
+            one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
+        }
+
+    def _list(self) -> None:
+        view, running = self.view, self.running
+        if view is None or running is None:
+            return
+        for one in view.resources:
+            if one.name not in self.kubelet.lists and one.devices:
+                running.loop.call_soon(running.agent.hear_registration, one.name, Registration(registered=True))
+        self.kubelet.take_lists(
+            {one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices}
+        )
+
+    # --- the surroundings of what is explored
+
+    def now(self) -> datetime:
+        return self.clock.now()
+
+    def sync(self, fd: int) -> None:
+        self.disk.sync(fd)
+
+    def lock(self, fd: int, operation: int) -> None:
+        self.disk.lock(fd, operation)
+
+    async def ask_held(self) -> Held:
+        self.scheduler.point("ask the kubelet's API who has what")
+        answer = self.kubelet.holders()
+        await self.clock.sleep(ANSWER_S)
+        return answer
+
+    async def ask_counted(self) -> Devices:
+        self.scheduler.point("ask the kubelet's API what it counts")
+        answer = self.kubelet.allocatable()
+        await self.clock.sleep(ANSWER_S)
+        return answer
+
+    def ask_now(self) -> Held:
+        self.scheduler.point("ask the kubelet's API who has what")
+        return self.kubelet.holders()
+
+
+WAIT_S = 100.0
+"""How long an actor waits for what it needs before the schedule is over."""
+ECHO_S = 7.0
+"""How long what follows the last action is explored: longer than the pause before a first retry."""
