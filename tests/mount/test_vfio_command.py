@@ -48,6 +48,30 @@ def test_all_does_what_it_can_and_fails_for_the_rest(tmp_path: Path) -> None:
         assert driver(tmp_path, "0000:3b:00.0") == "nvidia"
 
 
+def test_a_gpu_goes_from_vgpus_to_whole_use_and_back_by_one_plan_each(tmp_path: Path) -> None:
+    gpu = "0000:3b:00.0"
+    with mount(tmp_path / "host", "4xT4"):
+        refused = shell(f"{VFIO} bind {gpu} --host-root host", tmp_path)
+        assert (refused.returncode, driver(tmp_path, gpu)) == (1, "nvidia")
+        assert "--remove-vgpus" in refused.stdout
+        planned = shell(f"{VFIO} bind {gpu} --remove-vgpus --dry-run --host-root host -o json", tmp_path)
+        done = shell(f"{VFIO} bind {gpu} --remove-vgpus --host-root host -o json", tmp_path)
+        assert (done.returncode, driver(tmp_path, gpu)) == (0, "vfio-pci"), done.stdout + done.stderr
+        steps = json.loads(done.stdout)[0]["steps"]
+        assert json.loads(planned.stdout)[0]["steps"] == steps, "a dry run shows the whole plan"
+        assert [step for step in steps if "remove" in step] == steps[:2]
+        vgpu = f"{' '.join(GPUVIRT)} vgpu"
+        (tmp_path / "one.yaml").write_text(
+            "version: v1\nvgpu-configs: {a: [{devices: [0], vgpu-devices: {T4-4Q: 4}}]}\n"
+        )
+        would = shell(f"{vgpu} apply -f one.yaml -c a --rebind --dry-run --host-root host", tmp_path)
+        assert f"{gpu}: unbind from vfio-pci" in would.stdout
+        assert f"{gpu}: create 4 T4-4Q" in would.stdout
+        back = shell(f"{vgpu} apply -f one.yaml -c a --rebind --host-root host", tmp_path)
+        assert (back.returncode, driver(tmp_path, gpu)) == (0, "nvidia"), back.stdout + back.stderr
+        assert f"{gpu}: carries 4 T4-4Q" in back.stdout
+
+
 def test_nvidias_command_line(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xRTX2060"):
         done = shell(f"HOST_ROOT=host {VFIO_MANAGE} unbind --device-id {GPU}", tmp_path)

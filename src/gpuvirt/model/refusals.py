@@ -61,7 +61,7 @@ def carries_vgpus(address: PciAddress, count: int) -> Reason:
         ReasonCode.CARRIES_VGPUS,
         address,
         f"carries {count} vGPUs, which would go with its driver",
-        fix="remove them first, when no machine has them; an agent that wants the GPU whole does",
+        fix="remove them first, when no VM uses them: --remove-vgpus; an agent in mode passthrough does that by itself",
     )
 
 
