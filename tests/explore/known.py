@@ -18,30 +18,6 @@ class Known:
 
 
 KNOWN: Mapping[str, Known] = {
-    "stale-account": Known(
-        "pod-of-another-plugin",
-        "harm",
-        "pod-of-another-plugin:-1.0",
-        "The kubelet's account may be as old as its interval (15 s) when a GPU is unbound from its native driver:"
-        " `Oversight.pods` asks for a newer one only where something is withdrawn. A pod that NVIDIA's plugin has given"
-        " the GPU since, and that has not opened it yet, loses it.",
-    ),
-    "no-driver-forgotten": Known(
-        "a-step-fails-on-the-way-back",
-        "stuck",
-        "a-step-fails-on-the-way-back:0.1:-1.1",
-        "A GPU that was on vfio-pci before gpuvirt first saw it is in no record of original drivers. Where the probe"
-        " for its native driver fails, it has no driver, `wanted.unmet` takes that for what is desired, no attempt"
-        " follows, and the reason is taken away.",
-    ),
-    "change-left-half-way": Known(
-        "killed-during-a-change",
-        "left over",
-        "killed-during-a-change:17.1",
-        "An agent that is killed between NVIDIA's unbindLock and the unbind leaves the lock at 1, and two steps later"
-        " the driver_override, too. Where the GPU is to stay with its native driver then, `wanted.unmet` sees nothing"
-        " to do: nobody writes 0, so that no process can open the GPU, and nobody clears the override.",
-    ),
     "command-beside-the-agent": Known(
         "command-or-admission",
         "harm",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.kubelet import checkpoint, holders
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model import ledger
 from gpuvirt.model.change import driverplanning
 from gpuvirt.model.change.scope import Scope
@@ -80,7 +81,13 @@ _OFFERS = (
 _USERS = Guard(lastlook, "users", lambda *_, **__: Sight(None), ())
 """The look at Allocate at who uses a device: it finds the lease of a change, too."""
 
+_NEWEST = Guard(Change, "_ask_account", _nothing, ())
+"""The kubelet's account, read again before each step of a change."""
+_RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), ())
+"""The kubelet's record, read again at each Allocate and before each step."""
+
 GUARDS: Mapping[str, Guard] = {
+    "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),
     "gate: no allocation of what a change may touch": Guard(
         Gates, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
     ),
@@ -102,26 +109,28 @@ GUARDS: Mapping[str, Guard] = {
     "executor: the driver after a step is the expected one": Guard(
         driverexecutor, "_expect", _nothing, ("driver-refuses-for-good",)
     ),
-    "planning: pods": Guard(driverplanning, "_allocated", _none, ("known-pod-of-another-plugin",)),
+    "planning: pods": Guard(driverplanning, "_allocated", _none, ("known-pod-of-another-plugin",), (_NEWEST,)),
     "planning: pods whose device is not found here": Guard(
         driverplanning, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
     "reconciler: the account is newer than what was withdrawn": Guard(
-        Oversight, "heard_since", property(lambda _: True), ("killed-without-ledger", "return-or-admission")
+        Oversight, "heard_since", property(lambda _: True), ("killed-without-ledger", "return-or-admission"), (_RECORD,)
     ),
     "allocation check: what the device is": Guard(
         lastlook, "changes", lambda *_: iter(()), ("neighbour-rebound-by-hand",)
     ),
     "allocation check: who uses the device": Guard(
-        lastlook, "users", lambda *_, **__: Sight(None), ("vm-by-hand-or-pod",)
+        lastlook, "users", lambda *_, **__: Sight(None), ("vm-by-hand-or-pod",), (_RECORD,)
     ),
     "allocation: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
-    "account: pods of the checkpoint": Guard(checkpoint, "holders", lambda _: {}, ("killed-without-ledger-or-api",)),
+    "account: pods of the checkpoint": Guard(
+        checkpoint, "holders", lambda _: {}, ("killed-without-ledger-or-api",), (_RECORD,)
+    ),
     "account: pods of the checkpoint that are gone": Guard(
         holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
     ),
     "ledger: pods that another agent has served": Guard(
-        state, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",)
+        state, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
     ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
         ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)

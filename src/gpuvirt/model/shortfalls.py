@@ -224,7 +224,7 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
         function.address,
         f"can't be carved: {why}",
         seen=f"/sys/bus/pci/devices/{function.address}/driver -> {function.driver or 'none'}",
-        fix=f"give it to its native driver: gpuvirt vfio unbind {function.address}"
+        fix=f"give it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
         if function.on_vfio or function.is_idle
         else "install the driver of the vendor's vGPU manager, and see gpuvirt doctor",
     )
