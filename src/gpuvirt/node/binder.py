@@ -34,7 +34,7 @@ from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostRoots
 
 
-class Told(Protocol):
+class NamedStep(Protocol):
     """A step."""
 
     @property
@@ -43,7 +43,7 @@ class Told(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Told)
+S = TypeVar("S", bound=NamedStep)
 TellStep = Callable[[S], None]
 Tell = TellStep[Step | RollBack]
 Children = Callable[[Sequence[int]], AbstractContextManager[tuple[Kernel, Tools]]]
@@ -89,8 +89,8 @@ def changing(
 ) -> Iterator[tuple[Site, TellStep[S]]]:
     """Be the only one who changes a unit, by processes that can be left behind; raise UnitBusyError.
 
-    `members` reads the slots of the unit. The context gives the site by which the change is made, and what its steps
-    are told to.
+    `members` reads the slots of the unit. The context gives the site by which the change is made, and what is called
+    with each step before it is begun.
     """
     with ExitStack() as stack:
         passed = stack.enter_context(gate_at(site.locks).change(unit, members))
@@ -159,15 +159,15 @@ def _allocated(inventory: Inventory, orders: Orders) -> tuple[Allocations | Unkn
 
 
 def move(
-    host: Site, unit: UnitId, wishes: Wishes, orders: Orders, hear: Tell, change: Change | None = None
+    host: Site, unit: UnitId, wishes: Wishes, orders: Orders, report: Tell, change: Change | None = None
 ) -> tuple[Reason, ...]:
     """Bring one unit to where it is wanted; return why that failed, and why putting it back did, if it did.
 
     The host is looked at anew under the unit's lock, so that the steps follow from what is there. `change` is the
-    agent's; somebody who moves GPUs by hand has none. `hear` hears each step before it is begun.
+    agent's; somebody who moves GPUs by hand has none. `report` is called with each step before it is begun.
     """
     change = change or by_hand(unit)
-    with changing(host, unit, lambda: _slots(host, unit), hear) as (site, tell), change.under_way():
+    with changing(host, unit, lambda: _slots(host, unit), report) as (site, tell), change.under_way():
         seen = look(site, orders)
         plan = plan_unit(seen, unit, wishes)
         if plan.refusals or not plan.steps:

@@ -113,6 +113,14 @@ class Gate:
             has_owner = not _locked(owner, fcntl.LOCK_SH)
             return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
 
+    def blocked(self) -> Mapping[str, str]:
+        """Return the slots of which the kernel blocks a change whose process has ended, with its step."""
+        try:
+            slots = [path.stem for path in self.folder.iterdir() if path.suffix == ".lock"]
+        except FileNotFoundError:
+            return {}
+        return {slot: self._step(slot) for slot in sorted(slots) if self.state(slot) is GateState.BLOCKED}
+
     def _refuse_unknown(self, unit: str, slot: str, lock: int) -> None:
         """Raise UnitUnsettledError where the kubelet's account may lack allocations, or a record was damaged lately."""
         content = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
@@ -173,7 +181,7 @@ class Pass:
     gate: Gate
     slots: Slots
     locks: Collection[int]
-    """Whoever has these open holds the locks."""
+    """A process that has one of these descriptors open holds its lock."""
 
     def begin(self) -> None:
         """Begin a generation; what an earlier change has left is settled, since each change begins with a look."""
