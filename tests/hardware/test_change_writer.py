@@ -57,6 +57,19 @@ def test_it_writes_and_says_what_the_kernel_does(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_it_reads_what_could_keep_us_asleep(tmp_path: Path) -> None:
+    with writer(tmp_path) as kernel:
+        (tmp_path / "sys/vendor").write_text("0x10de")
+        assert kernel.read(HostPath("/sys/vendor")) == b"0x10de"
+        assert kernel.pids == {os.getpid()}, "we read that ourselves"
+        kernel.write(OVERRIDE, b"vfio-pci")
+        assert kernel.read(OVERRIDE) == b"vfio-pci"
+        assert kernel.read(OVERRIDE, limit=4) == b"vfio"
+        with pytest.raises(FileNotFoundError) as missing:
+            kernel.read(HostPath("/sys/nothing/driver_override"))
+        assert missing.value.filename == "/sys/nothing/driver_override"
+
+
 def test_it_has_nothing_of_ours_open_but_the_locks_of_the_change(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

@@ -1,6 +1,7 @@
 """Desired state and allocations that change in the middle of a change: no device that a pod has is touched."""
 
 import errno
+import fcntl
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.broker import AllocationRefusedError
 from gpuvirt.node.change.gate import Gate
+from gpuvirt.node.change.gaterecord import GateRecord
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.gate import Change, Gates, StalePlanError
 from gpuvirt.node.lane import ThreadLane
@@ -141,6 +143,28 @@ async def test_allocate_refuses_what_another_process_is_changing(machine: Machin
             assert node.refused(resource.name, [first]) is ReasonCode.UNIT_BUSY
             node.allocate(resource.name, [second])
         node.allocate(resource.name, [first])
+
+
+async def test_what_a_blocked_step_of_an_agent_before_holds_is_not_offered(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        resource = node.view.resources[0].name
+        first, second = (device.id for device in node.view.resources[0].devices)
+        slot = slot_of(PciAddress(first))
+        gate = Gate(tmp_path / "locks")
+        with gate.change(first, lambda: (slot,)) as passed:
+            passed.note("unbind it")
+            record = gate.read(slot)
+        assert isinstance(record, GateRecord)
+        with (tmp_path / f"locks/{slot}.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            await node.advance(30)
+            assert [(note.code, note.subject) for note in node.view.notes] == [(ReasonCode.WRITE_BLOCKED, first)]
+            assert [device.id for device in node.view.resources[0].devices] == [second]
+            assert node.refused(resource, [first]) is ReasonCode.WRITE_BLOCKED
+            node.allocate(resource, [second])
+        await node.advance(30)
+        assert node.view.notes == ()
+        node.allocate(resource, [first])
 
 
 def driver(kernel: SimKernel, address: PciAddress) -> str | None:
@@ -277,7 +301,7 @@ async def test_a_change_that_slept_takes_no_further_step_of_its_plan(tmp_path: P
                 await node.advance(1)
             raise AssertionError([note.text for note in node.view.notes])
 
-        await until(lambda: ReasonCode.WRITE_BLOCKED in {note.code for note in node.view.notes})
+        await until(lambda: bool(started) and ReasonCode.WRITE_BLOCKED in {note.code for note in node.view.notes})
         since = len(kernel.writes)
         kernel.end_machine(started[0])
         await until(lambda: driver(kernel, gpu) == "vfio-pci")

@@ -2,8 +2,8 @@
 
 `writing` starts this file by its path, once for each change, so it imports next to nothing. Its standard input is a
 socket. Each packet there is a request, a letter and an argument, and is answered by a packet, an errno and a text:
-`w PATH\\0DATA` writes a file in one system call, `o PATH` opens a node and answers with its number, `c NUMBER` closes
-it.
+`w PATH\\0DATA` writes a file in one system call, `r LIMIT PATH` reads one, `o PATH` opens a node and answers with its
+number, `c NUMBER` closes it.
 The writer ends when the other end of the socket is closed, which it notices once the kernel returns from a write.
 """
 
@@ -30,6 +30,9 @@ def _obey(letter: bytes, argument: bytes) -> bytes:
     if letter == b"w":
         path, _, data = argument.partition(b"\0")
         _write(path, data)
+    elif letter == b"r":
+        limit, _, path = argument.partition(b" ")
+        return _read(path, int(limit))
     elif letter == b"o":
         return b"%d" % os.open(argument, os.O_RDWR | os.O_CLOEXEC)
     elif letter == b"c":
@@ -41,6 +44,14 @@ def _write(path: bytes, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _read(path: bytes, limit: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, limit)
     finally:
         os.close(fd)
 

@@ -17,9 +17,12 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware import writer
-from gpuvirt.hardware.kernel import RealKernel, lease_failed
+from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, RealKernel, lease_failed
 from gpuvirt.hardware.tools import HostTools, Tools
 from gpuvirt.paths import HostPath, HostRoots
+
+SLEEPING_READS = ("/driver_override", "/uevent", "/sriov_numvfs", "/unbindLock")
+"""The attributes whose reads wait for the lock of a device, which a write that the kernel blocks has."""
 
 
 class Writer:
@@ -78,6 +81,13 @@ class WriterKernel(RealKernel):
     def pids(self) -> frozenset[int]:
         """This process, the writer, and those that hold VFIO devices for it."""
         return super().pids | ({self._writer.pid} if self._writer is not None else frozenset())
+
+    @override
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        """Return the first `limit` bytes of a file; the writer reads those whose reads can sleep."""
+        if not path.endswith(SLEEPING_READS):
+            return super().read(path, limit=limit)
+        return self._ask(path, b"r", b"%d " % min(limit, ATTRIBUTE_BYTES) + os.fsencode(self._local(path)))
 
     @override
     def write(self, path: HostPath, data: bytes, /) -> None:

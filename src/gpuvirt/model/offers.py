@@ -84,6 +84,8 @@ class Ground:
     """Resources that are not to be offered; what pods have of them stays listed."""
     changing: Scope = field(default_factory=Scope)
     """The devices that changes under way may touch."""
+    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The functions of slots in which the kernel blocks a step of a process that has ended, with that step."""
 
 
 def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
@@ -141,6 +143,8 @@ def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Cand
     if candidate.target.vgpu in ground.unwanted:
         return refusals.unwanted(candidate.id)
     held = candidate.target in holds.by_target
+    if not held and candidate.target.gpu in ground.blocked:
+        return refusals.blocked(candidate.id, ground.blocked[candidate.target.gpu])
     if not held and ground.changing.covers(candidate.target):
         return refusals.changing(candidate.id, None)
     if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from functools import cache
 
 from gpuvirt.clock import Signal, Timer
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, ResourceName, slot_of
+from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model import refusals
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
@@ -85,8 +87,8 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        gate = gate_at(site.moving.site.locks) if site.moving is not None else None
-        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given, gate)
+        self._gate = gate_at(site.moving.site.locks) if site.moving is not None else None
+        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given, self._gate)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
@@ -159,8 +161,25 @@ class Agent:
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
         self._oversight.looks += 1
+        if self._hear_gates(facts):
+            self._stale.set()
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
             self._stale.set()
+
+    def _hear_gates(self, facts: Facts) -> bool:
+        """Take which functions a step that the kernel blocks has left behind a gate; return whether that is news."""
+        slots = self._gate.blocked() if self._gate is not None else {}
+        heads = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if slots else {}
+        blocked = {one: slots[slot] for one, slot in heads.items() if slot in slots}
+        before = self._state.gates.blocked
+        if blocked == before:
+            return False
+        for one in {*blocked, *before} & {*facts.functions}:
+            if facts.functions[one].kind is FunctionKind.GPU and facts.functions[one].physfn is None:
+                self._note(f"gate {one}", refusals.blocked(one, blocked[one]) if one in blocked else None)
+        before.clear()
+        before.update(blocked)
+        return True
 
     def hear_watching(self, trouble: Reason | None, /) -> None:
         """Take why the host can't be looked at, None when it can."""

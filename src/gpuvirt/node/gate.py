@@ -37,6 +37,8 @@ class Gates:
     """Returns what is allocated now; any thread calls it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     under_way: "list[Change]" = field(default_factory=list)
+    blocked: dict[PciAddress, str] = field(default_factory=dict)
+    """The functions in whose slots the kernel blocks a step of a process that has ended, with that step."""
 
     @property
     def closed(self) -> Scope:

@@ -217,6 +217,7 @@ class NodeState:
             self.unwanted,
             {name: one.reason for name, one in self.withholdings.items()},
             self._closed,
+            dict(self.gates.blocked),
         )
         if not self._carves_only:
             self.offers = self._make_offers(self.inventory, ground)

@@ -108,10 +108,22 @@ class Gate:
 
     def state(self, slot: str) -> GateState:
         """Return in which state a gate is; asks for its locks for a moment."""
-        with _opened(self._path(slot, "lock")) as lock, _opened(self._path(slot, "owner")) as owner:
-            is_locked = not _locked(lock, fcntl.LOCK_SH)
-            has_owner = not _locked(owner, fcntl.LOCK_SH)
-            return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
+        is_locked, has_owner = self._is_taken(slot, "lock"), self._is_taken(slot, "owner")
+        if is_locked and not has_owner:  # unless the change has ended between the two
+            is_locked = self._is_taken(slot, "lock")
+        return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
+
+    def _is_taken(self, slot: str, kind: str) -> bool:
+        with _opened(self._path(slot, kind)) as fd:
+            return not _locked(fd, fcntl.LOCK_SH)
+
+    def blocked(self) -> Mapping[str, str]:
+        """Return the slots of which the kernel blocks a change whose process has ended, with its step."""
+        try:
+            slots = [path.stem for path in self.folder.iterdir() if path.suffix == ".lock"]
+        except FileNotFoundError:
+            return {}
+        return {slot: self._step(slot) for slot in sorted(slots) if self.state(slot) is GateState.BLOCKED}
 
     def _refuse_unknown(self, unit: str, slot: str, lock: int) -> None:
         """Raise UnitUnsettledError where the kubelet's account may lack allocations, or a record was damaged lately."""
@@ -173,7 +185,7 @@ class Pass:
     gate: Gate
     slots: Slots
     locks: Collection[int]
-    """Whoever has these open holds the locks."""
+    """A process that has one of these descriptors open holds its lock."""
 
     def begin(self) -> None:
         """Begin a generation; what an earlier change has left is settled, since each change begins with a look."""
