@@ -338,10 +338,14 @@ class OpenDevice(Action):
 
     name: str
     gpu: PciAddress
+    before_lease: bool = False
+    """Only while nobody holds the group."""
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.kernel.pci.functions[self.gpu].driver == "vfio-pci"
+        function = world.kernel.pci.functions[self.gpu]
+        is_free = function.group is not None and world.kernel.vfio.groups[function.group].user is None
+        return function.driver == "vfio-pci" and (is_free or not self.before_lease)
 
     @override
     def act(self, world: World) -> None:

@@ -52,10 +52,6 @@ def _none(*_: object) -> tuple[object, ...]:
     return ()
 
 
-def _claim_nothing(_change: Change, _scope: Scope) -> None:
-    return
-
-
 def _only_if_listed(entry: Entry, said: Holders) -> Entry | None:
     return entry if (entry.resource, entry.device) in said.devices else None
 
@@ -87,14 +83,11 @@ GUARDS: Mapping[str, Guard] = {
     "gate: no step of a plan that took too long": Guard(
         Change, "_why_expired", _nothing, ("slow-change",), (Guard(Change, "_why_undesired", _nothing, ()),)
     ),
-    "gate: no step of a plan that is no longer desired": Guard(
-        Change, "_why_undesired", _nothing, ("return-and-back",)
-    ),
-    "gate: a change claims its devices before its first step": Guard(
-        Change, "claim", _claim_nothing, ("return-of-a-group",), _OFFERS
-    ),
+    "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", _nothing, ("back-at-once",)),
     "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
-    "lease: the walk through all processes": Guard(leasing, "_see_that_nobody_uses", _nothing, ("vm-about-to-start",)),
+    "lease: the walk through all processes": Guard(
+        leasing, "_see_that_nobody_uses", _nothing, ("vm-about-to-start-before-the-lease",)
+    ),
     "executor: NVIDIA's unbindLock": Guard(executor, "_locked", _unlocked, ("container-is-taken",)),
     "executor: the driver after a step is the expected one": Guard(
         executor, "_expect", _nothing, ("driver-refuses-for-good",)

@@ -32,6 +32,8 @@ QUICKLY_MISSED = (
 )
 
 MOST_SCHEDULES_OF_KNOWN = 400
+MENDED = ("container-is-taken:23.1:-1.1", "slow-change:23.1", "driver-refuses:38.1")
+"""A change that took longer than its worker waits kept its GPU from being offered after it had ended."""
 
 RANDOM_SCHEDULES = 150
 SCHEDULES = 45
@@ -68,6 +70,13 @@ def test_what_is_known_is_still_found(known: Known, tmp_path: Path) -> None:
     moved = next((found.seed for found in search if kind_of(found.failure) == known.kind), None)
     found = f"its seed is {moved} by now" if moved is not None else "it is mended: take it from the list"
     assert moved is not None, f"explore/known.py: {known.scenario}, {known.kind}: {found}"
+
+
+@pytest.mark.parametrize("text", MENDED)
+def test_what_was_mended_stays_mended(text: str, tmp_path: Path) -> None:
+    seed = parse(text)
+    outcome = Explorer.of(seed.name, tmp_path).try_seed(seed)
+    assert outcome.failure is None
 
 
 @pytest.mark.parametrize("name", QUICKLY_MISSED)

@@ -351,11 +351,11 @@ class World:
         running = self.running
         if running is not None:
             running.heard = self.wishes
-            running.mode, running.mode_at = self.spec.mode, running.loop.rests
             running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:
         """Deliver what is desired by now: of two changes the later one is never overtaken."""
+        running.mode, running.mode_at = self.spec.mode, running.loop.rests
         running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
 
     def _lists(self) -> dict[object, object]:
