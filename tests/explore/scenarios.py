@@ -7,32 +7,34 @@ from explore.actions import (
     Admit,
     AdmitOther,
     AdmitUnknown,
-    Close,
-    DriverAccepts,
-    DriverRefuses,
     EndPod,
     Kill,
     LoseAccount,
     LoseLedger,
-    Mend,
     MendAccount,
+    Pause,
+    Start,
+    StartKubelet,
+    StopKubelet,
+    Want,
+)
+from explore.command import Command
+from explore.hostactions import (
+    Close,
+    DriverAccepts,
+    DriverRefuses,
+    Mend,
     Open,
     OpenDevice,
     OpenGroup,
-    Pause,
     PlugIn,
     Rebind,
     Reboot,
     Refuse,
-    Start,
-    StartKubelet,
     StartVm,
-    StopKubelet,
     Unplug,
-    Want,
 )
-from explore.command import Command
-from explore.world import Action, Scenario
+from explore.scenario import Action, Scenario
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
 from gpuvirt.model.plan import Wish

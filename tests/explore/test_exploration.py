@@ -16,7 +16,7 @@ from explore.shrink import kind_of, shrink
 from thoroughness import examples
 
 MOST_SCHEDULES = 40
-QUICKLY_MISSED = (
+QUICKLY_NOTICED = (
     "gate: no step of a plan that took too long",
     "planning: pods",
     "planning: pods whose device is not found here",
@@ -79,8 +79,8 @@ def test_what_was_mended_stays_mended(text: str, tmp_path: Path) -> None:
     assert outcome.failure is None
 
 
-@pytest.mark.parametrize("name", QUICKLY_MISSED)
-def test_a_guard_that_is_removed_is_missed(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", QUICKLY_NOTICED)
+def test_the_removal_of_a_guard_is_noticed(name: str, tmp_path: Path) -> None:
     """Those that a few schedules show; `make explore-mutations` removes them all."""
     count = iter(range(MOST_SCHEDULES))
     with GUARDS[name].removed():
