@@ -32,7 +32,7 @@ QUICKLY_NOTICED = (
 )
 
 MOST_SCHEDULES_OF_KNOWN = 400
-MENDED = ("container-is-taken:23.1:-1.1", "slow-change:23.1", "driver-refuses:38.1")
+MENDED = ("container-is-taken:23.1:-1.1",)
 """A change that took longer than its worker waits kept its GPU from being offered after it had ended."""
 
 RANDOM_SCHEDULES = 150
