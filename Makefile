@@ -45,7 +45,7 @@ lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 explore: .venv/made-for-dev  ## Explore schedules of the agent for harm (SECONDS=600; SEED=... runs one again)
 	@PYTHONPATH=tests $(VENV)/python -m explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS)) $(ARGS)
 
-explore-mutations: .venv/made-for-dev  ## Remove each guard in turn, and see that exploration misses it
+explore-mutations: .venv/made-for-dev  ## Remove each guard in turn, and see that exploration notices
 	@PYTHONPATH=tests $(VENV)/python -m explore.removal $(ARGS)
 
 test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)

@@ -15,6 +15,7 @@ from clusterlab import LabNode, lab_node
 from guesthost import GUESTS, Guests
 from helmchart import Helm
 from hosts import CdevHost, Host, MemoryHost, mounted
+from hypothesis import HealthCheck, settings
 from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
 from lab.cluster.helm import helm as built_helm
@@ -33,6 +34,10 @@ from gpuvirt.sim.machine import load_machine
 from mounting import detach_dead_mounts
 from rings import RINGS
 from simnode import SimNode, Workers, running_node
+
+# How long examples take, and how soon they are found, says how busy the machine is.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 NAMESPACES = itertools.count(1)
 RING_TIMEOUT_S = 600

@@ -56,11 +56,10 @@ def explore(seconds: float, bound: int, names: list[str]) -> int:
             share_s = began_s + (end_s - began_s) / (len(names) - number)
             tally, found = _explore_one(name, bound, folder, partial(_is_over, share_s))
             worst = max(worst, found)
-            print(
-                f"{name}: {tally.schedules} schedules, {tally.schedules / (monotonic() - began_s):.0f} a second,"
-                f" all with at most {tally.complete} departures; {tally.operations} destructive operations judged",
-                flush=True,
-            )
+            rate = tally.schedules / (monotonic() - began_s)
+            complete = f", all with at most {tally.complete} departures" if tally.complete >= 0 else ""
+            judged = f"{tally.operations} destructive operations judged"
+            print(f"{name}: {tally.schedules} schedules, {rate:.0f} a second{complete}; {judged}", flush=True)
     return worst
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from explore.scenario import Action
 from explore.scheduler import Process, Strand
-from explore.world import Action, World
+from explore.world import World
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu

@@ -8,10 +8,10 @@ from random import Random
 
 from explore.randomly import scenario_of
 from explore.run import Outcome, run
+from explore.scenario import Scenario
 from explore.scenarios import SCENARIOS
 from explore.seeds import Seed
 from explore.strategies import Scripted, Uniform
-from explore.world import Scenario
 
 Departures = tuple[tuple[int, int], ...]
 

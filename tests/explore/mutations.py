@@ -48,16 +48,12 @@ class Guard:
                 setattr(self.owner, self.name, before)
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     return None
 
 
 def _none(*_: object) -> tuple[object, ...]:
     return ()
-
-
-def _claim_nothing(_change: Change, _scope: Scope) -> None:
-    return
 
 
 def _only_if_listed(entry: Entry, said: Holders) -> Entry | None:
@@ -97,14 +93,11 @@ GUARDS: Mapping[str, Guard] = {
     "gate: no step of a plan that took too long": Guard(
         Change, "_why_expired", _nothing, ("slow-change",), (Guard(Change, "_why_undesired", _nothing, ()),)
     ),
-    "gate: no step of a plan that is no longer desired": Guard(
-        Change, "_why_undesired", _nothing, ("return-and-back",)
-    ),
-    "gate: a change claims its devices before its first step": Guard(
-        Change, "claim", _claim_nothing, ("return-of-a-group",), _OFFERS
-    ),
+    "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", _nothing, ("back-at-once",)),
     "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
-    "lease: the walk through all processes": Guard(leasing, "_see_that_nobody_uses", _nothing, ("vm-about-to-start",)),
+    "lease: the walk through all processes": Guard(
+        leasing, "_see_that_nobody_uses", _nothing, ("vm-about-to-start-before-the-lease",)
+    ),
     "executor: NVIDIA's unbindLock": Guard(driverexecutor, "_locked", _unlocked, ("container-is-taken",)),
     "executor: the driver after a step is the expected one": Guard(
         driverexecutor, "_expect", _nothing, ("driver-refuses-for-good",)

@@ -3,23 +3,9 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from explore.actions import (
-    Admit,
-    Close,
-    EndPod,
-    Kill,
-    LoseAccount,
-    LoseLedger,
-    MendAccount,
-    Open,
-    OpenGroup,
-    PlugIn,
-    Start,
-    StartKubelet,
-    StartVm,
-    StopKubelet,
-    Unplug,
-)
+from explore.actions import Admit, EndPod, Kill, LoseAccount, LoseLedger, MendAccount, Start, StartKubelet, StopKubelet
+from explore.hostactions import Close, Open, OpenGroup, PlugIn, StartVm, Unplug
+from explore.scenario import Action, Scenario
 from explore.scenarios import (
     AWAY,
     BACK,
@@ -38,7 +24,6 @@ from explore.scenarios import (
     TO_WHOLE,
     TYPES,
 )
-from explore.world import Action, Scenario
 
 Script = tuple[Action, ...]
 

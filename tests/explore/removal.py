@@ -40,7 +40,7 @@ def _is_over(end_s: float) -> bool:
 
 
 def main() -> int:
-    """Do what the command line says; 1 where a guard is not missed."""
+    """Do what the command line says; 1 where a removal is not noticed."""
     parser = argparse.ArgumentParser(prog="explore.removal")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each guard, at most")
     parser.add_argument("words", nargs="*", help="only guards whose name has one of these in it")
@@ -56,10 +56,10 @@ def main() -> int:
             took_s = options.seconds - (end_s - monotonic())
             if found is None:
                 worst = 1
-                print(f"NOT MISSED  {name}: {schedules} schedules in {took_s:.1f} s", flush=True)
+                print(f"NOT NOTICED  {name}: {schedules} schedules in {took_s:.1f} s", flush=True)
             else:
-                print(f"missed      {name}: after {schedules} schedules, {took_s:.1f} s: {found.seed}", flush=True)
-                print(f"            {tell(found.failure)[:200]}", flush=True)
+                print(f"noticed      {name}: after {schedules} schedules, {took_s:.1f} s: {found.seed}", flush=True)
+                print(f"             {tell(found.failure)[:200]}", flush=True)
     return worst
 
 

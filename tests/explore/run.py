@@ -11,10 +11,11 @@ from typing_extensions import override
 
 from explore.observer import ViolationError
 from explore.rest import find_wrong
+from explore.scenario import Scenario
 from explore.scheduler import Scheduler
 from explore.seams import explored
 from explore.strategies import Strategy
-from explore.world import Scenario, World
+from explore.world import World
 
 BEGIN_S = 3.0
 COLLECT_EVERY = 40

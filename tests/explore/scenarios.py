@@ -7,32 +7,34 @@ from explore.actions import (
     Admit,
     AdmitOther,
     AdmitUnknown,
-    Close,
-    DriverAccepts,
-    DriverRefuses,
     EndPod,
     Kill,
     LoseAccount,
     LoseLedger,
-    Mend,
     MendAccount,
+    Pause,
+    Start,
+    StartKubelet,
+    StopKubelet,
+    Want,
+)
+from explore.command import Command
+from explore.hostactions import (
+    Close,
+    DriverAccepts,
+    DriverRefuses,
+    Mend,
     Open,
     OpenDevice,
     OpenGroup,
-    Pause,
     PlugIn,
     Rebind,
     Reboot,
     Refuse,
-    Start,
-    StartKubelet,
     StartVm,
-    StopKubelet,
     Unplug,
-    Want,
 )
-from explore.command import Command
-from explore.world import Action, Scenario
+from explore.scenario import Action, Scenario
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
@@ -77,6 +79,7 @@ RESTART = (Kill(), Start())
 SCENARIOS: Mapping[str, Scenario] = {
     "return-or-admission": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (AWAY,)), judges_desired=True),
     "return-and-back": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY, BACK, AWAY), (Admit("vm"),)), judges_desired=True),
+    "back-at-once": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY, BACK),), judges_desired=True),
     "pod-ends": Scenario(ON_VFIO, PASSTHROUGH, ((StartVm("vm"), EndPod("vm")), (AWAY,)), first=(Admit("vm"),)),
     "two-pods-of-one-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm-a"),), (Admit("vm-b"),), (AWAY,))),
     "return-of-a-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm", NEXT),), (AWAY,))),
@@ -86,6 +89,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "vm-by-hand": Scenario(ON_VFIO, PASSTHROUGH, ((AWAY,), (OpenGroup("qemu", GROUP), Close("qemu")))),
     "vm-by-hand-or-pod": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (OpenGroup("qemu", GROUP), Close("qemu")))),
     "vm-about-to-start": Scenario(CDEVS, PASSTHROUGH, ((AWAY,), (OpenDevice("qemu", GPU), Close("qemu")))),
+    "vm-about-to-start-before-the-lease": Scenario(
+        CDEVS, PASSTHROUGH, ((AWAY,), (OpenDevice("qemu", GPU, before_lease=True), Close("qemu")))
+    ),
     "rebound-by-hand": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (Rebind(GPU, "nvidia"),))),
     "neighbour-rebound-by-hand": Scenario(IN_ONE_GROUP, PASSTHROUGH, ((Admit("vm"),), (Rebind(NEXT, "nvidia"),))),
     "container-is-taken": Scenario(NATIVE, CONTAINER, ((BACK,), (Open("job", GPU), Close("job")))),

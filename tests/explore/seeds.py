@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
-from explore.world import Scenario
+from explore.scenario import Scenario
 
 _DEPARTURE = re.compile(r"(\d+)\.(\d+)")
 

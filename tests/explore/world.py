@@ -1,23 +1,23 @@
 """The world of one schedule: a simulated host with its disk and kubelet, the agent on it, and who acts on both."""
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import Random
 
-from typing_extensions import override
-
 from explore.agenda import Happenings, Option
+from explore.blocking import ScheduledBlocking
 from explore.disk import Disk
 from explore.jobs import ExploredWorker
 from explore.kubelet import Key, Kubelet
 from explore.loop import BEGINNING, ExploredClock, ExploredLoop
 from explore.observer import Observer
+from explore.pace import PACE
+from explore.scenario import Action, Scenario
 from explore.scheduler import KilledError, Process, Scheduler
 from explore.seam import ExploredKernel, ExploredTools
 from explore.strategies import Strategy
@@ -25,103 +25,21 @@ from gpuvirt.facts.ids import DeviceId, NodeName
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.podresources import Devices, Held
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.agent import Agent, AllocationRefusedError
 from gpuvirt.node.change.site import Site as ChangeSite
-from gpuvirt.node.pace import Pace
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim import kernel as sim
-from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import MachineSpec
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.tasks import keep_going
 from simnode import IDS
 
 ANSWER_S = 0.01
 """How long the kubelet's API takes to answer: what it says is that much older when it is heard."""
-PACE = Pace(
-    nodes_s=240.0,
-    brief_s=240.0,
-    whole_s=240.0,
-    users_s=120.0,
-    suspicious_users_s=10.0,
-    state_file_s=3600.0,
-    holders_s=30.0,
-    reconcile_s=30.0,
-    schedulers_s=3600.0,
-)
-"""What recurs without a cause does so rarely, since each time is as many steps as a change."""
-
-
-class _NoLock(threading.Condition):
-    """The lock of a kernel whose callers take turns anyway."""
-
-    @override
-    def __enter__(self) -> bool:
-        return True
-
-    @override
-    def __exit__(self, *_: object) -> None:
-        return
-
-    @override
-    def notify_all(self) -> None:
-        return
-
-
-class ScheduledBlocking(Blocking):
-    """Has a caller that the kernel would keep asleep let others go on."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self.condition = _NoLock()
-        self._scheduler = scheduler
-
-    @override
-    def until(self, met: Callable[[], bool], what: str) -> None:
-        if not met():
-            self._scheduler.tell(f"  asleep in the kernel: {what}")
-        self._scheduler.wait(met, unkillable=True)
-
-
-class Action:
-    """What an actor does next; the name of its class and its fields tell what."""
-
-    def enabled(self, world: "World") -> bool:
-        """Return whether it could be done now."""
-        del world
-        return True
-
-    def act(self, world: "World") -> None:
-        """Do it."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """What one schedule plays: a host, what is desired of it at first, and what each actor does, in its order."""
-
-    host: MachineSpec
-    spec: NodeSpec
-    actors: tuple[tuple[Action, ...], ...]
-    first: tuple[Action, ...] = ()
-    """What has happened before, with no choice in it."""
-    settings: Settings = field(default_factory=Settings)
-    request: NodeRequest = field(default_factory=NodeRequest)
-    """What else the cluster says: the vGPU configurations."""
-    vgpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """How many vGPUs of each type each configuration makes of the whole host."""
-    judges_desired: bool = False
-    """Whether each destructive step must be one toward what is desired: no step fails, and none takes too long."""
-    begin_s: float = 3.0
-    """How long the agent runs before the actors begin."""
-    whole: bool = False
-    """Whether each operation of the kernel is a point, and each ready handle may be the next."""
 
 
 @dataclass(eq=False)
@@ -355,11 +273,11 @@ class World:
         running = self.running
         if running is not None:
             running.heard = self.wishes
-            running.mode, running.mode_at = self.spec.mode, running.loop.rests
             running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:
         """Deliver what is desired by now: of two changes the later one is never overtaken."""
+        running.mode, running.mode_at = self.spec.mode, running.loop.rests
         running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
 
     def _lists(self) -> dict[object, object]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -63,3 +64,11 @@ asyncio.run(main())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
     assert (ended.returncode, ended.stdout) == (0, "blocked\n")
+
+
+def test_a_job_that_had_its_time_before_its_turn_leaves_no_lane_asleep() -> None:
+    lane, late = ThreadLane("test"), Future[None]()
+    late.cancel()
+    lane._asleep = True
+    lane._do(lambda: None, "late", late)
+    assert not lane._asleep

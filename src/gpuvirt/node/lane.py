@@ -77,6 +77,7 @@ class ThreadLane:
 
     def _do(self, job: Callable[[], T], name: str, outcome: "Future[T]") -> None:
         if not outcome.set_running_or_notify_cancel():
+            self._asleep = False  # it had its time before its turn came, and nothing sleeps
             return
         self._running = name
         try:

@@ -49,8 +49,16 @@ def of_vgpus(agent: Oversight, outcomes: Outcomes) -> Progress | None:
     desired = {gpu: one for unit in agent.desired_units.values() for gpu, one in unit.items()}
     carrying = [gpu for gpu, one in desired.items() if one.vgpus is not None and not one.is_whole]
     is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.vgpu_plan(gpu).met]
-    by_gpu = {gpu: reasons for outcome in outcomes.values() for gpu, reasons in outcome.vgpus.items()}
-    reasons = [reason for gpu in is_open for reason in by_gpu.get(gpu, ())]
+    reasons = list(dict.fromkeys(_against_vgpus(agent, outcomes, frozenset(is_open))))
     if failures := [reason for reason in reasons if not reason.code.passes]:
         return Progress(StateName.FAILED, in_words(failures))
     return Progress(StateName.PENDING, in_words(reasons)) if is_open else Progress(StateName.SUCCESS)
+
+
+def _against_vgpus(agent: Oversight, outcomes: Outcomes, gpus: frozenset[PciAddress]) -> Iterator[Reason]:
+    """Yield what is in the way of vGPUs on these GPUs: what keeps a GPU from its native driver, too."""
+    for outcome in outcomes.values():
+        waits = any(agent.vgpu_plan(gpu).follows for gpu in gpus.intersection(outcome.vgpus))
+        yield from outcome.drivers if waits else ()
+        for gpu in gpus.intersection(outcome.vgpus):
+            yield from outcome.vgpus[gpu]

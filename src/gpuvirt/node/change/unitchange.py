@@ -102,6 +102,8 @@ class UnitChange:
     _ended: dict[PciAddress | UnitId, tuple[Reason, ...]] = field(default_factory=dict)
     """The phases that are not tried any more in this change, by GPU or unit."""
     _rounds: Counter[PciAddress | UnitId] = field(default_factory=Counter)
+    _rolled_back: bool = False
+    """Whether steps were undone: the change no longer asks whether its plan is desired, and takes no further phase."""
 
     def run(self) -> Outcome:
         """Take phase after phase; return why the unit is not as desired."""
@@ -136,6 +138,8 @@ class UnitChange:
 
     def _next(self, observation: Observation, state: UnitState, plan: Plan) -> Phase | None:
         """Return the phase that is taken next, None where none can be."""
+        if self._rolled_back:
+            return None
         for phase in plan.ready:
             subject = _subject(phase)
             if subject in self._ended:
@@ -157,6 +161,7 @@ class UnitChange:
             reasons = driverphase.take(self.site, state, phase, self._observe_drivers, self.steps, heads)
             if reasons or phase.notes:  # the rest is a person's to do
                 self._ended[self.unit] = reasons
+            self._rolled_back = bool(reasons)
             return
         gpu = phase.gpu
         gpu_state, learned = state.gpu_states.get(gpu), self._learned.get(gpu, NOTHING)
@@ -172,6 +177,7 @@ class UnitChange:
             self._ended[gpu] = (error.reason,)
         except RefusedError as error:
             self._ended[gpu] = (error.reason, *vgpurollback.put_back(observation, gpu, self._before[gpu], self.steps))
+            self._rolled_back = True
 
     def _heads(self, state: UnitState) -> list[PciAddress]:
         """Return the functions of the slots whose drivers are desired."""

@@ -1,0 +1,40 @@
+"""A kernel that keeps a caller asleep, without threads that sleep: others go on meanwhile."""
+
+import threading
+from collections.abc import Callable
+
+from typing_extensions import override
+
+from explore.scheduler import Scheduler
+from gpuvirt.sim.blocking import Blocking
+
+
+class _NoLock(threading.Condition):
+    """The lock of a kernel whose callers take turns anyway."""
+
+    @override
+    def __enter__(self) -> bool:
+        return True
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        return
+
+    @override
+    def notify_all(self) -> None:
+        return
+
+
+class ScheduledBlocking(Blocking):
+    """Has a caller that the kernel would keep asleep let others go on."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.condition = _NoLock()
+        self._scheduler = scheduler
+
+    @override
+    def until(self, met: Callable[[], bool], what: str) -> None:
+        if not met():
+            self._scheduler.tell(f"  asleep in the kernel: {what}")
+        self._scheduler.wait(met, unkillable=True)

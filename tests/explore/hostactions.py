@@ -1,0 +1,214 @@
+"""What actors do to the host: VMs and processes, people, drivers that fail, hotplug, a reboot."""
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from explore.scenario import Action
+from explore.world import World
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.function import SimFunction
+
+
+@dataclass(frozen=True)
+class StartVm(Action):
+    """The VM of a pod starts, and takes what the pod was given."""
+
+    pod: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        pod = world.kubelet.pods.get(self.pod)
+        return pod is not None and pod.known and not pod.ended
+
+    @override
+    def act(self, world: World) -> None:
+        for group in sorted(world.kubelet.pods[self.pod].groups):
+            try:
+                world.processes[self.pod] = world.kernel.start_machine(IommuGroup(group))
+            except (OSError, KeyError) as error:
+                if world.pulled & world.observer.devices_of(world.kubelet.pods[self.pod]):
+                    continue  # whatever it is by now
+                world.observer.fail("unusable", f"the VM of {self.pod} can't open group {group}: {error}")
+
+
+@dataclass(frozen=True)
+class Reboot(Action):
+    """The host loses its power and starts again: its drivers are native, and the kubelet has its checkpoint."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.reboot()
+        world.kubelet.start()
+
+
+@dataclass(frozen=True)
+class Open(Action):
+    """A process of the host opens a GPU through its native driver, where that still lets somebody in."""
+
+    name: str
+    gpu: PciAddress
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.kernel.pci.functions[self.gpu].driver == "nvidia" and self.gpu not in world.kernel.nvidia._locked
+
+    @override
+    def act(self, world: World) -> None:
+        world.processes[self.name] = world.kernel.start_process("python3", world.kernel.nvidia._node(self.gpu))
+
+
+@dataclass(frozen=True)
+class OpenGroup(Action):
+    """Somebody starts a VM by hand, without the kubelet."""
+
+    name: str
+    group: int
+
+    @override
+    def enabled(self, world: World) -> bool:
+        group = world.kernel.vfio.groups[IommuGroup(self.group)]
+        return bool(group.vfio_devices) and group.user is None
+
+    @override
+    def act(self, world: World) -> None:
+        world.processes[self.name] = world.kernel.start_machine(IommuGroup(self.group), "qemu-by-hand")
+
+
+@dataclass(frozen=True)
+class Close(Action):
+    """A process that an actor has started ends."""
+
+    name: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return self.name in world.processes
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.end_machine(world.processes.pop(self.name))
+
+
+@dataclass(frozen=True)
+class Refuse(Action):
+    """The kernel refuses writes to a file from now on."""
+
+    path: str
+    errno: int
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.faults.refuse(HostPath(self.path), self.errno)
+
+
+@dataclass(frozen=True)
+class Mend(Action):
+    """The kernel refuses nothing any more."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.faults.heal()
+
+
+@dataclass(frozen=True)
+class Unplug(Action):
+    """A GPU that nobody uses is taken out of the host."""
+
+    gpu: PciAddress
+
+    @override
+    def enabled(self, world: World) -> bool:
+        function = world.kernel.pci.functions.get(self.gpu)
+        return function is not None and not function.leaving and not any(world.observer.users(self.gpu))
+
+    @override
+    def act(self, world: World) -> None:
+        world.pulled.add(self.gpu)
+        world.kernel.unplug(self.gpu)
+
+
+@dataclass(frozen=True)
+class PlugIn(Action):
+    """A GPU is put in again; the kernel gives it to its native driver."""
+
+    gpu: PciAddress
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return self.gpu in world.kernel.pci.removed
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.plug_in(self.gpu)
+
+
+@dataclass(frozen=True)
+class OpenDevice(Action):
+    """A VM that is about to start has a device's own node open, and has not bound the device yet."""
+
+    name: str
+    gpu: PciAddress
+    before_lease: bool = False
+    """Only while nobody holds the group."""
+
+    @override
+    def enabled(self, world: World) -> bool:
+        function = world.kernel.pci.functions[self.gpu]
+        is_free = function.group is not None and world.kernel.vfio.groups[function.group].user is None
+        return function.driver == "vfio-pci" and (is_free or not self.before_lease)
+
+    @override
+    def act(self, world: World) -> None:
+        folder = world.kernel.tree.folder(HostPath(f"/sys/bus/pci/devices/{self.gpu}/vfio-dev"))
+        world.processes[self.name] = world.kernel.open_devices(list(folder.entries), "qemu-by-hand", bind=False)
+
+
+@dataclass(frozen=True)
+class Rebind(Action):
+    """Somebody gives a GPU that nobody uses to another driver."""
+
+    gpu: PciAddress
+    driver: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        function = world.kernel.pci.functions[self.gpu]
+        has_pod = any(
+            pod.has_devices and self.gpu in world.observer.devices_of(pod) for pod in world.kubelet.pods.values()
+        )
+        is_asking = any(pod.asked is None and not pod.answered for pod in world.kubelet.pods.values())
+        return not (has_pod or is_asking or function.leaving or any(world.observer.users(self.gpu)))
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.rebind(self.gpu, self.driver)
+
+
+@dataclass(frozen=True)
+class DriverRefuses(Action):
+    """A driver takes no function any more, and the kernel tells nobody who asks it to probe."""
+
+    driver: str
+
+    @override
+    def act(self, world: World) -> None:
+        bind = world.kernel.pci.bind
+
+        def refuse(function: SimFunction, driver: str) -> None:
+            if driver != self.driver:
+                bind(function, driver)
+
+        world.refusing = self.driver
+        vars(world.kernel.pci)["bind"] = refuse
+
+
+@dataclass(frozen=True)
+class DriverAccepts(Action):
+    """The driver takes functions again."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.refusing = None
+        vars(world.kernel.pci).pop("bind", None)

@@ -1,0 +1,16 @@
+"""How often the explored agent looks at what."""
+
+from gpuvirt.node.pace import Pace
+
+PACE = Pace(
+    nodes_s=240.0,
+    brief_s=240.0,
+    whole_s=240.0,
+    users_s=120.0,
+    suspicious_users_s=10.0,
+    state_file_s=3600.0,
+    holders_s=30.0,
+    reconcile_s=30.0,
+    schedulers_s=3600.0,
+)
+"""What recurs without a cause does so rarely, since each time is as many steps as a change."""

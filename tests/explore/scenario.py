@@ -1,0 +1,47 @@
+"""A scenario: a host, what is desired of it, and what each actor does there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpuvirt.model.heard import NodeRequest, NodeSpec
+from gpuvirt.model.settings import Settings
+from gpuvirt.sim.machine import MachineSpec
+
+if TYPE_CHECKING:
+    from explore.world import World
+
+
+class Action:
+    """What an actor does next; the name of its class and its fields tell what."""
+
+    def enabled(self, world: "World") -> bool:
+        """Return whether it could be done now."""
+        del world
+        return True
+
+    def act(self, world: "World") -> None:
+        """Do it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What one schedule plays: a host, what is desired of it at first, and what each actor does, in its order."""
+
+    host: MachineSpec
+    spec: NodeSpec
+    actors: tuple[tuple[Action, ...], ...]
+    first: tuple[Action, ...] = ()
+    """What has happened before, with no choice in it."""
+    settings: Settings = field(default_factory=Settings)
+    request: NodeRequest = field(default_factory=NodeRequest)
+    """What else the cluster says: the vGPU configurations."""
+    vgpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """How many vGPUs of each type each configuration makes of the whole host."""
+    judges_desired: bool = False
+    """Whether each destructive step must be one toward what is desired: no step fails, and none takes too long."""
+    begin_s: float = 3.0
+    """How long the agent runs before the actors begin."""
+    whole: bool = False
+    """Whether each operation of the kernel is a point, and each ready handle may be the next."""
