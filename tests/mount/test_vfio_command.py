@@ -119,13 +119,16 @@ def test_the_agent_keeps_gpus_where_they_are_wanted_and_nobody_works_against_it(
             stderr=subprocess.PIPE,
             text=True,
         ) as agent:
-            until(lambda: driver(tmp_path, gpu) == "vfio-pci")
-            until(lambda: "TU104GL_TESLA_T4" in shell(f"{' '.join(GPUVIRT)} devices --host-root host", tmp_path).stdout)
-            done = shell(f"{VFIO} unbind {gpu} --host-root host --kubelet-dir {kubelet}", tmp_path)
-            assert (done.returncode, driver(tmp_path, gpu)) == (1, "vfio-pci")
-            assert "ManagedByAgent" in done.stdout
-            assert f'modes: {{"{gpu}": ...}}' in " ".join(done.stdout.split())
-            agent.terminate()
+            try:
+                devices = f"{' '.join(GPUVIRT)} devices --host-root host"
+                until(lambda: driver(tmp_path, gpu) == "vfio-pci")
+                until(lambda: "TU104GL_TESLA_T4" in shell(devices, tmp_path).stdout)
+                done = shell(f"{VFIO} unbind {gpu} --host-root host --kubelet-dir {kubelet}", tmp_path)
+                assert (done.returncode, driver(tmp_path, gpu)) == (1, "vfio-pci")
+                assert "ManagedByAgent" in done.stdout
+                assert f'modes: {{"{gpu}": ...}}' in " ".join(done.stdout.split())
+            finally:
+                agent.terminate()
             assert agent.wait(100) == 0
         assert driver(tmp_path, gpu) == "vfio-pci", "its end changes nothing"
 

@@ -238,8 +238,7 @@ def change(host: Host, desired: "DesiredGpu", chosen: Chosen, output: Output, *,
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit])
         quiet = output is Output.JSON
-        hopeless = would.reasons and not plan.steps
-        results.append(would if dry_run or hopeless else _changed(host, units[unit], would, quiet=quiet))
+        results.append(would if dry_run or would.reasons else _changed(host, units[unit], would, quiet=quiet))
     vfiorender.results(results, desired, as_json=output is Output.JSON, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
