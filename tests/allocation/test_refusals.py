@@ -205,6 +205,58 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(machine:
         wake.set()
 
 
+async def test_devices_that_are_allocated_cost_a_request_one_walk(two_a10: SimNode) -> None:
+    two_a10.allocate(A10, [FIRST, SECOND])
+    walks: list[HostPath] = []
+
+    def note_walk() -> None:
+        walks.append(HostPath("/proc"))
+        two_a10.kernel.faults.before_read(HostPath("/proc"), note_walk)
+
+    note_walk()
+    walks.clear()
+    assert two_a10.allocate(A10, [FIRST, SECOND])
+    assert len(walks) == 1
+
+
+async def test_only_the_numbers_of_the_groups_of_a_request_are_read(two_a10: SimNode) -> None:
+    two_a10.allocate(A10, [SECOND])
+    two_a10.kernel.reads.clear()
+    assert two_a10.allocate(A10, [SECOND])
+    read = {path for path in two_a10.kernel.reads if path.startswith("/sys/class/vfio/")}
+    assert read == {"/sys/class/vfio/22/dev"}
+
+
+async def test_a_request_for_two_allocated_devices_names_the_one_that_is_in_use(two_a10: SimNode) -> None:
+    two_a10.allocate(A10, [FIRST, SECOND])
+    process = two_a10.kernel.start_machine(IommuGroup(22))
+    with pytest.raises(AllocationRefusedError, match=rf"{SECOND} is in use by qemu-system-x86 \(pid {process.pid}\)"):
+        two_a10.allocate(A10, [FIRST, SECOND])
+    assert two_a10.allocate(A10, [FIRST])
+
+
+@pytest.mark.parametrize("known_by", ["ledger", "checkpoint"])
+async def test_a_walk_through_processes_that_sleeps_holds_up_nobody(
+    machine: Machine, tmp_path: Path, known_by: str
+) -> None:
+    kernel, wake = machine("2xA10"), threading.Event()
+
+    def sleep() -> None:
+        wake.wait(100)
+
+    async with running_node(kernel, tmp_path, giving=ThreadLane("giving")) as node:
+        if known_by == "ledger":
+            node.allocate(A10, [FIRST])
+        else:
+            node.write(A10, FIRST, uid="uid-a")
+        kernel.faults.before_read(HostPath("/proc"), sleep)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gpuvirt.node.agent.LOOK_S", 0.01)
+            with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
+                await node.agent.give(ResourceName(A10), [[DeviceId(FIRST)]])
+        wake.set()
+
+
 @pytest.mark.parametrize("driver", ["vfio-pci", "snd_hda_intel"])
 async def test_a_chipsets_audio_is_none_of_a_gpus(tmp_path: Path, driver: str) -> None:
     board = BoardSpec(functions=(FunctionSpec(id="8086:a348", class_code="040300", native_driver="snd_hda_intel"),))

@@ -6,7 +6,7 @@ in this process's `/dev` can be missing, stale or another container's, so none i
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup
@@ -53,14 +53,28 @@ def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> Users | Unrea
     `cdevs` are the devices' own nodes with their groups. Files are compared by device number: a container has its own
     nodes for the same devices.
     """
-    groups = _numbers_of_groups(kernel)
-    if isinstance(groups, Unread):
-        return groups
-    devices = _numbers_of_devices(kernel, cdevs)
-    if isinstance(devices, Unread):
-        return devices
+    numbers = _numbers(kernel, cdevs, None)
+    if isinstance(numbers, Unread):
+        return numbers
     opened = read_open_nodes(kernel)
-    return opened if isinstance(opened, Unread) else _users(kernel, opened, groups | devices)
+    return opened if isinstance(opened, Unread) else _users(kernel, opened, numbers)
+
+
+def read_users_of(
+    kernel: Kernel, groups: Container[IommuGroup], cdevs: Mapping[str, IommuGroup]
+) -> Mapping[IommuGroup, tuple[User, ...]] | Unread:
+    """Return who has one of `groups` open, by one walk; Unread where a process or the number of such a node is unseen.
+
+    `cdevs` are the own nodes of the devices in `groups`. The numbers of other groups' nodes are not read, so this can't
+    tell which processes have a device open by a node that is gone.
+    """
+    numbers = _numbers(kernel, cdevs, groups)
+    if isinstance(numbers, Unread):
+        return numbers
+    opened = read_open_nodes(kernel)
+    if isinstance(opened, Unread):
+        return opened
+    return _users(kernel, (file for file in opened if file.device in numbers), numbers).by_group
 
 
 def _users(kernel: Kernel, opened: Iterable[OpenFile], groups: Mapping[int, IommuGroup]) -> Users:
@@ -87,7 +101,18 @@ def _users(kernel: Kernel, opened: Iterable[OpenFile], groups: Mapping[int, Iomm
     )
 
 
-def _numbers_of_groups(kernel: Kernel) -> dict[int, IommuGroup] | Unread:
+def _numbers(
+    kernel: Kernel, cdevs: Mapping[str, IommuGroup], asked: Container[IommuGroup] | None
+) -> dict[int, IommuGroup] | Unread:
+    """Return the groups by the numbers of their nodes and of their devices' own; `asked` of None means all groups."""
+    groups = _numbers_of_groups(kernel, asked)
+    if isinstance(groups, Unread):
+        return groups
+    devices = _numbers_of_devices(kernel, cdevs)
+    return devices if isinstance(devices, Unread) else groups | devices
+
+
+def _numbers_of_groups(kernel: Kernel, asked: Container[IommuGroup] | None) -> dict[int, IommuGroup] | Unread:
     names = attributes.names(kernel, GROUP_CLASS)
     if isinstance(names, Unread):
         return names
@@ -95,11 +120,14 @@ def _numbers_of_groups(kernel: Kernel) -> dict[int, IommuGroup] | Unread:
     for name in names or ():
         if (match := _GROUP.fullmatch(name)) is None:
             return Unread(HostPath(f"{GROUP_CLASS}/{name}"), seen=name)
+        group = IommuGroup(int(match[1]))
+        if asked is not None and group not in asked:
+            continue
         number = attributes.device_number(kernel, HostPath(f"{GROUP_CLASS}/{name}/dev"))
         if isinstance(number, Unread):
             return number
         if number is not None:
-            numbers[number] = IommuGroup(int(match[1]))
+            numbers[number] = group
     return numbers
 
 

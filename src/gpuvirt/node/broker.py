@@ -17,7 +17,7 @@ from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds, find_holds
-from gpuvirt.model.ledger import Entry, Holders, adopt, record
+from gpuvirt.model.ledger import Entry, Holders, Known, adopt, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -58,6 +58,9 @@ class Broker:
         self._numbers = itertools.count(1)
         self._found: tuple[tuple[Entry, ...], Holds] | None = None
         """What was allocated last, and what follows from it."""
+        self._adopted: tuple[tuple[Entry, ...], Recorded | Unknown, Known, tuple[tuple[Entry, ...], Consumers]] | None
+        self._adopted = None
+        """The ledger's entries with the kubelet's record, and what these follow from."""
 
     def prefer(
         self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
@@ -87,9 +90,10 @@ class Broker:
         if inventory is None or offer is None:
             return False
         named = (offer.devices[one] for one in itertools.chain.from_iterable(containers) if one in offer.devices)
-        holds = self._holds(self._state.entries)
+        holds = self._holds(self._with_recorded(self._recorded())[0])
         return any(
-            lastlook.may_sleep(inventory.facts, device.candidate) or holds.has_any(device.candidate) for device in named
+            lastlook.may_sleep(inventory.facts, device.candidate, allocated=holds.has_any(device.candidate))
+            for device in named
         )
 
     def look(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> Looked:
@@ -102,11 +106,9 @@ class Broker:
             return {}
         ids = dict.fromkeys(itertools.chain.from_iterable(containers))
         holds = self._holds(self._with_recorded(self._recorded())[0])
-        candidates = {one: offer.devices[one].candidate for one in ids if one in offer.devices}
-        return {
-            one: lastlook.look(self._kernel, inventory, candidate, allocated=holds.has_any(candidate))
-            for one, candidate in candidates.items()
-        }
+        devices = [offer.devices[device].candidate for device in ids if device in offer.devices]
+        allocated = {device.id for device in devices if holds.has_any(device)}
+        return lastlook.look(self._kernel, inventory, devices, allocated)
 
     def _allocated(self, recorded: Recorded | Unknown) -> tuple[tuple[Entry, ...], frozenset[str]]:
         """Return the entries with what the kubelet has recorded since, and the allocations of the container that asks.
@@ -118,8 +120,18 @@ class Broker:
         return with_consumers(found, consumers, unfinished), unfinished
 
     def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[tuple[Entry, ...], Consumers]:
-        """Return the entries with those that only the record has, and the containers of recorded devices."""
-        entries, known = self._state.entries, self._state.known
+        """Return the entries with those that only the record has, and the containers of recorded devices.
+
+        They are found once for as long as ledger, record and host are the same objects.
+        """
+        entries, known, last = self._state.entries, self._state.known, self._adopted
+        if last is None or last[0] is not entries or last[1] is not recorded or last[2] is not known:
+            last = self._adopted = entries, recorded, known, self._adopt(entries, recorded, known)
+        return last[3]
+
+    def _adopt(
+        self, entries: tuple[Entry, ...], recorded: Recorded | Unknown, known: Known
+    ) -> tuple[tuple[Entry, ...], Consumers]:
         if isinstance(recorded, Unknown):
             return entries, {}
         consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})

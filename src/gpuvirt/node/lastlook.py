@@ -1,6 +1,6 @@
 """One more look at a device just before it is given away: is it still what it was, where it was, and nobody's?"""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
@@ -17,7 +17,7 @@ from gpuvirt.facts.snapshot import Facts, User
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware import attributes, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import cdevs_of, read_users
+from gpuvirt.hardware.users import cdevs_of, read_users_of
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
@@ -35,13 +35,24 @@ class Sight:
     """The node that was opened, which is how it is known to be there and to be nobody's."""
 
 
-def look(kernel: Kernel, inventory: Inventory, device: Candidate, *, allocated: bool) -> Sight:
-    """Look at a device; the first thing that speaks against it counts.
+def look(
+    kernel: Kernel, inventory: Inventory, devices: Iterable[Candidate], allocated: Container[DeviceId]
+) -> Mapping[DeviceId, Sight]:
+    """Look at the devices of one request; of each the first thing that speaks against it counts.
 
-    `allocated`: the device, or another of its group, is allocated to a pod already.
+    `allocated`: the devices that are allocated to a pod already, or of whose group another device is. All processes are
+    looked through once for all devices that need it.
     """
-    changed = next(changes(kernel, inventory, device), None)
-    return Sight(changed) if changed is not None else users(kernel, inventory.facts, device, allocated=allocated)
+    found: dict[DeviceId, Sight] = {}
+    unclear: dict[DeviceId, _Unclear] = {}
+    for device in devices:
+        changed = next(changes(kernel, inventory, device), None)
+        sight = Sight(changed) if changed else _try(kernel, inventory.facts, device, allocated=device.id in allocated)
+        if isinstance(sight, Sight):
+            found[device.id] = sight
+        else:
+            unclear[device.id] = sight
+    return found | dict(_of_users(kernel, inventory.facts, unclear)) if unclear else found
 
 
 def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
@@ -62,31 +73,54 @@ def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator
     yield from _of_cdevs(kernel, inventory, device)
 
 
-def may_sleep(facts: Facts, device: Candidate) -> bool:
+def may_sleep(facts: Facts, device: Candidate, *, allocated: bool) -> bool:
     """Return whether looking at a device calls into a driver, or walks through all processes."""
-    return device.framework is Framework.VENDOR_VFIO or not _opens_by_group(facts, device)
+    return device.framework is Framework.VENDOR_VFIO or _needs_walk(facts, device, allocated=allocated)
 
 
-def users(kernel: Kernel, facts: Facts, device: Candidate, *, allocated: bool) -> Sight:
-    """Look whether a device is in use; nothing speaks against it when nobody has it open or that can't be told.
+@dataclass(frozen=True, slots=True)
+class _Unclear:
+    """A device of which only a walk through all processes can tell who uses it."""
 
-    The group is opened, which tests it and takes it in one step, and closed again. The kubelet takes the device to be
-    free, so no virtual machine of a pod can be hurt by finding its group busy for that moment. A group of which
-    something is allocated is not opened: a VM of its pod may just be starting. There, and where groups have no nodes,
-    the processes that have the nodes open are looked for.
+    device: Candidate
+    group: IommuGroup
+    busy: str | None
+    """What opening the group answered where somebody has it open; None where it was not opened."""
+
+
+def _try(kernel: Kernel, facts: Facts, device: Candidate, *, allocated: bool) -> Sight | _Unclear:
+    """Look whether a device is in use, by opening its group, which tests the group and takes it in one step.
+
+    The group is closed again. The kubelet takes the device to be free, so no virtual machine of a pod can be hurt by
+    finding its group busy for that moment. A group of which something is allocated is not opened: a VM of its pod may
+    just be starting. There, and where groups have no nodes, the processes that have the nodes open are looked for.
     """
     if device.group is None:
         return Sight(None)
-    if allocated or not _opens_by_group(facts, device):
-        found = _users(kernel, facts, device.group)
-        return Sight(_in_use(device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}") if found else None)
+    if _needs_walk(facts, device, allocated=allocated):
+        return _Unclear(device, device.group, None)
     try:
         with kernel.lease(device.group):
             return Sight(None, iommu.group_node(device.group))
     except LeaseUnavailableError:
         return Sight(None)
     except DeviceBusyError as error:
-        return Sight(_in_use(device, _users(kernel, facts, device.group), str(error)))
+        return _Unclear(device, device.group, str(error))
+
+
+def _of_users(kernel: Kernel, facts: Facts, devices: Mapping[DeviceId, _Unclear]) -> Iterator[tuple[DeviceId, Sight]]:
+    """Yield what one walk through all processes shows; where it can't tell, it speaks against no device by itself."""
+    groups = {unclear.group for unclear in devices.values()}
+    members = (function for function in facts.functions.values() if function.iommu_group in groups)
+    users = read_users_of(kernel, groups, cdevs_of(members))
+    for device_id, unclear in devices.items():
+        found = () if isinstance(users, Unread) else users.get(unclear.group, ())
+        if unclear.busy is not None:
+            yield device_id, Sight(_in_use(unclear.device, found, unclear.busy))
+        elif found:
+            yield device_id, Sight(_in_use(unclear.device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}"))
+        else:
+            yield device_id, Sight(None)
 
 
 def missing_node(
@@ -114,14 +148,8 @@ def missing_node(
     return None
 
 
-def _opens_by_group(facts: Facts, device: Candidate) -> bool:
-    return device.group is None or device.group in facts.group_nodes
-
-
-def _users(kernel: Kernel, facts: Facts, group: IommuGroup) -> tuple[User, ...]:
-    members = (function for function in facts.functions.values() if function.iommu_group == group)
-    found = read_users(kernel, cdevs_of(members))
-    return () if isinstance(found, Unread) else found.by_group.get(group, ())
+def _needs_walk(facts: Facts, device: Candidate, *, allocated: bool) -> bool:
+    return device.group is not None and (allocated or device.group not in facts.group_nodes)
 
 
 def _in_use(device: Candidate, found: Sequence[User], seen: str) -> Reason:
