@@ -257,6 +257,18 @@ async def test_a_walk_through_processes_that_sleeps_holds_up_nobody(
         wake.set()
 
 
+async def test_a_vgpu_that_is_created_during_a_look_can_be_given_at_once(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xL40S")
+    current = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
+    type_id = kernel.read(current)
+    kernel.write(current, b"0")
+    kernel.faults.before_read(current, lambda: kernel.write(current, type_id))
+    async with running_node(kernel, tmp_path) as node:
+        (answer,) = node.allocate("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"])
+        (own,) = kernel.listdir(HostPath("/sys/bus/pci/devices/0000:25:00.4/vfio-dev"))
+        assert f"/dev/vfio/devices/{own}" in answer.device_nodes
+
+
 @pytest.mark.parametrize("driver", ["vfio-pci", "snd_hda_intel"])
 async def test_a_chipsets_audio_is_none_of_a_gpus(tmp_path: Path, driver: str) -> None:
     board = BoardSpec(functions=(FunctionSpec(id="8086:a348", class_code="040300", native_driver="snd_hda_intel"),))

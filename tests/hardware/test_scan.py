@@ -118,6 +118,56 @@ def test_a_device_that_vanishes_while_it_is_read(machine: Machine) -> None:
     assert [oddity.path for oddity in facts.oddities] == [FOLDER]
 
 
+VGPU = PciAddress("0000:25:00.4")
+CURRENT_TYPE = HostPath(f"/sys/bus/pci/devices/{VGPU}/nvidia/current_vgpu_type")
+
+
+def without_a_vgpu(kernel: SimKernel) -> bytes:
+    """Take the vGPU from one VF; return what gives it back."""
+    type_id = kernel.read(CURRENT_TYPE)
+    kernel.write(CURRENT_TYPE, b"0")
+    return type_id
+
+
+def test_a_vgpu_that_is_created_during_a_look_has_its_node(machine: Machine) -> None:
+    kernel = machine("4xL40S")
+    type_id = without_a_vgpu(kernel)
+    kernel.faults.before_read(CURRENT_TYPE, lambda: kernel.write(CURRENT_TYPE, type_id))
+    facts = scan(kernel)
+    assert VGPU in [vgpu.slot for host in facts.vgpu_hosts.values() for vgpu in host.live]
+    assert facts == scan(kernel)
+    assert len(facts.functions[VGPU].cdevs) == 1
+    assert facts.cdev_nodes >= {*facts.functions[VGPU].cdevs}
+
+
+def test_a_brief_look_sees_the_node_of_a_new_vgpu(machine: Machine) -> None:
+    kernel = machine("4xL40S")
+    type_id = without_a_vgpu(kernel)
+    before = scan(kernel)
+    kernel.write(CURRENT_TYPE, type_id)
+    facts = scan(kernel, before, brief=True)
+    assert facts.functions[VGPU] == scan(kernel).functions[VGPU]
+
+
+def test_a_brief_look_sees_that_a_vgpu_has_lost_its_node(machine: Machine) -> None:
+    kernel = machine("4xL40S")
+    before = scan(kernel)
+    assert before.functions[VGPU].cdevs
+    without_a_vgpu(kernel)
+    facts = scan(kernel, before, brief=True)
+    assert facts.functions[VGPU] == scan(kernel).functions[VGPU]
+
+
+def test_a_vgpu_whose_node_cannot_be_read_keeps_it_as_unread(machine: Machine) -> None:
+    kernel = machine("4xL40S")
+    before = scan(kernel)
+    folder = HostPath(f"/sys/bus/pci/devices/{VGPU}/vfio-dev")
+    kernel.faults.fail(folder, errno.EIO)
+    for brief in (False, True):
+        function = scan(kernel, before, brief=brief).functions[VGPU]
+        assert (function.cdevs, function.unread) == (before.functions[VGPU].cdevs, (Unread(folder, errno=errno.EIO),))
+
+
 @pytest.mark.parametrize("entry", ["hello", "0000:65:00", "not a device", "0000:65:00.8"])
 def test_an_entry_that_is_no_address(machine: Machine, entry: str) -> None:
     kernel = machine("2xA10")

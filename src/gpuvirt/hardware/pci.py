@@ -6,6 +6,7 @@ waits for the device to be unbound (seen on kernel 6.1), so no scan opens them.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
@@ -76,6 +77,14 @@ def read_function(kernel: Kernel, address: PciAddress, before: PciFunction | Non
     reading = _Reading(kernel, address, before)
     reading.unread.append(problem)
     return reading.function(before.id, before.class_code)
+
+
+def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
+    """Return a function with its own nodes as they are now; where these can't be read, they stay and are unread."""
+    found = iommu.read_cdevs(kernel, HostPath(f"{DEVICES}/{function.address}"))
+    if not isinstance(found, Unread):
+        return function if found == function.cdevs else replace(function, cdevs=found)
+    return function if found in function.unread else replace(function, unread=(*function.unread, found))
 
 
 class _Reading:

@@ -6,15 +6,15 @@ which vGPUs there are. A function that is new is always read.
 """
 
 import errno
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
-from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
+from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, Oddity, Platform
-from gpuvirt.facts.vgpu import VgpuHost
+from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.hardware import attributes, egm, iommu, pci
 from gpuvirt.hardware.deviceids import read_device_ids
 from gpuvirt.hardware.kernel import Kernel
@@ -51,6 +51,7 @@ def _scanned(look: "_Look", taken: Mapping[PciAddress, PciFunction], *, brief: b
     kernel = look.kernel
     functions = look.functions(taken)
     vgpu_hosts = look.vgpu_hosts(functions, brief=brief)
+    functions = look.carriers(functions, vgpu_hosts.values())
     group_nodes = look.told(iommu.read_group_nodes(kernel), look.before.group_nodes)
     cdev_nodes = look.told(iommu.read_cdev_nodes(kernel), look.before.cdev_nodes)
     return Facts(
@@ -127,6 +128,18 @@ class _Look:
                 found |= probe.hosts
                 self.oddities += probe.oddities
         return found
+
+    def carriers(
+        self, functions: Mapping[PciAddress, PciFunction], vgpu_hosts: Iterable[VgpuHost]
+    ) -> Mapping[PciAddress, PciFunction]:
+        """Return the functions, those that carry vGPUs themselves with the nodes that these have now.
+
+        Such a node comes and goes with its vGPU, which may have been created or removed since the function was read, or
+        since the look from which it was taken.
+        """
+        live = {vgpu.slot for host in vgpu_hosts if host.framework is Framework.VENDOR_VFIO for vgpu in host.live}
+        had = {one for one, function in functions.items() if function.cdevs and function.driver == VENDOR_VFIO_DRIVER}
+        return {**functions, **{one: pci.with_cdevs(self.kernel, functions[one]) for one in live | had}}
 
     def platform(self) -> Platform:
         boot_id = self.told(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)
