@@ -12,7 +12,7 @@ from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry
+from gpuvirt.model.ledger import Entry, Former
 from gpuvirt.model.naming import Named, Naming
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.scope import Scope
@@ -84,6 +84,8 @@ class Ground:
     """Resources that are not to be offered; what pods have of them stays listed."""
     changing: Scope = field(default_factory=Scope)
     """The devices that changes under way may touch."""
+    former: Former = field(default_factory=dict)
+    """The last pods of whole functions in this boot; none where functions may go on without a reset."""
 
 
 def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
@@ -115,7 +117,7 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
         if candidate.named.resource not in ground.withheld or candidate.target in holds.by_target
     }
     seen = {
-        _key(candidate): tuple(symptoms(inventory, holds, candidate, holders_heard=ground.holders_heard))
+        _key(candidate): tuple(symptoms(inventory, holds, candidate, ground.former, holders_heard=ground.holders_heard))
         for candidate in free
     } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
     verdict = judge(before.verdict, seen, ground.now_s)

@@ -22,6 +22,7 @@ from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.resets import is_reset, why_withheld
 from gpuvirt.paths import HostPath
 
 
@@ -36,17 +37,23 @@ class Sight:
 
 
 def look(
-    kernel: Kernel, inventory: Inventory, devices: Iterable[Candidate], allocated: Container[DeviceId]
+    kernel: Kernel,
+    inventory: Inventory,
+    devices: Iterable[Candidate],
+    allocated: Container[DeviceId],
+    former: Mapping[DeviceId, str],
 ) -> Mapping[DeviceId, Sight]:
     """Look at the devices of one request; of each the first thing that speaks against it counts.
 
     `allocated`: the devices that are allocated to a pod already, or of whose group another device is. All processes are
-    looked through once for all devices that need it.
+    looked through once for all devices that need it. `former`: the pods that have had whole functions before.
     """
     found: dict[DeviceId, Sight] = {}
     unclear: dict[DeviceId, _Unclear] = {}
     for device in devices:
         changed = next(changes(kernel, inventory, device), None)
+        if changed is None and (tenant := former.get(device.id)) is not None:
+            changed = _why_not_reset(kernel, inventory, device, tenant)
         sight = Sight(changed) if changed else _try(kernel, inventory.facts, device, allocated=device.id in allocated)
         if isinstance(sight, Sight):
             found[device.id] = sight
@@ -285,6 +292,13 @@ def _of_type_id(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iter
         yield _unread(device, found)
     elif vgpu is None or found is None or found != vgpu.live.type_id:
         yield _other_type(device, "none" if found in {None, vendor_vfio.NO_TYPE} else f"type {found}")
+
+
+def _why_not_reset(kernel: Kernel, inventory: Inventory, device: Candidate, tenant: str) -> Reason | None:
+    scope = pci.read_reset(kernel, device.carrier)
+    if is_reset(inventory.facts.functions, device.carrier, scope) is False:
+        return why_withheld(device.carrier, tenant)
+    return None
 
 
 def _gone(device: Candidate) -> Reason:
