@@ -23,7 +23,7 @@ from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node import lastlook
-from gpuvirt.node.lastlook import Sight
+from gpuvirt.node.deviceuse import Sight
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.unfinished import Unfinished
