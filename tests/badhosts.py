@@ -172,7 +172,7 @@ BAD = {
     ),
     "no reset": Bad(
         lambda: host(PlatformSpec(without_reset=(GPU,))),
-        FindingCode.NO_RESET, Level.WARNING, f"{FOLDER}/reset_method: not there", "card's firmware",
+        ReasonCode.NO_RESET, Level.WARNING, f"{FOLDER}/reset_method: not there", "card's firmware",
     ),
     "fell off the bus": Bad(
         lambda: acted(host(), lambda one: one.fall_off_bus(PciAddress(GPU))),

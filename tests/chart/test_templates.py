@@ -141,8 +141,10 @@ def test_values_that_the_policy_takes_reach_it(helm: Helm) -> None:
         "driver.repository=registry.example/a",
         "driver.manager.repository=registry.example/b",
         "driver.upgradePolicy.autoUpgrade=true",
+        "sandboxDevicePlugin.requireReset=false",
     )
     spec = policy(rendered).spec
+    assert spec.sandbox_device_plugin.require_reset is False
     assert spec.sandbox_workloads.default_workload == "vm-vgpu"
     assert spec.vgpu_device_manager.config is not None
     assert spec.vgpu_device_manager.config.name == "mine"

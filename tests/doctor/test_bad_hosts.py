@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from badhosts import BAD, with_file
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import CHECKS
 from gpuvirt.model.findings import Finding, FindingCode, Level, Report, Seen, of_reason
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.sim.machine import machine_names
 from gpuvirt.sim.platform import PlatformSpec
-from sickhost import codes, evidence, examine, findings, found, host
+from sickhost import codes, evidence, examine, findings, found, host, machine
 
 
 def check(report: Report, code: FindingCode | ReasonCode, level: Level, seen: str, fix: str) -> Finding:
@@ -103,6 +104,16 @@ def test_every_check_has_a_host_on_which_it_has_something_to_say() -> None:
 
 def test_a_vm_with_a_virtual_iommu_is_in_order() -> None:
     assert examine(host(PlatformSpec(hypervisor=True))).level is Level.OK
+
+
+def test_a_card_that_is_reset_with_its_bus_is_in_order_while_vfio_has_all_of_it() -> None:
+    first, audio = "0000:04:00.0", PciAddress("0000:04:00.1")
+    slots = "{at: '0000:00:01.0', board: pcie-pci-bridge, group: 1},"
+    slots += f"{{at: '{first}', board: RTX2060, driver: vfio-pci, group: 2, behind: '0000:00:01.0'}}"
+    kernel = machine(f"{{about: x, platform: {{without_reset: ['{first}']}}, slots: [{slots}]}}")
+    assert ReasonCode.NO_RESET not in codes(examine(kernel))
+    kernel.rebind(audio, "snd_hda_intel")
+    assert found(examine(kernel), ReasonCode.NO_RESET).subject == first
 
 
 def test_a_group_that_the_host_holds_is_told_once() -> None:

@@ -15,8 +15,8 @@ from gpuvirt.model.ledger import Entry, Holders
 from gpuvirt.node import lastlook, leasing, state
 from gpuvirt.node.change import driverexecutor, driverphase
 from gpuvirt.node.change.changerecord import ChangeRecord
+from gpuvirt.node.deviceuse import Sight
 from gpuvirt.node.gate import Change, Gates
-from gpuvirt.node.lastlook import Sight
 from gpuvirt.node.oversight import Oversight
 
 

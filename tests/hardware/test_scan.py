@@ -140,6 +140,15 @@ def test_a_vgpu_that_is_created_during_a_look_has_its_node(machine: Machine) -> 
     assert facts.cdev_nodes >= {*facts.functions[VGPU].cdevs}
 
 
+def test_a_function_that_is_bound_while_it_is_read_has_its_node() -> None:
+    slot = SlotSpec(at=GPU, board="A10", driver="nvidia", group=12)
+    kernel = build_machine(MachineSpec(about="a GPU with a driver for containers", iommufd=True, slots=(slot,)))
+    kernel.faults.before_read(HostPath(f"{FOLDER}/driver"), lambda: kernel.rebind(GPU, "vfio-pci"))
+    function = scan(kernel).functions[GPU]
+    assert (function.driver, function.cdevs) == ("vfio-pci", ("vfio0",))
+    assert function == scan(kernel).functions[GPU]
+
+
 def test_a_brief_look_sees_the_node_of_a_new_vgpu(machine: Machine) -> None:
     kernel = machine("4xL40S")
     type_id = without_a_vgpu(kernel)

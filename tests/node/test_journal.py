@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.model.candidates import Target
-from gpuvirt.model.ledger import Consumer, Entry, Ledger
+from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node import journal
 from gpuvirt.node.files import replace_file
@@ -44,6 +44,7 @@ LEDGER = Ledger(
         ),
     ),
     first_names={"10de:2236": "GA102GL_A10"},
+    former={PciAddress(FIRST): FormerTenant(Consumer(namespace="default", pod="vm-b"), BootId("boot"))},
 )
 
 

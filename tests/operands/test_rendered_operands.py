@@ -79,6 +79,15 @@ def test_the_agents_settings_are_what_the_policy_says_of_vgpus_and_fit_the_agent
     assert template_of(agent_of(found)) != template_of(agent_of(plain)), "it reads its settings when it starts"
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"), [({}, True), ({"requireReset": True}, True), ({"requireReset": False}, False)]
+)
+def test_the_policy_says_whether_a_gpu_must_be_reset_between_pods(said: Plain, meant: bool) -> None:
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": said}), SITE)
+    (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
+    assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").require_reset is meant
+
+
 def test_a_config_map_that_can_not_be_leaves_the_agent_as_it_is() -> None:
     found = render(sandbox(vgpuDeviceManager={"config": {"name": "No Such"}}), SITE)
     (fault,) = found.faults

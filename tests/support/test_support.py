@@ -17,7 +17,7 @@ from gpuvirt.archive import Manifest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
 from gpuvirt.model.candidates import Target
-from gpuvirt.model.ledger import Consumer, Entry, Ledger
+from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.settings import Settings
 from gpuvirt.node import journal, onelook
 from gpuvirt.sim.builder import build_machine
@@ -75,7 +75,8 @@ def host(tmp_path: Path) -> Path:
     export(kernel, root)
     consumer = Consumer(PodUid(UID), "payroll", "virt-launcher-ceo-x7k2p", "hunter2")
     entry = Entry(A10, DeviceId(GPU), Target(GPU), IommuGroup(12), f"kubelet:{UID}:payroll/x/y", BEGINNING, consumer)
-    ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,))
+    former = {PciAddress("0000:ca:00.0"): FormerTenant(consumer, None)}
+    ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,), former=former)
     view = onelook.take(kernel, Settings(), IDS, SimClock(), ledger)
     for path, content in {
         "var/lib/gpuvirt/ledger.json": journal.encode(ledger),

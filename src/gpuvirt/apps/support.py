@@ -90,7 +90,9 @@ def _begin(asked: Asked) -> Packing:
     packing = Packing(asked, asked.clock.now().replace(microsecond=0), None, ledger, view)
     if asked.hide_names:
         names = packing.names = Pseudonyms(asked.nodes)
-        names.learn(entry.consumer for entry in ledger.entries if entry.consumer is not None)
+        consumers = [entry.consumer for entry in ledger.entries]
+        consumers += [tenant.consumer for tenant in ledger.former.values()]
+        names.learn(consumer for consumer in consumers if consumer is not None)
         # What can't be read is told where it is packed.
         with suppress(OSError, DamagedError):
             names.learn(checkpoint.holders(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())

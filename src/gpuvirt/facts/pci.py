@@ -50,6 +50,22 @@ class FunctionKind(StrEnum):
     OTHER = "other"
 
 
+class ResetScope(StrEnum):
+    """What the kernel can reset a function with."""
+
+    FUNCTION = "function"
+    """The function alone, by one of the ways in `reset_method`."""
+    BUS = "bus"
+    """All functions of its bus at once: its own ways have been disabled by hand."""
+    SHARED_BUS = "shared-bus"
+    """All functions of its bus at once: the kernel knows no way of its own.
+
+    A function that is alone on its bus has the way `bus`, unless the bus can't be reset; so alone it has nothing.
+    """
+    NONE = "none"
+    """Nothing: no way is known, and no bridge can reset its bus."""
+
+
 @dataclass(frozen=True, slots=True)
 class PciFunction:
     """One PCI function. `None` says the kernel has no such thing; `Unread` says that it could not be told."""
@@ -70,6 +86,8 @@ class PciFunction:
     fell_off_bus: bool = False
     """Configuration space answers 0xffff, though the kernel still lists the function."""
     unread: tuple[Unread, ...] = ()
+    reset: ResetScope | None = None
+    """Read of physical functions that a VFIO driver has; None where it is not known."""
 
     @property
     def kind(self) -> FunctionKind:

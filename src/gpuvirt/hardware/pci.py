@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
-from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread, kind_of
+from gpuvirt.facts.pci import FunctionKind, PciFunction, ResetScope, Unread, kind_of
 from gpuvirt.facts.snapshot import Oddity
 from gpuvirt.hardware import attributes, iommu
 from gpuvirt.hardware.kernel import Kernel
@@ -87,6 +87,27 @@ def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
     return function if found in function.unread else replace(function, unread=(*function.unread, found))
 
 
+def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
+    """Return what the kernel can reset a function with, None where that can't be told.
+
+    `reset_method` (since 5.15) lists the ways in use: it is empty where somebody has disabled them all, and absent, as
+    `reset` is, where there is none. Reading it takes no lock in the kernel. Resets of the bus don't depend on it.
+    """
+    methods = attributes.text(kernel, attribute(address, "reset_method"))
+    there = iommu.exists(kernel, attribute(address, "reset")) if methods is None else bool(methods)
+    if isinstance(methods, Unread) or isinstance(there, Unread):
+        return None
+    if there:
+        return ResetScope.FUNCTION
+    try:
+        parent = kernel.readlink(HostPath(f"{DEVICES}/{address}")).rpartition("/")[0].rpartition("/")[2]
+    except OSError:
+        return None
+    if parent.startswith("pci"):
+        return ResetScope.NONE
+    return ResetScope.SHARED_BUS if methods is None else ResetScope.BUS
+
+
 class _Reading:
     """One function being read; what could not be read is collected beside what could."""
 
@@ -113,7 +134,7 @@ class _Reading:
                 cdevs=self._cdevs(entries),
                 unread=tuple(self.unread),
             )
-        return PciFunction(
+        found = PciFunction(
             address=self.address,
             id=function_id,
             class_code=class_code,
@@ -129,6 +150,8 @@ class _Reading:
             fell_off_bus=self._fell_off_bus(),
             unread=tuple(self.unread),
         )
+        whole = found.on_vfio and found.physfn is None
+        return replace(found, reset=read_reset(self.kernel, self.address)) if whole else found
 
     def _told(self, found: T | Unread, otherwise: T) -> T:
         if isinstance(found, Unread):

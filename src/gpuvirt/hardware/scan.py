@@ -132,14 +132,19 @@ class _Look:
     def carriers(
         self, functions: Mapping[PciAddress, PciFunction], vgpu_hosts: Iterable[VgpuHost]
     ) -> Mapping[PciAddress, PciFunction]:
-        """Return the functions, those that carry vGPUs themselves with the nodes that these have now.
+        """Return the functions, those that may be VFIO devices by now with their nodes as they are now.
 
-        Such a node comes and goes with its vGPU, which may have been created or removed since the function was read, or
-        since the look from which it was taken.
+        The node of a vGPU comes and goes while its VF stays on one driver: it may have been created since the function
+        was read, or since the look from which the function was taken. So may the node of a function that was bound
+        while it was read.
         """
         live = {vgpu.slot for host in vgpu_hosts if host.framework is Framework.VENDOR_VFIO for vgpu in host.live}
-        had = {one for one, function in functions.items() if function.cdevs and function.driver == VENDOR_VFIO_DRIVER}
-        return {**functions, **{one: pci.with_cdevs(self.kernel, functions[one]) for one in live | had}}
+        torn = {
+            one
+            for one, function in functions.items()
+            if (function.cdevs and function.driver == VENDOR_VFIO_DRIVER) or (function.on_vfio and not function.cdevs)
+        }
+        return {**functions, **{one: pci.with_cdevs(self.kernel, functions[one]) for one in live | torn}}
 
     def platform(self) -> Platform:
         boot_id = self.told(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)

@@ -60,7 +60,6 @@ class FindingCode(StrEnum):
     IDS_NOT_BOUND = "IdsNotBound"
     DRIVERS_FIGHT = "DriversFight"
     BOOT_CONSOLE = "BootConsole"
-    NO_RESET = "NoReset"
 
     # vgpu
     NO_VGPU_TYPES = "NoVgpuTypes"

@@ -14,7 +14,9 @@ from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import spoilers
+from gpuvirt.model.ledger import Former
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.resets import is_reset, why_withheld
 
 Key = tuple[ResourceName, DeviceId]
 
@@ -120,14 +122,18 @@ def _waits(all_traces: Iterable[Traces], now_s: float) -> Iterator[float]:
                 yield max(trace.since_s + wait_s - now_s, 0.0)
 
 
-def symptoms(inventory: Inventory, holds: Holds, candidate: Candidate, *, holders_heard: bool) -> Iterator[Reason]:
-    """Yield what one look at the host shows against a device."""
+def symptoms(
+    inventory: Inventory, holds: Holds, candidate: Candidate, former: Former, *, holders_heard: bool
+) -> Iterator[Reason]:
+    """Yield what one look at the host shows against a device; `former` are the last pods that had functions."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
     if carrier is not None:
         yield from _of_function(carrier, candidate.id)
     gpu = facts.functions.get(candidate.target.gpu)
     if gpu is not None and gpu is not carrier:
         yield from _of_function(gpu, candidate.id)
+    if carrier is not None and candidate.target not in holds.by_target:
+        yield from _of_reset(inventory, candidate, carrier, former)
     if candidate.group is None:
         return
     missing = next(_missing_nodes(inventory, candidate.group), None)
@@ -186,6 +192,12 @@ def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
             seen=f"{unread.path}: {unread.said}",
             fix="see the kernel's log",
         )
+
+
+def _of_reset(inventory: Inventory, candidate: Candidate, function: PciFunction, former: Former) -> Iterator[Reason]:
+    tenant = former.get(function.address) if candidate.target.vgpu is None else None
+    if tenant is not None and is_reset(inventory.facts.functions, function.address, function.reset) is False:
+        yield why_withheld(function.address, tenant.holder)
 
 
 def _missing_nodes(inventory: Inventory, group: IommuGroup) -> Iterator[str]:

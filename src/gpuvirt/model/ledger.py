@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.podallocations import Allocation
 from gpuvirt.model.reasons import Reason
@@ -71,6 +71,8 @@ class Entry:
     since: datetime
     consumer: Consumer | None = None
     misses: int = 0
+    earlier_boot: bool = False
+    """The host has booted since, and the kubelet has named no pod since that has the device."""
 
     @property
     def holder(self) -> str:
@@ -82,6 +84,25 @@ class Entry:
         if self.allocation == other.allocation:
             return True
         return self.consumer is not None and other.consumer is not None and self.consumer.same_pod(other.consumer)
+
+
+@dataclass(frozen=True, slots=True)
+class FormerTenant:
+    """Who had a whole function last."""
+
+    consumer: Consumer | None
+    """None where the kubelet never named the pod."""
+    boot_id: BootId | None
+    """The boot of the host in which the pod had it; a reboot resets the function."""
+
+    @property
+    def holder(self) -> str:
+        """The pod in words."""
+        return self.consumer.text if self.consumer else "a pod that the kubelet did not name"
+
+
+Former = Mapping[PciAddress, FormerTenant]
+"""The last pods of whole functions that no pod has now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +118,7 @@ class Ledger:
     """What vGPU types are called, by the host's ids of them."""
     boot_id: BootId | None = None
     """The boot of the host in which the entries' groups were seen; the next one numbers groups anew."""
+    former: Former = field(default_factory=dict)
 
 
 def allocations_of(devices: Mapping[tuple[ResourceName, DeviceId], Consumer]) -> Iterator[Allocation]:
@@ -110,6 +132,21 @@ def settle(entries: Iterable[Entry], holders: Holders | None) -> tuple[Entry, ..
     if holders is None:
         return entries
     return tuple(after for entry in entries if (after := _after(entry, holders)) is not None)
+
+
+def remember(former: Former, before: Iterable[Entry], after: Iterable[Entry], boot_id: BootId | None) -> Former:
+    """Return the last pods of whole functions after entries have ended; an entry of an earlier boot is none's."""
+    left = {entry.target for entry in after}
+    ended = [entry for entry in before if entry.target not in left and entry.target.vgpu is None]
+    new = {entry.target.gpu: FormerTenant(entry.consumer, boot_id) for entry in ended if not entry.earlier_boot}
+    return {**former, **new} if new else former
+
+
+def of_boot(former: Former, boot_id: BootId | None) -> Former:
+    """Return the last pods of a boot; what is not known to be of another boot counts."""
+    counts = {None, boot_id}
+    same = {one: tenant for one, tenant in former.items() if boot_id is None or tenant.boot_id in counts}
+    return former if len(same) == len(former) else same
 
 
 def adopt(entries: Iterable[Entry], holders: Holders | None, known: Known) -> tuple[Entry, ...]:
@@ -143,7 +180,14 @@ def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[
 
     Of a device that can't be seen, the group that it was in is the best there is; after a reboot it is worth nothing.
     """
-    return tuple(replace(entry, group=_group_now(entry, known, same_boot=same_boot)) for entry in entries)
+    return tuple(
+        replace(
+            entry,
+            group=_group_now(entry, known, same_boot=same_boot),
+            earlier_boot=entry.earlier_boot or not same_boot,
+        )
+        for entry in entries
+    )
 
 
 def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | None:
@@ -156,7 +200,7 @@ def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | N
 def _after(entry: Entry, holders: Holders) -> Entry | None:
     consumer = holders.devices.get((entry.resource, entry.device))
     if consumer is not None:
-        return replace(entry, consumer=consumer, misses=0)
+        return replace(entry, consumer=consumer, misses=0, earlier_boot=False)
     if not holders.recorded or holders.at < entry.since + (UNCONFIRMED_FOR if entry.consumer is None else timedelta()):
         return entry
     missed = replace(entry, misses=entry.misses + 1)

@@ -13,7 +13,7 @@ from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry
+from gpuvirt.model.ledger import Entry, Former
 from gpuvirt.model.naming import Named, Naming
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
@@ -86,6 +86,8 @@ class Ground:
     """The devices that changes under way may touch."""
     blocked: Mapping[PciAddress, str] = field(default_factory=dict)
     """The functions of slots in which the kernel blocks a step of a process that has ended, with that step."""
+    former: Former = field(default_factory=dict)
+    """The last pods of whole functions in this boot; none where functions may go on without a reset."""
 
 
 def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
@@ -117,7 +119,7 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
         if candidate.named.resource not in ground.withheld or candidate.target in holds.by_target
     }
     seen = {
-        _key(candidate): tuple(symptoms(inventory, holds, candidate, holders_heard=ground.holders_heard))
+        _key(candidate): tuple(symptoms(inventory, holds, candidate, ground.former, holders_heard=ground.holders_heard))
         for candidate in free
     } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
     verdict = judge(before.verdict, seen, ground.now_s)

@@ -62,7 +62,11 @@ class Pseudonyms:
             )
             for entry in ledger.entries
         )
-        return replace(ledger, entries=entries)
+        former = {
+            address: replace(tenant, consumer=self.consumer(tenant.consumer) if tenant.consumer is not None else None)
+            for address, tenant in ledger.former.items()
+        }
+        return replace(ledger, entries=entries, former=former)
 
     def namespace(self, name: str) -> str:
         """Return a namespace's pseudonym."""

@@ -34,6 +34,7 @@ class ReasonCode(StrEnum):
     DEVICE_GONE = "DeviceGone"
     TYPE_CHANGED = "TypeChanged"
     UNREAD = "Unread"
+    NO_RESET = "NoReset"
 
     # refused at Allocate
     UNKNOWN_RESOURCE = "UnknownResource"

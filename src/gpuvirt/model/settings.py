@@ -56,6 +56,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     vgpu_placement: Spread = Spread.SPREAD
     """Which of several equal vGPUs a virtual machine gets: `spread` or `pack`."""
+    require_reset: bool = True
+    """Whether a whole GPU that can't be reset is withheld once a pod has had it, until the host is rebooted.
+
+    `false` gives it to the next pod, with the memory as the last one left it.
+    """
     cdi: CdiUse = CdiUse.FILES
     """What is done with CDI: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()

@@ -23,14 +23,14 @@ from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.isolation import slots_of
-from gpuvirt.model.ledger import Entry, Holders, Known, adopt, record
+from gpuvirt.model.ledger import UNCONFIRMED_FOR, Entry, Holders, Known, adopt, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node import lastlook
 from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError
-from gpuvirt.node.lastlook import Sight
+from gpuvirt.node.deviceuse import Sight
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.unfinished import Unfinished
@@ -127,7 +127,23 @@ class Broker:
         holds = self._holds(self._with_recorded(self._recorded())[0])
         devices = [offer.devices[device].candidate for device in ids if device in offer.devices]
         allocated = {device.id for device in devices if holds.has_any(device)}
-        return lastlook.look(self._kernel, inventory, devices, allocated)
+        former = {device.id: tenant for device in devices if (tenant := self._former(holds, device)) is not None}
+        return lastlook.look(self._kernel, inventory, devices, allocated, former)
+
+    def _former(self, holds: Holds, device: Candidate) -> str | None:
+        """Return which other pod has had a whole function in this boot, None for none, or where that may be.
+
+        The kubelet names no pod when it asks, so whoever asks is taken for another pod than the one that the kubelet
+        has named. An entry without a pod is of the admission that is under way: an init container had the device.
+        """
+        if device.target.vgpu is not None or not self._state.settings.require_reset:
+            return None
+        own = holds.by_target.get(device.target)
+        if own is None:
+            tenant = self._state.former.get(device.target.gpu)
+            return tenant.holder if tenant is not None else None
+        is_new = own.consumer is None and self._clock.now() - own.since <= UNCONFIRMED_FOR
+        return None if is_new or own.earlier_boot else own.holder
 
     def _allocated(self, recorded: Recorded | Unknown) -> tuple[tuple[Entry, ...], frozenset[str]]:
         """Return the entries with what the kubelet has recorded since, and the allocations of the container that asks.

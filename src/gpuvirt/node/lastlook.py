@@ -1,9 +1,7 @@
 """One more look at a device just before it is given away: is it still what it was, where it was, and nobody's?"""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
 
-from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import (
     GROUP_FRIENDLY_DRIVERS,
@@ -13,46 +11,47 @@ from gpuvirt.facts.pci import (
     PciFunction,
     Unread,
 )
-from gpuvirt.facts.snapshot import Facts, User
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware import attributes, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import cdevs_of, read_users_of
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.resets import is_reset, why_withheld
+from gpuvirt.node.deviceuse import Sight, Unclear, look_for_users, needs_walk, try_to_open
 from gpuvirt.paths import HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What one look at a device has shown."""
-
-    against: Reason | None
-    """Why the device can't be given, None for nothing."""
-    opened: HostPath | None = None
-    """The node that was opened, which is how it is known to be there and to be nobody's."""
-
-
 def look(
-    kernel: Kernel, inventory: Inventory, devices: Iterable[Candidate], allocated: Container[DeviceId]
+    kernel: Kernel,
+    inventory: Inventory,
+    devices: Iterable[Candidate],
+    allocated: Container[DeviceId],
+    former: Mapping[DeviceId, str],
 ) -> Mapping[DeviceId, Sight]:
     """Look at the devices of one request; of each the first thing that speaks against it counts.
 
     `allocated`: the devices that are allocated to a pod already, or of whose group another device is. All processes are
-    looked through once for all devices that need it.
+    looked through once for all devices that need it. `former`: the pods that have had whole functions before.
     """
     found: dict[DeviceId, Sight] = {}
-    unclear: dict[DeviceId, _Unclear] = {}
+    unclear: dict[DeviceId, Unclear] = {}
     for device in devices:
         changed = next(changes(kernel, inventory, device), None)
-        sight = Sight(changed) if changed else _try(kernel, inventory.facts, device, allocated=device.id in allocated)
+        if changed is None and (tenant := former.get(device.id)) is not None:
+            changed = _why_not_reset(kernel, inventory, device, tenant)
+        sight = (
+            Sight(changed)
+            if changed
+            else try_to_open(kernel, inventory.facts, device, allocated=device.id in allocated)
+        )
         if isinstance(sight, Sight):
             found[device.id] = sight
         else:
             unclear[device.id] = sight
-    return found | dict(_of_users(kernel, inventory.facts, unclear)) if unclear else found
+    return found | dict(look_for_users(kernel, inventory.facts, unclear)) if unclear else found
 
 
 def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
@@ -75,52 +74,7 @@ def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator
 
 def may_sleep(facts: Facts, device: Candidate, *, allocated: bool) -> bool:
     """Return whether looking at a device calls into a driver, or walks through all processes."""
-    return device.framework is Framework.VENDOR_VFIO or _needs_walk(facts, device, allocated=allocated)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unclear:
-    """A device of which only a walk through all processes can tell who uses it."""
-
-    device: Candidate
-    group: IommuGroup
-    busy: str | None
-    """What opening the group answered where somebody has it open; None where it was not opened."""
-
-
-def _try(kernel: Kernel, facts: Facts, device: Candidate, *, allocated: bool) -> Sight | _Unclear:
-    """Look whether a device is in use, by opening its group, which tests the group and takes it in one step.
-
-    The group is closed again. The kubelet takes the device to be free, so no virtual machine of a pod can be hurt by
-    finding its group busy for that moment. A group of which something is allocated is not opened: a VM of its pod may
-    just be starting. There, and where groups have no nodes, the processes that have the nodes open are looked for.
-    """
-    if device.group is None:
-        return Sight(None)
-    if _needs_walk(facts, device, allocated=allocated):
-        return _Unclear(device, device.group, None)
-    try:
-        with kernel.lease(device.group):
-            return Sight(None, iommu.group_node(device.group))
-    except LeaseUnavailableError:
-        return Sight(None)
-    except DeviceBusyError as error:
-        return _Unclear(device, device.group, str(error))
-
-
-def _of_users(kernel: Kernel, facts: Facts, devices: Mapping[DeviceId, _Unclear]) -> Iterator[tuple[DeviceId, Sight]]:
-    """Yield what one walk through all processes shows; where it can't tell, it speaks against no device by itself."""
-    groups = {unclear.group for unclear in devices.values()}
-    members = (function for function in facts.functions.values() if function.iommu_group in groups)
-    users = read_users_of(kernel, groups, cdevs_of(members))
-    for device_id, unclear in devices.items():
-        found = () if isinstance(users, Unread) else users.get(unclear.group, ())
-        if unclear.busy is not None:
-            yield device_id, Sight(_in_use(unclear.device, found, unclear.busy))
-        elif found:
-            yield device_id, Sight(_in_use(unclear.device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}"))
-        else:
-            yield device_id, Sight(None)
+    return device.framework is Framework.VENDOR_VFIO or needs_walk(facts, device, allocated=allocated)
 
 
 def missing_node(
@@ -146,21 +100,6 @@ def missing_node(
                 fix="rebind the device to its driver, or restart udev",
             )
     return None
-
-
-def _needs_walk(facts: Facts, device: Candidate, *, allocated: bool) -> bool:
-    return device.group is not None and (allocated or device.group not in facts.group_nodes)
-
-
-def _in_use(device: Candidate, found: Sequence[User], seen: str) -> Reason:
-    names = ", ".join(f"{user.command} (pid {user.pid})" for user in found) or "a process that can't be seen from here"
-    return Reason(
-        ReasonCode.IN_USE_ELSEWHERE,
-        device.id,
-        f"is in use by {names}",
-        seen=seen,
-        fix="end that process, or take the device from this node's pool",
-    )
 
 
 def _of_cdevs(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator[Reason]:
@@ -285,6 +224,13 @@ def _of_type_id(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iter
         yield _unread(device, found)
     elif vgpu is None or found is None or found != vgpu.live.type_id:
         yield _other_type(device, "none" if found in {None, vendor_vfio.NO_TYPE} else f"type {found}")
+
+
+def _why_not_reset(kernel: Kernel, inventory: Inventory, device: Candidate, tenant: str) -> Reason | None:
+    scope = pci.read_reset(kernel, device.carrier)
+    if is_reset(inventory.facts.functions, device.carrier, scope) is False:
+        return why_withheld(device.carrier, tenant)
+    return None
 
 
 def _gone(device: Candidate) -> Reason:

@@ -16,7 +16,7 @@ from gpuvirt.model.change.gpustate import Holding, holdings_of
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.knowndevices import known_devices
-from gpuvirt.model.ledger import Entry, Holders, Known, Ledger, adopt, locate, settle
+from gpuvirt.model.ledger import Entry, Former, Holders, Known, Ledger, adopt, locate, of_boot, remember, settle
 from gpuvirt.model.naming import Naming
 from gpuvirt.model.offers import Ground, Offers, first_names, make_offers
 from gpuvirt.model.pciids import PciIds
@@ -95,7 +95,7 @@ class NodeState:
         self.gates = Gates(lambda: self.entries)
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
-        self._ids, self._agent = ids, agent
+        self._ids, self._agent, self._former = ids, agent, ledger.former
 
     @property
     def naming(self) -> Naming:
@@ -112,7 +112,12 @@ class NodeState:
     def ledger(self) -> Ledger:
         """What is to be kept on disk."""
         resources = tuple(sorted(self.resources))
-        return Ledger(self.entries, self.first_names, resources, self.type_names, self.boot_id)
+        return Ledger(self.entries, self.first_names, resources, self.type_names, self.boot_id, self._former)
+
+    @property
+    def former(self) -> Former:
+        """The last pods of whole functions in this boot; none where functions may go on without a reset."""
+        return self._former if self.settings.require_reset else {}
 
     @property
     def holders_heard(self) -> bool:
@@ -171,13 +176,16 @@ class NodeState:
         self.entries = locate(self.entries, known, same_boot=boot_id is None or boot_id == self.boot_id)
         self.entries = adopt(self.entries, self.holders, known)
         self.boot_id = boot_id or self.boot_id
+        self._former = of_boot(self._former, self.boot_id)
         return True
 
     def hear_holders(self, holders: Holders | None) -> bool:
         """Take which pods have which devices, None for not having heard it; return whether it is news."""
         before = self.entries, self.holders_heard, self.still_counted, self.leaving
         self.holders = holders or self.holders
-        self.entries = settle(self.entries, holders)
+        settled = settle(self.entries, holders)
+        self._former = remember(self._former, self.entries, settled, self.boot_id)
+        self.entries = settled
         if self.inventory is not None:
             self.entries = adopt(self.entries, holders, self.known)
         return (self.entries, self.holders_heard, self.still_counted, self.leaving) != before
@@ -218,6 +226,7 @@ class NodeState:
             {name: one.reason for name, one in self.withholdings.items()},
             self._closed,
             dict(self.gates.blocked),
+            self.former,
         )
         if not self._carves_only:
             self.offers = self._make_offers(self.inventory, ground)

@@ -81,6 +81,14 @@ class VgpuDeviceManager(Operand, frozen=True, kw_only=True):
 class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
     """What offers GPUs and vGPUs to virtual machines: the agent itself."""
 
+    require_reset: Annotated[
+        bool | None,
+        Meta(
+            description="Whether a whole GPU that can't be reset is withheld once a pod has had it, until its host is"
+            " rebooted; else it is."
+        ),
+    ] = None
+
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):
     """What offers GPUs to Kata's virtual machines."""

@@ -12,6 +12,7 @@ from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, seen
 from gpuvirt.model.inventory import Gpu
 from gpuvirt.model.isolation import spoilers
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.resets import KEEPS_MEMORY, NO_WAY, is_reset
 from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)
@@ -260,14 +261,16 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
             well.append(method)
         elif method.value is None and isinstance(setup.reset.there, Unread):
             yield unread(gpu.function.address, "can be reset or not: that could not be read", setup.reset)
+        elif is_reset(evidence.inventory.facts.functions, gpu.function.address, gpu.function.reset):
+            well.append(method)
         else:
             yield Finding(
                 Level.WARNING,
                 gpu.function.address,
-                "has no way to be reset that the kernel knows",
-                FindingCode.NO_RESET,
+                NO_WAY,
+                ReasonCode.NO_RESET,
                 seen(method, setup.reset),
-                why="the next machine may get it as the last one left it, with its memory, or hang on it",
+                why=KEEPS_MEMORY,
                 fix=(
                     "install the module vendor-reset, if the card is older than RDNA 2"
                     if gpu.function.id.vendor == AMD

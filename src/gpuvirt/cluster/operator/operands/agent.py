@@ -90,6 +90,8 @@ def settings_of(policy: ClusterPolicy) -> str:
     settings: dict[str, plain.Plain] = {"offer": ["gpu"], "vgpu_config_map": _configs_of(policy)}
     if config is not None and config.default:
         settings["vgpu_config"] = config.default
+    if (require_reset := policy.spec.sandbox_device_plugin.require_reset) is not None:
+        settings["require_reset"] = require_reset
     return plain.write(settings)
 
 

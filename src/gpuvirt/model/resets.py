@@ -1,0 +1,38 @@
+"""Whether a whole GPU is reset between two VMs: without a reset its memory goes from one tenant to the next."""
+
+from collections.abc import Mapping
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction, ResetScope, Unread
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+NO_WAY = "has no way to be reset that the kernel knows"
+KEEPS_MEMORY = "the next VM may get it as the last one left it, with its memory, or hang on it"
+
+
+def is_reset(functions: Mapping[PciAddress, PciFunction], address: PciAddress, scope: ResetScope | None) -> bool | None:
+    """Return whether VFIO resets a function between two VMs, None where that is not known.
+
+    vfio-pci resets a function when a VM opens it and when the VM closes it. Where that fails, vfio-pci resets the bus
+    when its last function is closed, and only if it has all functions of that bus.
+    """
+    if scope not in {ResetScope.BUS, ResetScope.SHARED_BUS}:
+        return None if scope is None else scope is ResetScope.FUNCTION
+    bus = address.rpartition(":")[0]
+    others = [function for one, function in functions.items() if one.rpartition(":")[0] == bus and one != address]
+    if not others and scope is ResetScope.SHARED_BUS:
+        return False
+    if all(function.on_vfio for function in others):
+        return True
+    return None if any(isinstance(function.driver, Unread) for function in others) else False
+
+
+def why_withheld(address: PciAddress, tenant: str) -> Reason:
+    """Return why a function that can't be reset is not given to another pod than the one that had it last."""
+    return Reason(
+        ReasonCode.NO_RESET,
+        address,
+        f"{NO_WAY}, and {tenant} has had it since the host booted: {KEEPS_MEMORY}",
+        seen=f"/sys/bus/pci/devices/{address}/reset_method lists no way",
+        fix="reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false` gives it as it is",
+    )

@@ -1,0 +1,242 @@
+"""A whole GPU that can't be reset goes to no other pod than the one that had it in this boot."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import ResetScope
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.resets import is_reset
+from gpuvirt.model.settings import Settings
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import MachineSpec, SlotSpec, machine_names
+from gpuvirt.sim.tree import constant
+from simnode import SimNode, running_node
+
+Machine = Callable[[str], SimKernel]
+
+A10 = "nvidia.com/GA102GL_A10"
+FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+SETTLED_S = 30.0
+
+
+def methods_of(address: str) -> HostPath:
+    return HostPath(f"/sys/bus/pci/devices/{address}/reset_method")
+
+
+def without_reset(kernel: SimKernel, address: PciAddress = FIRST) -> SimKernel:
+    """Have the kernel know no way to reset a function, as where the card offers none."""
+    folder = kernel.pci.functions[address].folder
+    kernel.tree.remove(HostPath(f"{folder}/reset_method"))
+    kernel.tree.remove(HostPath(f"{folder}/reset"))
+    return kernel
+
+
+async def give_and_end(node: SimNode, resource: str, device: str, pod: str = "vm-a") -> None:
+    """Give a device to a pod, which the kubelet names, and end the pod."""
+    node.allocate(resource, [device])
+    node.hold(resource, device, pod=pod)
+    await say_holders(node)
+    node.free(device)
+    await say_holders(node)
+
+
+async def say_holders(node: SimNode) -> None:
+    for _ in range(2):
+        await node.advance(SETTLED_S)
+        await node.say_holders()
+    await node.advance(SETTLED_S)
+
+
+async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+        assert node.offered == {A10: {FIRST: True, SECOND: True}}
+        await give_and_end(node, A10, FIRST)
+        await give_and_end(node, A10, SECOND)
+        assert node.offered == {A10: {FIRST: False, SECOND: True}}
+        (reason,) = node.gpu(FIRST).reasons
+        assert reason.code is ReasonCode.NO_RESET
+        assert "pod default/vm-a has had it since the host booted" in reason.message
+        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
+        assert node.allocate(A10, [SECOND])
+
+
+async def test_it_stays_healthy_for_the_pod_that_has_it(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+        node.allocate(A10, [FIRST])
+        node.hold(A10, FIRST)
+        await say_holders(node)
+        assert node.offered == {A10: {FIRST: True, SECOND: True}}
+
+
+async def test_another_pod_is_refused_before_the_agent_has_heard_of_the_end(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+        node.allocate(A10, [FIRST])
+        node.hold(A10, FIRST)
+        await say_holders(node)
+        node.free(FIRST)
+        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
+
+
+async def test_a_pods_init_container_and_its_other_container_are_one_pod(machine: Machine, tmp_path: Path) -> None:
+    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+        node.allocate(A10, [FIRST])
+        node.write(A10, FIRST, uid="uid-of-vm-a", container="init")
+        assert node.allocate(A10, [FIRST])
+
+
+async def test_it_stays_withheld_after_a_restart_of_the_agent_and_not_of_the_host(
+    machine: Machine, tmp_path: Path
+) -> None:
+    kernel = without_reset(machine("2xA10"))
+    async with running_node(kernel, tmp_path) as node:
+        await give_and_end(node, A10, FIRST)
+    async with running_node(kernel, tmp_path) as node:
+        assert node.offered == {A10: {FIRST: False, SECOND: True}}
+        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
+    kernel.reboot_id()
+    async with running_node(kernel, tmp_path) as node:
+        assert node.offered == {A10: {FIRST: True, SECOND: True}}
+        assert node.allocate(A10, [FIRST])
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_pod_of_before_a_reboot_counts_if_the_kubelet_names_it_after(
+    machine: Machine, tmp_path: Path, named: bool
+) -> None:
+    kernel = without_reset(machine("2xA10"))
+    async with running_node(kernel, tmp_path) as node:
+        node.allocate(A10, [FIRST])
+        node.hold(A10, FIRST)
+        await say_holders(node)
+    kernel.reboot_id()
+    async with running_node(kernel, tmp_path) as node:
+        if named:
+            node.hold(A10, FIRST)
+            await say_holders(node)
+            node.free(FIRST)
+        await say_holders(node)
+        assert node.offered == {A10: {FIRST: not named, SECOND: True}}
+
+
+async def test_a_reset_that_comes_back_ends_it(machine: Machine, tmp_path: Path) -> None:
+    kernel = without_reset(machine("2xA10"))
+    path = HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method")
+    async with running_node(kernel, tmp_path) as node:
+        await give_and_end(node, A10, FIRST)
+        assert node.offered == {A10: {FIRST: False, SECOND: True}}
+        kernel.tree.place(path, constant("flr\n"))
+        await node.advance(SETTLED_S)
+        assert node.offered == {A10: {FIRST: True, SECOND: True}}
+        kernel.tree.remove(path)
+        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
+
+
+async def test_the_setting_gives_it_all_the_same(machine: Machine, tmp_path: Path) -> None:
+    kernel = without_reset(machine("2xA10"))
+    async with running_node(kernel, tmp_path, Settings(require_reset=False)) as node:
+        await give_and_end(node, A10, FIRST)
+        assert node.offered == {A10: {FIRST: True, SECOND: True}}
+        await give_and_end(node, A10, FIRST, pod="vm-b")
+    async with running_node(kernel, tmp_path) as node:
+        (reason,) = node.gpu(FIRST).reasons
+        assert "pod default/vm-b" in reason.message
+
+
+@pytest.mark.parametrize("path", [methods_of(FIRST), HostPath(f"/sys/bus/pci/devices/{FIRST}/reset")])
+async def test_what_cannot_be_read_is_not_taken_for_no_reset(machine: Machine, tmp_path: Path, path: HostPath) -> None:
+    kernel = without_reset(machine("2xA10"))
+    kernel.faults.fail(path, errno.EIO)
+    async with running_node(kernel, tmp_path) as node:
+        await give_and_end(node, A10, FIRST)
+        assert node.offered == {A10: {FIRST: True, SECOND: True}}
+        assert node.allocate(A10, [FIRST])
+
+
+async def test_vgpus_are_given_on_whatever_the_reset_of_their_gpu(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("4xL40S")
+    for address in list(kernel.pci.functions):
+        without_reset(kernel, address)
+    async with running_node(kernel, tmp_path) as node:
+        name = "nvidia.com/NVIDIA_L40S-12Q"
+        await give_and_end(node, name, "0000:25:00.4")
+        assert node.offered[name]["0000:25:00.4"]
+        assert node.allocate(name, ["0000:25:00.4"])
+
+
+# What the kernel can reset, and with what.
+
+BRIDGE, GPU, AUDIO = map(PciAddress, ("0000:00:01.0", "0000:01:00.0", "0000:01:00.1"))
+
+
+def behind_a_bridge(driver: str = "vfio-pci") -> SimKernel:
+    slots = (
+        SlotSpec(at=BRIDGE, board="pcie-pci-bridge", group=1),
+        SlotSpec(at=GPU, board="RTX2060", driver=driver, group=2, behind=BRIDGE),
+    )
+    kernel = build_machine(MachineSpec(about="a GPU behind a bridge", slots=slots))
+    for address in (address for address in list(kernel.pci.functions) if address != BRIDGE):
+        without_reset(kernel, address)
+    return kernel
+
+
+def reset_of(kernel: SimKernel, address: PciAddress) -> bool | None:
+    functions = scan(kernel).functions
+    return is_reset(functions, address, functions[address].reset)
+
+
+def test_a_gpu_whose_bus_vfio_has_whole_is_reset_with_it() -> None:
+    kernel = behind_a_bridge()
+    assert scan(kernel).functions[GPU].reset is ResetScope.SHARED_BUS
+    assert reset_of(kernel, GPU) is True
+    kernel.rebind(AUDIO, "snd_hda_intel")
+    assert reset_of(kernel, GPU) is False
+
+
+def test_a_gpu_alone_on_its_bus_is_reset_with_it_only_if_its_own_ways_are_disabled_by_hand(machine: Machine) -> None:
+    """The kernel lists the way `bus` for such a function unless its bus can't be reset."""
+    kernel = machine("2xA10")
+    path = HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method")
+    kernel.tree.place(path, constant(""))
+    assert reset_of(kernel, FIRST) is True
+    without_reset(kernel)
+    assert reset_of(kernel, FIRST) is False
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_no_bridge_resets_a_gpu_on_a_root_bus(disabled: bool) -> None:
+    slot = SlotSpec(at=GPU, board="RTX2060", driver="vfio-pci", group=2)
+    kernel = build_machine(MachineSpec(about="a GPU on a root bus", slots=(slot,)))
+    without_reset(kernel, GPU)
+    if disabled:
+        kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/reset_method"), constant(""))
+    assert scan(kernel).functions[GPU].reset is ResetScope.NONE
+    assert reset_of(kernel, GPU) is False
+
+
+def test_a_gpu_on_a_bus_of_which_a_driver_is_not_known_may_be_reset() -> None:
+    kernel = behind_a_bridge()
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{AUDIO}/driver"), errno.EIO)
+    assert reset_of(kernel, GPU) is None
+
+
+def test_a_kernel_without_a_list_of_methods_says_it_by_the_file_reset(machine: Machine) -> None:
+    kernel = machine("2xA10")
+    kernel.tree.remove(HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method"))
+    assert scan(kernel).functions[FIRST].reset is ResetScope.FUNCTION
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_gpu_of_the_simulated_hosts_that_is_on_vfio_can_be_reset(machine: Machine, name: str) -> None:
+    facts = scan(machine(name))
+    assert all(
+        function.reset is (ResetScope.FUNCTION if function.on_vfio and function.physfn is None else None)
+        for function in facts.functions.values()
+        if function.kind == "gpu"
+    )
