@@ -264,6 +264,8 @@ def test_a_variant_driver_of_no_list_keeps_what_a_vm_has(host: Host, mover: Move
 
 
 def check_variant(host: Host, mover: Mover, driver: str) -> None:
+    assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == [], "so that its native driver is recorded"
+    mover.steps.clear()
     bind(host, GPU, driver)
     bind(host, AUDIO, driver)
     assert mover.drivers(GPU, AUDIO) == [driver, driver]

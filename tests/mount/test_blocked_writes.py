@@ -89,6 +89,7 @@ def test_an_agent_killed_during_a_blocked_write_is_replaced(tmp_path: Path, shor
         sleepy_mount(tmp_path / "host") as host,
         kubelet_with_pod(kubelet, "nvidia.com/TU106_GEFORCE_RTX_2060", ALLOCATED),
     ):
+        (host.folder / override.lstrip("/")).write_text("vfio-pci\n")  # gpuvirt takes it back for the native driver
         host.tell("sleep", override)
         with agent(tmp_path, kubelet) as first:
             until(lambda: host.driver(OTHER) == host.driver(THIRD) == "nvidia")
