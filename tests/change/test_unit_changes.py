@@ -18,10 +18,10 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import by_hand
+from gpuvirt.node.gate import Change, Gates, by_hand
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import MachineSpec, SlotSpec, load_machine
 from gpuvirt.sim.tools import SimTools
 
 A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")
@@ -150,3 +150,26 @@ def test_a_vm_on_a_whole_gpu_keeps_it_from_carrying_vgpus(tmp_path: Path) -> Non
     outcome = unit.apply(DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 6})))
     assert {reason.code for reason in outcome.drivers} == {ReasonCode.IN_USE}
     assert (unit.driver, unit.taken, unit.kernel.vfio.requests) == ("vfio-pci", [], [])
+
+
+def test_a_change_that_was_rolled_back_takes_no_phase_of_another_gpu(tmp_path: Path) -> None:
+    """It no longer asks whether its plan is desired, so that it may put back what it has done, and nothing else."""
+    gpus = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
+    slots = tuple(SlotSpec(at=gpu, board="T4", group=31, numa=0) for gpu in gpus)
+    kernel = build_machine(MachineSpec(about="two T4 in one group", slots=slots))
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    unit = driver_state(site).inventory.gpus[gpus[0]].unit
+
+    def wanted(vgpu_type: str, number: int) -> DesiredUnit:
+        return dict.fromkeys(gpus, DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({vgpu_type: number})))
+
+    run = Run(lambda _: None, by_hand(unit, None))
+    assert apply(site, unit, wanted("T4-8Q", 2), inputs(), run).reasons == ()
+    before = set(kernel.mdev.devices)
+    taken: list[Step | RollBack] = []
+    change = Change(Gates(lambda: ()), unit, lambda: not taken, None)  # no longer desired after the first step
+    outcome = apply(site, unit, wanted("T4-16Q", 1), inputs(), Run(taken.append, change))
+    assert ReasonCode.PLAN_OUTDATED in {reason.code for reason in outcome.reasons}
+    assert RollBack(gpus[0]) in taken
+    assert {step.slot for step in taken if isinstance(step, RemoveVgpu)} == {gpus[0]}
+    assert set(kernel.mdev.devices) == before

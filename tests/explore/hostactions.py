@@ -1,5 +1,6 @@
 """What actors do to the host: VMs and processes, people, drivers that fail, hotplug, a reboot."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -74,6 +75,28 @@ class OpenGroup(Action):
     @override
     def act(self, world: World) -> None:
         world.processes[self.name] = world.kernel.start_machine(IommuGroup(self.group), "qemu-by-hand")
+
+
+@dataclass(frozen=True)
+class OpenVgpu(Action):
+    """Somebody starts a VM with the first vGPU by hand, without the kubelet."""
+
+    name: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return any(self._free(world))
+
+    @override
+    def act(self, world: World) -> None:
+        world.processes[self.name] = world.kernel.start_machine(next(self._free(world)), "qemu-by-hand")
+
+    def _free(self, world: World) -> Iterator[IommuGroup]:
+        given = {one for pod in world.kubelet.pods.values() for one in (pod.keys if pod.has_devices else ())}
+        for vgpu, found in sorted(world.kernel.mdev.devices.items()):
+            group = world.kernel.vfio.groups.get(found.group)
+            if group is not None and group.user is None and vgpu not in {str(device) for _, device in given}:
+                yield found.group
 
 
 @dataclass(frozen=True)

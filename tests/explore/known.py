@@ -18,17 +18,10 @@ class Known:
 
 
 KNOWN: Mapping[str, Known] = {
-    "command-beside-the-agent": Known(
-        "command-or-admission",
-        "harm",
-        "command-or-admission:2.2",
-        "`gpuvirt vfio unbind` reads the accounts, and then unbinds; the agent does not know of it and gives the device"
-        " to a pod in between. Agent and command share the lock of the unit, which Allocate does not ask.",
-    ),
     "cdev-opened-after-the-walk": Known(
         "vm-about-to-start",
         "harm",
-        "vm-about-to-start:32.1:-1.1",
+        "vm-about-to-start:30.1:-1.1",
         "A VM that was started without the kubelet opens a device's own node after the walk through all processes, and"
         " has not bound it yet: no lease keeps it from that, and the unbind then waits until it closes the node. The"
         " kernel has nothing that would close this gap; a VM of a pod can't come into it.",

@@ -8,13 +8,20 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.kubelet import checkpoint, holders
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model import ledger
-from gpuvirt.model.change import driverplanning
+from gpuvirt.model.allocations import Unknown
+from gpuvirt.model.change import driverplanning, drivers, planner
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.holds import Holds
+from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Holders
 from gpuvirt.node import lastlook, leasing, state
-from gpuvirt.node.change import driverexecutor, driverphase
+from gpuvirt.node.change import driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
+from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.deviceuse import Sight
 from gpuvirt.node.gate import Change, Gates
 from gpuvirt.node.oversight import Oversight
@@ -52,7 +59,7 @@ def _nothing(*_: object, **__: object) -> None:
     return None
 
 
-def _none(*_: object) -> tuple[object, ...]:
+def _none(*_: object, **__: object) -> tuple[object, ...]:
     return ()
 
 
@@ -62,6 +69,28 @@ def _only_if_listed(entry: Entry, said: Holders) -> Entry | None:
 
 def _no_holdings(*_: object, **__: object) -> tuple[object, ...]:
     return ()
+
+
+def _always(*_: object, **__: object) -> bool:
+    return True
+
+
+def _unless_unheard(oversight: Oversight) -> Unknown | None:
+    return Unknown() if oversight._state.holders is None else None
+
+
+def _as_planned(_: UnitState, plan: VgpuPlan) -> VgpuPlan:
+    return plan
+
+
+_is_elsewhere = drivers._is_elsewhere
+
+
+def _unless_without_driver(
+    inventory: Inventory, address: PciAddress, wish: DesiredDriver, journal: DriverJournal
+) -> bool:
+    is_idle = inventory.facts.functions[address].is_idle
+    return not is_idle and _is_elsewhere(inventory, address, wish, journal)
 
 
 def _unlocked(*_: object) -> "nullcontext[None]":
@@ -74,7 +103,7 @@ _OFFERS = (
 )
 """What the agent offers: what is to go, or is being changed, is not listed."""
 
-_USERS = Guard(lastlook, "users", lambda *_, **__: Sight(None), ())
+_USERS = Guard(lastlook, "try_to_open", lambda *_, **__: Sight(None), ())
 """The look at Allocate at who uses a device: it finds the lease of a change, too."""
 
 _NEWEST = Guard(Change, "_ask_account", _nothing, ())
@@ -82,8 +111,18 @@ _NEWEST = Guard(Change, "_ask_account", _nothing, ())
 _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), ())
 """The kubelet's record, read again at each Allocate and before each step."""
 
+_UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
+"""A change waits while another process, such as the agent before, has allocated a device lately."""
+
+_PARTIAL = Guard(Oversight, "_unknown", property(_unless_unheard), ())
+"""A change waits while half of the kubelet's account is missing."""
+
 GUARDS: Mapping[str, Guard] = {
     "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),
+    "gate on disk: its lock": Guard(gate, "_locked", _always, ("command-or-admission",), (_USERS, _NEWEST)),
+    "gate on disk: allocations that no account shows yet": Guard(
+        Gate, "_refuse_unknown", _nothing, ("command-or-admission",), (_NEWEST,)
+    ),
     "gate: no allocation of what a change may touch": Guard(
         Gates, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
     ),
@@ -91,7 +130,7 @@ GUARDS: Mapping[str, Guard] = {
         Change, "_why_allocated", _nothing, ("return-or-admission",), _OFFERS
     ),
     "gate: no step of a plan that took too long": Guard(
-        Change, "_why_expired", _nothing, ("slow-change",), (Guard(Change, "_why_undesired", _nothing, ()),)
+        Change, "_why_expired", _nothing, ("slow-change",), (Guard(Change, "_why_undesired", _nothing, ()), _NEWEST)
     ),
     "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", _nothing, ("back-at-once",)),
     "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
@@ -106,18 +145,15 @@ GUARDS: Mapping[str, Guard] = {
     "planning: pods whose device is not found here": Guard(
         driverplanning, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
-    "reconciler: the account is newer than what was withdrawn": Guard(
-        Oversight, "heard_since", property(lambda _: True), ("killed-without-ledger", "return-or-admission"), (_RECORD,)
-    ),
     "allocation check: what the device is": Guard(
         lastlook, "changes", lambda *_: iter(()), ("neighbour-rebound-by-hand",)
     ),
     "allocation check: who uses the device": Guard(
-        lastlook, "users", lambda *_, **__: Sight(None), ("vm-by-hand-or-pod",), (_RECORD,)
+        lastlook, "try_to_open", lambda *_, **__: Sight(None), ("vm-by-hand-or-pod",), (_RECORD,)
     ),
     "allocation: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
     "account: pods of the checkpoint": Guard(
-        checkpoint, "holders", lambda _: {}, ("killed-without-ledger-or-api",), (_RECORD,)
+        checkpoint, "holders", lambda _: {}, ("killed-without-ledger-or-api",), (_RECORD, _PARTIAL, _UNSETTLED)
     ),
     "account: pods of the checkpoint that are gone": Guard(
         holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
@@ -129,10 +165,18 @@ GUARDS: Mapping[str, Guard] = {
         ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)
     ),
     "vGPUs: what pods have": Guard(
-        state, "holdings_of", _no_holdings, ("vgpus-in-use",), (Guard(Change, "_why_allocated", _nothing, ()),)
+        state, "holdings_of", _no_holdings, ("vgpus-in-use",), (Guard(Change, "_why_allocated", _nothing, ()), _NEWEST)
+    ),
+    "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (_NEWEST,)),
+    "vGPUs: what is held while one goes": Guard(vgpusteps, "claims", _none, ("vgpus-by-hand",)),
+    "vGPUs: VFs are switched on below nobody": Guard(
+        vgpusteps, "see_that_it_is_idle", _nothing, ("vfs-of-a-used-gpu",)
     ),
     "drivers: the record of a change before it is made": Guard(
         ChangeRecord, "begin", _nothing, ("killed-during-a-change",)
+    ),
+    "drivers: a GPU without a driver is not as desired": Guard(
+        drivers, "_is_elsewhere", _unless_without_driver, ("a-step-fails-on-the-way-back",)
     ),
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

@@ -16,6 +16,9 @@ _FUNCTION = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/(\w+)\Z")
 _UNBIND = re.compile(r"/sys/bus/pci/drivers/([^/]+)/unbind\Z")
 _MDEV = re.compile(r"/([0-9a-f-]{36})/remove\Z")
 
+NATIVE_USER = "python3"
+"""A process that has a GPU open by its native driver."""
+
 
 class ViolationError(Exception):
     """What must never be, is; `kind` names the invariant."""
@@ -39,6 +42,8 @@ class Observer(Watch):
         self._kubelet = kubelet
         self._scheduler = scheduler
         self._desired_by = desired_by
+        self._seen_open: dict[Process, set[PciAddress]] = {}
+        """The GPUs that had clients of their native driver when a process last walked through all processes."""
         self.operations = 0
         """How many destructive operations were judged."""
 
@@ -67,7 +72,12 @@ class Observer(Watch):
         if command[0] == "sriov-manage":
             address = PciAddress(command[-1])
             if command[1] == "-d" or not self._now().pci.functions[address].virtfns:
-                self._judge(process, " ".join(command), self.with_parts(address))
+                self._judge(process, " ".join(command), self.with_parts(address), locks=True)
+
+    @override
+    def walk(self, process: Process) -> None:
+        kernel = self._now()
+        self._seen_open[process] = {one for one in kernel.pci.functions if kernel.nvidia.is_open(one)}
 
     def with_parts(self, address: PciAddress) -> set[str]:
         """Return a function with all that would go with it, or could not be used beside it: VFs, vGPUs, its group."""
@@ -83,14 +93,20 @@ class Observer(Watch):
                 found |= kernel.vfio.groups[member.group].members
         return found
 
-    def _judge(self, process: Process, operation: str, devices: set[str]) -> None:
-        """See that nobody has any of the devices that an operation takes away."""
+    def _judge(self, process: Process, operation: str, devices: set[str], *, locks: bool = False) -> None:
+        """See that nobody has any of the devices that an operation takes away.
+
+        A program that `locks` a GPU by its native driver, and ends where that has clients, harms none of them: it may
+        not be begun where the last walk has shown one.
+        """
         self.operations += 1
         for pod in self._kubelet.pods.values():
             if pod.has_devices and (taken := self.devices_of(pod) & devices):
                 self.violated("harm", f"{process.name}: {operation}, while {pod.name} has {', '.join(sorted(taken))}")
         for device in sorted(devices):
             for who in self.users(device):
+                if locks and who == NATIVE_USER and device not in self._seen_open.get(process, ()):
+                    continue
                 self.violated("harm", f"{process.name}: {operation}, while {who} has {device} open")
 
     def devices_of(self, pod: Pod) -> set[str]:
@@ -110,7 +126,7 @@ class Observer(Watch):
             function = kernel.pci.functions.get(address)
             group = function.group if function is not None else None
             if kernel.nvidia.is_open(address):
-                yield "python3"
+                yield NATIVE_USER
         else:
             mdev = kernel.mdev.devices.get(device)
             group = mdev.group if mdev is not None else None

@@ -12,27 +12,43 @@ from explore.__main__ import own_folder, tell
 from explore.explorer import Explorer, Found
 from explore.known import is_known
 from explore.mutations import GUARDS, Guard
+from explore.observer import ViolationError
+from explore.scheduler import DeadlockError, EndlessError
 from explore.shrink import kind_of
 
 MOST_DEPARTURES = 2
 
 
+class BrokenMutationError(Exception):
+    """The code can't run without the guard, so that nothing is shown about it."""
+
+
 def find_missing(guard: Guard, folder: Path, stop: Callable[[], bool]) -> tuple[Found | None, int]:
     """Return the first schedule that shows that a guard is missing, and how many schedules that took.
 
-    The caller has removed it.
+    The caller has removed it. Raises BrokenMutationError where the code crashes without it.
     """
     explorers = [Explorer.of(name, folder) for name in guard.scenarios]
     for bound in range(1, MOST_DEPARTURES + 1):
         for explorer in explorers:
             for found in explorer.explore(bound, stop):
-                if not is_known(explorer.name, kind_of(found.failure)):
+                if _shows(explorer, found):
                     return found, sum(one.tally.schedules for one in explorers)
     for explorer in explorers:
         for found in explorer.sample(Random(0), 1_000_000, stop):
-            if not is_known(explorer.name, kind_of(found.failure)):
+            if _shows(explorer, found):
                 return found, sum(one.tally.schedules for one in explorers)
     return None, sum(one.tally.schedules for one in explorers)
+
+
+def _shows(explorer: Explorer, found: Found) -> bool:
+    """Return whether a schedule shows something new: an invariant is violated, or it has no end."""
+    if (
+        not isinstance(found.failure, ViolationError | DeadlockError | EndlessError)
+        or kind_of(found.failure) == "crash"
+    ):
+        raise BrokenMutationError(f"{found.seed}: {tell(found.failure)}") from found.failure
+    return not is_known(explorer.name, kind_of(found.failure))
 
 
 def _is_over(end_s: float) -> bool:
@@ -51,8 +67,13 @@ def main() -> int:
             if options.words and not any(word in name for word in options.words):
                 continue
             end_s = monotonic() + options.seconds
-            with guard.removed():
-                found, schedules = find_missing(guard, folder, partial(_is_over, end_s))
+            try:
+                with guard.removed():
+                    found, schedules = find_missing(guard, folder, partial(_is_over, end_s))
+            except BrokenMutationError as error:
+                worst = 1
+                print(f"BROKEN       {name}: {error}", flush=True)
+                continue
             took_s = options.seconds - (end_s - monotonic())
             if found is None:
                 worst = 1

@@ -3,6 +3,8 @@
 import errno
 from collections.abc import Mapping
 
+import msgspec
+
 from explore.actions import (
     Admit,
     AdmitOther,
@@ -27,6 +29,7 @@ from explore.hostactions import (
     Open,
     OpenDevice,
     OpenGroup,
+    OpenVgpu,
     PlugIn,
     Rebind,
     Reboot,
@@ -38,7 +41,7 @@ from explore.scenario import Action, Scenario
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
-from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.machine import MachineSpec, SlotSpec, shared_boards
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
 GROUP = 12
@@ -50,6 +53,11 @@ CDEVS = MachineSpec(
     about="one A10 on vfio-pci, with a node of its own",
     iommufd=True,
     slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),),
+)
+FEW_VFS = MachineSpec(
+    about="one A10 on nvidia, which makes vGPUs on four VFs",
+    boards={"A10 of four": msgspec.structs.replace(shared_boards()["A10"], total_vfs=4)},
+    slots=(SlotSpec(at=GPU, board="A10 of four", group=GROUP, numa=0),),
 )
 IN_ONE_GROUP = MachineSpec(
     about="two A10 in one IOMMU group",
@@ -72,6 +80,14 @@ TO_WHOLE, TO_HALVES = Want("vgpu", "T4-16Q"), Want("vgpu", "T4-8Q")
 def of_vgpus(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
     """Return a scenario of a T4 that is to carry two vGPUs."""
     return Scenario(T4, HALVES, actors, first=first, request=BUILT_IN, vgpus=TYPES)
+
+
+def of_vfs(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
+    """Return a scenario of an A10 whose VFs are switched on for vGPUs."""
+    to_vgpus, types = Want("vgpu", "A10-12Q"), {"A10-12Q": {"A10-12Q": 2}}
+    return Scenario(
+        FEW_VFS, CONTAINER, ((to_vgpus,), *actors), first=first, request=BUILT_IN, vgpus=types, begin_s=33.0
+    )
 
 
 RESTART = (Kill(), Start())
@@ -120,7 +136,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "killed-without-ledger-or-api": Scenario(
         ON_VFIO,
         PASSTHROUGH,
-        ((Kill(), LoseLedger(), StopKubelet(), StartKubelet(), Start()), (AWAY,)),
+        ((Kill(), LoseLedger(), StopKubelet(), Start(), StartKubelet()), (AWAY,)),
         first=(Admit("vm"),),
     ),
     "killed-during-a-change": Scenario(NATIVE, CONTAINER, ((BACK, AWAY), RESTART)),
@@ -134,6 +150,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "vgpus-or-admission": of_vgpus((Admit("vm"),), (TO_WHOLE,)),
     "vgpus-and-back": of_vgpus((TO_WHOLE, TO_HALVES), (Admit("vm"),)),
     "vgpus-in-use": of_vgpus((StartVm("vm"), EndPod("vm")), (TO_WHOLE,), first=(Admit("vm"),)),
+    "vgpus-by-hand": of_vgpus((TO_WHOLE,), (OpenVgpu("qemu"), Close("qemu"))),
+    "vfs-of-a-used-gpu": of_vfs((Open("job", GPU), Close("job"))),
+    "vfs-of-a-pods-gpu": of_vfs((EndPod("cuda"),), first=(AdmitOther("cuda", GPU),)),
     "vgpus-killed": of_vgpus((Admit("vm"),), (Kill(), LoseLedger(), Start()), (TO_WHOLE,)),
     "vgpus-rebooted": of_vgpus((Reboot(), Start()), (Admit("vm"),)),
     "vgpus-to-passthrough": of_vgpus((Admit("vm"),), (BACK, TO_HALVES)),

@@ -34,6 +34,10 @@ class Watch:
         """Take that a process is about to run a program."""
         raise NotImplementedError
 
+    def walk(self, process: Process) -> None:
+        """Take that a process looks through all processes."""
+        raise NotImplementedError
+
 
 class ExploredKernel:
     """The kernel of one process."""
@@ -94,6 +98,7 @@ class ExploredKernel:
     def open_files(self) -> Iterator[OpenFile]:
         """Yield what processes have open; the walk takes its time, and each process is seen at another moment."""
         self._point("walk through all processes", core=True)
+        self._watch.walk(self._process)
         yield from self._now().open_files()
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The seams that are no parameters of the agent: files' syncs and locks, ids, and the kubelet's accounts."""
+"""The seams that are no parameters of the agent: files' syncs and locks, ids, processes, and the kubelet's accounts."""
 
 import fcntl
 import functools
@@ -14,6 +14,8 @@ from typing import Protocol
 from gpuvirt.cli import podaccount
 from gpuvirt.kubelet import holders, hostaccount
 from gpuvirt.kubelet.podresources import Devices, Held
+from gpuvirt.node.change import gate
+from gpuvirt.node.change.gaterecord import Owner
 from gpuvirt.sim import builder, machine
 
 
@@ -35,6 +37,18 @@ class Surroundings(Protocol):
 
     def lock(self, fd: int, operation: int, /) -> None:
         """Lock a file."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return how long the host has run."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait for a lock."""
+        ...
+
+    def this_process(self) -> Owner:
+        """Return the process that asks."""
         ...
 
     async def ask_held(self) -> Held:
@@ -101,10 +115,25 @@ def _lock(fd: int, operation: int) -> None:
     _here().lock(fd, operation)
 
 
+def _monotonic() -> float:
+    return _here().monotonic_s()
+
+
+def _sleep(seconds: float) -> None:
+    _here().sleep(seconds)
+
+
+def _this_process() -> Owner:
+    return _here().this_process()
+
+
 _PLACES: Sequence[tuple[object, str, object]] = (
     (os, "fsync", _sync),
     (fcntl, "flock", _lock),
     (uuid, "uuid4", _new_id),
+    (gate, "monotonic", _monotonic),
+    (gate, "sleep", _sleep),
+    (gate, "this_process", _this_process),
     (holders, "PodResources", _PodResources),
     (hostaccount, "ask_holders", _ask_holders),
     (podaccount, "RealClock", _Clock),

@@ -28,6 +28,7 @@ from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.agent import Agent, AllocationRefusedError
+from gpuvirt.node.change.gaterecord import Owner
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
@@ -38,6 +39,8 @@ from gpuvirt.sim.tools import SimTools
 from gpuvirt.tasks import keep_going
 from simnode import IDS
 
+LOCK_S = 0.05
+"""How long who waits for a gate's lock waits before it asks again: each time is a few steps of a schedule."""
 ANSWER_S = 0.01
 """How long the kubelet's API takes to answer: what it says is that much older when it is heard."""
 
@@ -76,6 +79,8 @@ class World:
         self.running: Running | None = None
         self.starts = 0
         self._dead: list[Process] = []
+        self._owners: dict[Process, Owner] = {}
+        """The processes that there were, as the gates know them."""
         self._loops: list[ExploredLoop] = []
         self.kernel: SimKernel
         self.tools: SimTools
@@ -112,6 +117,9 @@ class World:
             return None
         return running.mode if running.loop.rests > running.mode_at else None
 
+    def _owner(self, process: Process) -> Owner:
+        return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
+
     # --- the agent
 
     def seen_by(self, process: Process) -> tuple[ExploredKernel, ExploredTools]:
@@ -122,7 +130,15 @@ class World:
     def host_of(self, process: Process) -> ChangeSite:
         """Return where a process changes drivers."""
         kernel, tools = self.seen_by(process)
-        return ChangeSite(kernel, tools, self.disk.folder / "state/drivers.json", self.disk.volatile / "units")
+        return ChangeSite(kernel, tools, self.disk.folder / "state/drivers.json", self._gates_of(process))
+
+    def _gates_of(self, process: Process) -> Path:
+        """Return the folder of the gates by a path that only this process uses: what it keeps in memory is its own."""
+        folder = self.disk.volatile / "units"
+        own = self.disk.volatile / f"units of process {self._owner(process).pid}"
+        folder.mkdir(exist_ok=True)
+        own.symlink_to(folder)
+        return own
 
     def start_agent(self) -> None:
         """Start the agent as a new process."""
@@ -309,6 +325,17 @@ class World:
 
     def lock(self, fd: int, operation: int) -> None:
         self.disk.lock(fd, operation)
+
+    def monotonic_s(self) -> float:
+        return self.clock.now_s
+
+    def sleep(self, seconds: float) -> None:
+        passed: list[None] = []
+        self.clock.call_later(max(seconds, LOCK_S), lambda: passed.append(None))
+        self.scheduler.wait(lambda: bool(passed))
+
+    def this_process(self) -> Owner:
+        return self._owner(self.scheduler.current.process)
 
     async def ask_held(self) -> Held:
         self.scheduler.point("ask the kubelet's API who has what")
