@@ -168,7 +168,11 @@ class Agent:
 
     def _hear_gates(self, facts: Facts) -> bool:
         """Take which functions a step that the kernel blocks has left behind a gate; return whether that is news."""
-        slots = self._gate.blocked() if self._gate is not None else {}
+        try:
+            slots = self._gate.blocked() if self._gate is not None else {}
+        except OSError as error:  # no change can begin there either, and says so; what was blocked still may be
+            log.debug("the gates can't be read: %s", error)
+            return False
         heads = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if slots else {}
         blocked = {one: slots[slot] for one, slot in heads.items() if slot in slots}
         before = self._state.gates.blocked

@@ -118,7 +118,10 @@ class Gate:
             return not _locked(fd, fcntl.LOCK_SH)
 
     def blocked(self) -> Mapping[str, str]:
-        """Return the slots of which the kernel blocks a change whose process has ended, with its step."""
+        """Return the slots of which the kernel blocks a change whose process has ended, with its step.
+
+        Raises OSError where that can't be told.
+        """
         try:
             slots = [path.stem for path in self.folder.iterdir() if path.suffix == ".lock"]
         except FileNotFoundError:
