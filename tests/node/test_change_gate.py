@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.isolation import Slots, slots_of
-from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError, UnitUnsettledError, boot_id
+from gpuvirt.node.change.gate import (
+    MOST_BYTES,
+    Gate,
+    UnitBlockedError,
+    UnitBusyError,
+    UnitUnsettledError,
+    boot_id,
+)
 from gpuvirt.node.change.gaterecord import (
     NEXT,
     SETTLED_S,
@@ -26,6 +33,7 @@ from gpuvirt.node.change.gaterecord import (
     allocation,
     decode,
     encode,
+    newest,
     settled,
     state_of,
     unsettled,
@@ -281,3 +289,18 @@ def test_the_slot_of_a_vf_is_that_of_its_pf() -> None:
         vf: PciFunction(vf, PciId(0x10DE, 0x2236), 0x030200, iommu_group=IommuGroup(2), physfn=pf),
     }
     assert slots_of(functions, [vf, pf, audio]) == (SLOT,)
+
+
+def test_a_device_that_is_allocated_again_and_again_keeps_one_line() -> None:
+    lines = [allocation(device, OWNER, float(second)) for second in range(9) for device in ("a", "b")]
+    assert newest("".join((*lines, "torn")), 9.0) == "".join((*lines[-2:], "torn"))
+    assert newest("".join(lines), SETTLED_S + 9.0) == ""
+
+
+def test_allocations_again_and_again_leave_a_short_file(tmp_path: Path) -> None:
+    """Each change reads the file, and each Allocate would shorten one that can't become shorter."""
+    gate = Gate(tmp_path / "gate")
+    for number in range(2000):
+        with gate.allocation({SLOT: [f"device-{number % 2}"]}):
+            pass
+    assert (tmp_path / f"gate/{SLOT}.lock").stat().st_size < MOST_BYTES + 200

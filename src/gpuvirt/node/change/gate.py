@@ -237,9 +237,9 @@ def _append(lock: int, devices: Iterable[str]) -> None:
     """Write that devices are allocated into the file of a lock; no other process writes there now."""
     owner, now_s = this_process(), monotonic()
     if (size := os.fstat(lock).st_size) > MOST_BYTES:
-        lines = os.pread(lock, size, 0).decode(errors="replace").splitlines(keepends=True)
+        kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"), now_s)
         os.ftruncate(lock, 0)
-        os.write(lock, "".join(line for line in lines if gaterecord.unsettled(line, None, now_s)).encode())
+        os.write(lock, kept.encode())
     os.write(lock, "".join(gaterecord.allocation(device, owner, now_s) for device in devices).encode())
 
 

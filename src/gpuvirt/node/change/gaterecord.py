@@ -175,6 +175,12 @@ def allocation(device: str, owner: Owner, now_s: float) -> str:
     return f"{now_s:.3f} {owner.pid} {owner.started} {device}\n"
 
 
+def newest(content: str, now_s: float) -> str:
+    """Return the last line of each device that is unsettled, and lines that can't be read."""
+    lines = {line.split(" ", 3)[-1]: line for line in content.splitlines(keepends=True)}
+    return "".join(line for line in lines.values() if unsettled(line, None, now_s))
+
+
 def unsettled(content: str, owner: Owner | None, now_s: float) -> Mapping[str, float]:
     """Return the devices that processes other than `owner` have allocated lately, with how long ago that was.
 
