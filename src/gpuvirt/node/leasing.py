@@ -29,6 +29,11 @@ class HeldError(RefusedError):
         self.who = who
 
 
+def what_failed(error: Exception) -> str:
+    """Return what the kernel or a program said, with the file that it was about."""
+    return f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What is to be held."""

@@ -51,7 +51,8 @@ class Reconciler:
         self._attempts: dict[UnitId, Attempts] = {}
         self._outcomes: dict[UnitId, Outcome] = {}
         """What the last try of each unit has come to."""
-        self._journal = DriverJournal()
+        self._differing: frozenset[UnitId] = frozenset()
+        """The units in which a GPU has another driver than the one that is desired."""
         self._looks: dict[UnitId, int] = {}
         """How often the host had been observed when each unit was last changed: what was observed before is old."""
         self._questions = SmiQuestions(site.tools, lanes, pace)
@@ -75,9 +76,11 @@ class Reconciler:
         inventory = agent.inventory
         if inventory is None:
             return {}
-        self._journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
-        units = self._units(agent, inventory)
-        is_open = {unit: desired for unit, desired in units.items() if self._is_open(agent, inventory, desired)}
+        journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
+        units = _units(agent, inventory, journal)
+        drivers = {unit: desired_drivers(desired) for unit, desired in units.items()}
+        self._differing = frozenset(unit for unit, wanted in drivers.items() if unmet(inventory, wanted, journal))
+        is_open = {unit: desired for unit, desired in units.items() if self._is_open(agent, unit, desired)}
         for unit, attempts in self._attempts.items():
             if unit not in is_open and not attempts.running:
                 self._conclude(agent, unit, Outcome())
@@ -88,32 +91,14 @@ class Reconciler:
         self._outcomes = {unit: outcome for unit, outcome in self._outcomes.items() if unit in is_open}
         return {unit: desired for unit, desired in is_open.items() if self._is_due(agent, inventory, unit, desired)}
 
-    def _units(self, agent: Oversight, inventory: Inventory) -> Mapping[UnitId, DesiredUnit]:
-        """Return what is desired of each unit, with the drivers of GPUs at which a change was killed.
-
-        Such a change is ended though nothing is desired of its GPU.
-        """
-        units = {unit: dict(desired) for unit, desired in agent.desired_units.items()}
-        gpus = {gpu: wanted for desired in units.values() for gpu, wanted in desired.items()}
-        drivers = desired_drivers(gpus)
-        for gpu, driver in interrupted(inventory, drivers, self._journal).items():
-            unit = units.setdefault(inventory.gpus[gpu].unit, {})
-            unit[gpu] = replace(unit.get(gpu, DesiredGpu()), driver=driver)
-        return units
-
-    def _is_open(self, agent: Oversight, inventory: Inventory, desired: DesiredUnit) -> bool:
+    def _is_open(self, agent: Oversight, unit: UnitId, desired: DesiredUnit) -> bool:
         """Return whether a unit is not as desired."""
-        return self._drivers_differ(inventory, desired) or any(
-            gpu in agent.questions or not agent.vgpu_plan(gpu).met for gpu in desired
-        )
-
-    def _drivers_differ(self, inventory: Inventory, desired: DesiredUnit) -> bool:
-        return bool(unmet(inventory, desired_drivers(desired), self._journal))
+        return unit in self._differing or any(gpu in agent.questions or not agent.vgpu_plan(gpu).met for gpu in desired)
 
     def _is_due(self, agent: Oversight, inventory: Inventory, unit: UnitId, desired: DesiredUnit) -> bool:
         """Return whether an open unit is to be changed now; where it can't be, let it be seen why."""
         attempts = self._attempts.setdefault(unit, Attempts())
-        differ = self._drivers_differ(inventory, desired)
+        differ = unit in self._differing
         plans = [agent.vgpu_plan(gpu) for gpu in desired]
         if not differ and not any(plan.steps for plan in plans):
             if not attempts.running:
@@ -160,18 +145,12 @@ class Reconciler:
         return isinstance(agent.pods(), Unknown) and any(plan.steps for plan in plans)
 
     def _tell_progress(self, agent: Oversight) -> None:
-        inventory = agent.inventory
-        if inventory is None:
-            agent.workload_states.set(None)
-            agent.vgpu_states.set(None)
-            return
-        units = self._units(agent, inventory)
-        differ = any(self._drivers_differ(inventory, desired) for desired in units.values())
+        differ = bool(self._differing)
         agent.workload_states.set(progress.of_workload(agent, self._outcomes, drivers_differ=differ))
         agent.vgpu_states.set(progress.of_vgpus(agent, self._outcomes))
 
     async def _change(self, agent: Oversight, unit: UnitId, desired: DesiredUnit, change: Change) -> None:
-        attempts, what = self._attempts[unit], self._what(agent, desired)
+        attempts, what = self._attempts[unit], self._what(agent, unit, desired)
         try:
             outcome = await self._refused(agent, unit, desired) if agent.clears_way else Outcome()
             if not outcome.reasons:
@@ -194,11 +173,9 @@ class Reconciler:
         finally:
             attempts.end(self._clock.monotonic_s())
 
-    def _what(self, agent: Oversight, desired: DesiredUnit) -> tuple[str, ...]:
+    def _what(self, agent: Oversight, unit: UnitId, desired: DesiredUnit) -> tuple[str, ...]:
         """Return what a change is about, as metrics name it."""
-        inventory = agent.inventory
-        differ = inventory is not None and self._drivers_differ(inventory, desired)
-        drivers = sorted(set(desired_drivers(desired).values())) if differ else ()
+        drivers = sorted(set(desired_drivers(desired).values())) if unit in self._differing else ()
         vgpus = any(agent.vgpu_plan(gpu).steps for gpu in desired)
         return (*drivers, "vgpus") if vgpus else tuple(drivers)
 
@@ -248,6 +225,20 @@ class Reconciler:
         """Let what a try came to be seen, and what the one before came to no more."""
         self._outcomes[unit] = outcome
         self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.hear_trouble)
+
+
+def _units(agent: Oversight, inventory: Inventory, journal: DriverJournal) -> Mapping[UnitId, DesiredUnit]:
+    """Return what is desired of each unit, with the drivers of GPUs at which a change was killed.
+
+    Such a change is ended though nothing is desired of its GPU.
+    """
+    units = {unit: dict(desired) for unit, desired in agent.desired_units.items()}
+    gpus = {gpu: wanted for desired in units.values() for gpu, wanted in desired.items()}
+    drivers = desired_drivers(gpus)
+    for gpu, driver in interrupted(inventory, drivers, journal).items():
+        unit = units.setdefault(inventory.gpus[gpu].unit, {})
+        unit[gpu] = replace(unit.get(gpu, DesiredGpu()), driver=driver)
+    return units
 
 
 def _counted(agent: Oversight, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:

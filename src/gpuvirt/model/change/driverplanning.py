@@ -41,10 +41,10 @@ from gpuvirt.model.reasons import Reason
 def plan_units(seen: UnitState, wishes: DesiredDrivers) -> tuple[DriverPlan, ...]:
     """Return a plan for each unit that has a wish, in the order of their addresses."""
     units = {unit for unit, members in seen.inventory.units.items() if wishes.keys() & set(members)}
-    return tuple(plan_unit(seen, unit, wishes) for unit in sorted(units))
+    return tuple(plan_drivers(seen, unit, wishes) for unit in sorted(units))
 
 
-def plan_unit(seen: UnitState, unit: UnitId, wishes: DesiredDrivers) -> DriverPlan:
+def plan_drivers(seen: UnitState, unit: UnitId, wishes: DesiredDrivers) -> DriverPlan:
     """Return what is to be done to a unit, which may be nothing; only GPUs and NVSwitches can be wished for."""
     slots = {
         head: tuple(seen.inventory.slots[slot_of(head)])

@@ -70,6 +70,11 @@ class GpuState:
         return tuple(sorted({*named, *live, *supported.values(), *self.host.type_names.values()}))
 
     @property
+    def types(self) -> Mapping[VgpuId, VgpuType]:
+        """The types of the vGPUs that it carries, as far as they could be read."""
+        return {vgpu.id: vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread)}
+
+    @property
     def shares_time(self) -> bool:
         """Whether the host shows that it is not in MIG mode: it has, or could make, a time-sliced vGPU."""
         live = (one.type for one in self.host.live if not isinstance(one.type, Unread))

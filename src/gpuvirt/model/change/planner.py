@@ -29,7 +29,7 @@ def plan_unit(state: UnitState, unit: UnitId, desired: DesiredUnit) -> Plan:
     emptied = [plan for gpu, plan in vgpus.items() if there[gpu].is_whole]
     filled = [plan for gpu, plan in vgpus.items() if not there[gpu].is_whole]
     then = state.emptied([plan.gpu for plan in emptied if not plan.met])
-    drivers = driverplanning.plan_unit(then, unit, desired_drivers(there))
+    drivers = driverplanning.plan_drivers(then, unit, desired_drivers(there))
     later = tuple(text for plan in filled for text in _later(state, plan, there[plan.gpu].vgpus))
     return Plan(unit, tuple(emptied), drivers, tuple(filled), later)
 

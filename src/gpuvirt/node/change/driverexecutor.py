@@ -28,7 +28,7 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.node.change import driversteps
 from gpuvirt.node.gate import Change
-from gpuvirt.node.leasing import Claim, RefusedError, leased
+from gpuvirt.node.leasing import Claim, RefusedError, leased, what_failed
 from gpuvirt.paths import HostPath
 
 
@@ -90,8 +90,7 @@ def _take(kernel: Kernel, tools: Tools, step: DriverStep) -> None:
                 kernel.write(HostPath("/sys/bus/pci/drivers_probe"), address.encode())
                 _expect(kernel, step, address, modules.has_driver(kernel, driver) or driver)
     except (OSError, ToolError) as error:
-        said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
-        raise RefusedError(refusals.failed(step.text, subject, said)) from error
+        raise RefusedError(refusals.failed(step.text, subject, what_failed(error))) from error
 
 
 def _expect(kernel: Kernel, step: DriverStep, address: PciAddress, driver: str | None) -> None:
@@ -109,7 +108,7 @@ def _locked(kernel: Kernel, address: PciAddress) -> Iterator[None]:
     A GPU that keeps its driver after all is unlocked again; one that loses it loses the lock with it. A driver without
     the lock has no more to say.
     """
-    lock = HostPath(f"/proc/driver/nvidia/gpus/{address}/unbindLock")
+    lock = driversteps.unbind_lock(address)
     try:
         kernel.write(lock, b"1")
     except OSError as error:

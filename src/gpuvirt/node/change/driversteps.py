@@ -23,6 +23,11 @@ NO_DEVICE = "No such device"
 """What modprobe says where a module finds no device that it could have (ENODEV), as NVIDIA's does."""
 
 
+def unbind_lock(address: PciAddress) -> HostPath:
+    """Return the attribute by which NVIDIA's driver lets no more clients in, so that a GPU can be unbound."""
+    return HostPath(f"/proc/driver/nvidia/gpus/{address}/unbindLock")
+
+
 def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
     """Have a driver in the kernel; raise ToolError, or RefusedError where it is not there afterwards."""
     try:
@@ -51,7 +56,7 @@ def clear_override(kernel: Kernel, step: ClearOverride) -> None:
 
 def unlock(kernel: Kernel, step: Unlock) -> None:
     """Have NVIDIA's driver let clients in again."""
-    lock = HostPath(f"/proc/driver/nvidia/gpus/{step.address}/unbindLock")
+    lock = unbind_lock(step.address)
     if attributes.text(kernel, lock) == "1":
         kernel.write(lock, b"0")
 

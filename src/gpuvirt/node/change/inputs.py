@@ -24,10 +24,6 @@ class Account:
     """The vGPUs that the kubelet may give to a pod at any moment."""
 
 
-NOBODY = Account({})
-"""No pod has anything."""
-
-
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What is known besides what the host shows."""
@@ -46,8 +42,3 @@ class Inputs:
     def newest(self, inventory: Inventory) -> PodAllocations:
         """Return what pods have by now; any thread calls it."""
         return self.account(inventory).allocations
-
-
-def known(account: Account = NOBODY, type_names: Mapping[str, VgpuType] | None = None) -> Inputs:
-    """Return inputs of which all is known beforehand."""
-    return Inputs(lambda _: account, type_names or {})

@@ -21,7 +21,6 @@ from gpuvirt.model.change.drivers import unmet
 from gpuvirt.model.change.gpustate import GIVER, GpuState, gpu_state_of, host_namespace, with_report
 from gpuvirt.model.change.nativedrivers import HEADS
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
@@ -90,6 +89,7 @@ class Observation:
             self.inventory,
             frozenset(),
             pods=self.account.pods,
+            journal=originals.read(self.site.originals).of_boot(self.inventory.facts.platform.boot_id),
             unmapped=self.account.allocations.unmapped,
             gpu_states={gpu: state for gpu, state in states.items() if state is not None},
             whole=self.account.allocations.functions,
@@ -102,14 +102,13 @@ class Observation:
         vgpus = {gpu: wanted.vgpus for gpu, wanted in there.items() if wanted.vgpus is not None}
         state = self.vgpu_state(vgpus)
         drivers = desired_drivers(there)
-        state = replace(state, journal=self._journal)
         gpus = {gpu: driver for gpu, driver in drivers.items() if gpu in self.inventory.gpus}
         is_met = len(gpus) == len(drivers) and not unmet(self.inventory, gpus, state.journal)
         return state if is_met else self.with_drivers(state, drivers)
 
     def with_drivers(self, state: UnitState, gpus: Collection[PciAddress]) -> UnitState:
         """Return a state with all that the drivers of the units of these GPUs follow from."""
-        kernel, facts, journal = self.site.kernel, self.inventory.facts, self._journal
+        kernel, facts = self.site.kernel, self.inventory.facts
         units = (members for members in self.inventory.units.values() if not set(gpus).isdisjoint(members))
         functions = [facts.functions[member] for members in units for member in members]
         aliases = modules.read_aliases(kernel)
@@ -118,14 +117,13 @@ class Observation:
         drivers = modules.loaded_drivers(kernel)
         away = [one for one in functions if (one.on_vfio or one.is_idle) and one.kind is not FunctionKind.BRIDGE]
         native = nativemodules.read_native_modules(kernel, aliases, away)
-        to_load = nativemodules.to_load(away, journal.drivers, native, drivers)
+        to_load = nativemodules.to_load(away, state.journal.drivers, native, drivers)
         return replace(
             state,
             drivers=drivers,
             best_drivers={address: driver for address, driver in best.items() if driver != FALLBACK},
             host_uses=hostuse.read_host_uses(kernel, functions),
             native_users=nativeusers.read_native_users(kernel, addresses) if facts.users is not None else None,
-            journal=journal,
             native_modules=native,
             missing_modules=nativemodules.missing(self.site.tools, to_load),
             pinned=driverctl.read_pins(kernel, addresses),
@@ -133,10 +131,6 @@ class Observation:
             allowed=self.inputs.allowed,
             forced=self.inputs.forced,
         )
-
-    @property
-    def _journal(self) -> DriverJournal:
-        return originals.read(self.site.originals).of_boot(self.inventory.facts.platform.boot_id)
 
     def host_state(self, vgpus: Mapping[PciAddress, DesiredVgpus] | None = None) -> UnitState:
         """Return all that plans of the drivers of all GPUs and NVSwitches follow from, and of these GPUs' vGPUs."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType, slot_of
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model import shortfalls
 from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
@@ -31,11 +30,15 @@ from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import NOTHING, Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, changing
-from gpuvirt.node.change.vgpusteps import Run, SchedulerRefusedError, SlotRefusedError, VgpusHeldError, take_all
+from gpuvirt.node.change.vgpusteps import (
+    MOST_ROUNDS,
+    Run,
+    SchedulerRefusedError,
+    SlotRefusedError,
+    VgpusHeldError,
+    take_all,
+)
 from gpuvirt.node.leasing import RefusedError
-
-MOST_ROUNDS = 6
-"""VFs, then vGPUs, and a further round for each VF that refuses; a phase that needs more is not getting nearer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ class UnitChange:
 
     def _known(self, gpu: PciAddress) -> Learned:
         """Return what was learned of a GPU; vGPUs that were there come back with their ids."""
-        return replace(self._learned.get(gpu, NOTHING), remembered=types_of(self._before.get(gpu)))
+        before = self._before.get(gpu)
+        return replace(self._learned.get(gpu, NOTHING), remembered=before.types if before is not None else {})
 
     def _next(self, observation: Observation, state: UnitState, plan: Plan) -> Phase | None:
         """Return the phase that is taken next, None where none can be."""
@@ -208,9 +212,3 @@ class UnitChange:
 
 def _subject(phase: Phase) -> PciAddress | UnitId:
     return phase.unit if isinstance(phase, DriverPlan) else phase.gpu
-
-
-def types_of(state: GpuState | None) -> Mapping[VgpuId, VgpuType]:
-    """Return the types of the vGPUs that a GPU carries."""
-    live = state.host.live if state is not None else ()
-    return {vgpu.id: vgpu.type for vgpu in live if not isinstance(vgpu.type, Unread)}

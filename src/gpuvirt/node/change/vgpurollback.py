@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import Unread
 from gpuvirt.model import shortfalls
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import GpuState
@@ -14,10 +13,8 @@ from gpuvirt.model.change.vgpuplanning import plan_gpu
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
-from gpuvirt.node.change.vgpusteps import Run, take_all
+from gpuvirt.node.change.vgpusteps import MOST_ROUNDS, Run, take_all
 from gpuvirt.node.leasing import RefusedError
-
-MOST_ROUNDS = 6
 
 
 def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
@@ -33,8 +30,7 @@ def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: R
     if before is None:
         return
     created = {step.vgpu for step in run.taken if isinstance(step, CreateVgpu)}
-    had = {vgpu.id: vgpu.type for vgpu in before.host.live if not isinstance(vgpu.type, Unread)}
-    wanted = DesiredVgpus(Counter(had.values()), _sizes(before))
+    wanted = DesiredVgpus(Counter(before.types.values()), _sizes(before))
     for _ in range(MOST_ROUNDS):
         unit = last.inventory.gpus[gpu].unit
         seen = observe_unit(last.site, last.inputs, unit, last.inventory, [gpu])
@@ -43,7 +39,7 @@ def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: R
             return
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         others = {one for one, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and one not in created}
-        learned = Learned(remembered=had, in_use=dict.fromkeys(others, "whoever made it"))
+        learned = Learned(remembered=before.types, in_use=dict.fromkeys(others, "whoever made it"))
         state = replace(seen, learned={gpu: learned}).asked_state(gpu, wanted)
         back = plan_gpu(seen.inventory.facts.functions[gpu], state, wanted)
         if not back.steps:

@@ -35,8 +35,11 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changerecord import recorded_unbind
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.gate import Change
-from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased
+from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased, what_failed
 from gpuvirt.paths import HostPath
+
+MOST_ROUNDS = 6
+"""VFs, then vGPUs, and a further round for each VF that refuses; a phase that needs more is not getting nearer."""
 
 
 class SlotRefusedError(RefusedError):
@@ -96,8 +99,7 @@ def take_all(site: Site, inventory: Inventory, board: GpuState | None, plan: Vgp
                 raise
             held[step.vgpu] = error
         except (OSError, ToolError, VfsUnchangedError, VgpuUnavailableError) as error:
-            said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
-            reason = refusals.failed(step.text, plan.gpu, said)
+            reason = refusals.failed(step.text, plan.gpu, what_failed(error))
             raise (SchedulerRefusedError if isinstance(step, SetScheduler) else RefusedError)(reason) from error
     if held:
         raise VgpusHeldError(held)
@@ -259,5 +261,5 @@ def _create(kernel: Kernel, host: VgpuHost, slot: PciAddress, vgpu_type: VgpuTyp
     except OSError as error:
         if host.framework is not Framework.VENDOR_VFIO:
             raise
-        reason = shortfalls.slot_refused(slot, f"{error.strerror} ({error.filename})")
+        reason = shortfalls.slot_refused(slot, what_failed(error))
         raise SlotRefusedError(slot, reason) from error
