@@ -23,7 +23,7 @@ class Want(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.clock.now_s >= self.after_s
+        return world.clock.monotonic_s() >= self.after_s
 
     @override
     def act(self, world: World) -> None:
@@ -39,7 +39,7 @@ class Pause(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.clock.now_s >= self.until_s
+        return world.clock.monotonic_s() >= self.until_s
 
     @override
     def act(self, world: World) -> None:
@@ -75,7 +75,7 @@ class AdmitOther(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        if world.clock.now_s < self.after_s or self.gpu in world.kernel.nvidia._locked:
+        if world.clock.monotonic_s() < self.after_s or self.gpu in world.kernel.nvidia._locked:
             return False
         return world.kernel.pci.functions[self.gpu].driver == "nvidia"
 
@@ -96,8 +96,7 @@ class EndPod(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        pod = world.kubelet.pods.get(self.pod)
-        return pod is not None and pod.known and not pod.ended
+        return world.kubelet.runs(self.pod)
 
     @override
     def act(self, world: World) -> None:

@@ -20,8 +20,7 @@ class StartVm(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        pod = world.kubelet.pods.get(self.pod)
-        return pod is not None and pod.known and not pod.ended
+        return world.kubelet.runs(self.pod)
 
     @override
     def act(self, world: World) -> None:

@@ -97,6 +97,11 @@ class Kubelet:
         self._touch_pods()
         return pod
 
+    def runs(self, name: str) -> bool:
+        """Return whether a pod has its devices, and has not ended."""
+        pod = self.pods.get(name)
+        return pod is not None and pod.known and not pod.ended
+
     def reject(self, pod: Pod) -> None:
         """Take that a pod got no devices."""
         del self.pods[pod.name]

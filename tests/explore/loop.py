@@ -1,84 +1,18 @@
 """An event loop whose ready handles are run in the order that the scheduler chooses, in virtual time."""
 
 import asyncio
-import heapq
-import itertools
 from asyncio import events
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from datetime import UTC, datetime, timedelta
 from typing import TypeVarTuple, Unpack
 
 from typing_extensions import override
 
 from explore.agenda import Option
 from explore.scheduler import KilledError, Process, Scheduler, Strand
+from gpuvirt.sim.clock import SimClock
 
 Ts = TypeVarTuple("Ts")
-
-BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class ExploredTimer:
-    """A call at a later time."""
-
-    __slots__ = ("at_s", "call", "name")
-
-    def __init__(self, at_s: float, call: Callable[[], None]) -> None:
-        self.at_s = at_s
-        self.call: Callable[[], None] | None = call
-
-    def cancel(self) -> None:
-        """Take the call back."""
-        self.call = None
-
-
-class ExploredClock:
-    """The time of one schedule: it passes where the scheduler chooses that it does."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._timers: list[tuple[float, int, ExploredTimer]] = []
-        self._order = itertools.count()
-
-    def now(self) -> datetime:
-        """Wall-clock time, in UTC."""
-        return BEGINNING + timedelta(seconds=self.now_s)
-
-    def monotonic_s(self) -> float:
-        """Seconds that never go back."""
-        return self.now_s
-
-    def call_later(self, delay_s: float, call: Callable[[], None], /) -> ExploredTimer:
-        """Run `call` once so much time has passed."""
-        timer = ExploredTimer(self.now_s + delay_s, call)
-        heapq.heappush(self._timers, (timer.at_s, next(self._order), timer))
-        return timer
-
-    async def sleep(self, seconds: float, /) -> None:
-        """Wait until so much time has passed."""
-        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.call_later(seconds, lambda: None if passed.done() else passed.set_result(None))
-        try:
-            await passed
-        finally:
-            timer.cancel()
-
-    @property
-    def next_s(self) -> float | None:
-        """When the next call is due; None where nothing waits for the time."""
-        while self._timers and self._timers[0][2].call is None:
-            heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
-
-    def pass_on(self) -> None:
-        """Let time pass until the next call, and make the call."""
-        if self.next_s is None:
-            return
-        at_s, _, timer = heapq.heappop(self._timers)
-        self.now_s = max(self.now_s, at_s)
-        if timer.call is not None:
-            timer.call()
 
 
 class ExploredLoop(asyncio.BaseEventLoop):
@@ -87,7 +21,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
     rests = 0
     """How often it had nothing more to do."""
 
-    def __init__(self, scheduler: Scheduler, process: Process, clock: ExploredClock, *, reorders: bool) -> None:
+    def __init__(self, scheduler: Scheduler, process: Process, clock: SimClock, *, reorders: bool) -> None:
         """`reorders`: each ready handle may be the next, and each is a point; else only a turn of the loop is."""
         super().__init__()
         self.set_debug(False)
@@ -178,7 +112,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
 
     @override
     def time(self) -> float:
-        return self._clock.now_s
+        return self._clock.monotonic_s()
 
     @override
     def call_exception_handler(self, context: dict[str, object]) -> None:

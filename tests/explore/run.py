@@ -107,7 +107,7 @@ def _play(world: World) -> None:
     scheduler.tell("--- at rest")
     wrong: ViolationError | None = None
     for rest_s in RESTS_S:
-        world.horizon_s = world.clock.now_s + rest_s
+        world.horizon_s = world.clock.monotonic_s() + rest_s
         scheduler.run()
         if (wrong := find_wrong(world)) is None:
             return

@@ -14,7 +14,7 @@ from explore.blocking import ScheduledBlocking
 from explore.disk import Disk
 from explore.jobs import ExploredWorker
 from explore.kubelet import Key, Kubelet
-from explore.loop import BEGINNING, ExploredClock, ExploredLoop
+from explore.loop import ExploredLoop
 from explore.observer import Observer
 from explore.pace import PACE
 from explore.scenario import Action, Scenario
@@ -34,6 +34,7 @@ from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim import kernel as sim
 from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.tasks import keep_going
@@ -65,7 +66,7 @@ class World:
 
     def __init__(self, scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = False) -> None:
         self.scenario = scenario
-        self.clock = ExploredClock()
+        self.clock = SimClock()
         self.scheduler = Scheduler(strategy, self.happenings, told=told)
         self.disk = Disk(folder, self.scheduler)
         self.random = Random(0)
@@ -230,7 +231,7 @@ class World:
                 self.scheduler.tell(f"  {name} is refused: {error}")
                 kubelet.reject(pod)
                 return
-            pod.answered_s = self.clock.now_s
+            pod.answered_s = self.clock.monotonic_s()
             pod.answered, pod.nodes = True, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
             self.scheduler.tell(f"  {name} is given {', '.join(ids)}")
@@ -263,7 +264,7 @@ class World:
         next_s = self.clock.next_s
         if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):
             next_s = None
-        time = Option(f"time passes until {next_s:.2f} s", self.clock.pass_on) if next_s is not None else None
+        time = Option(f"time passes until {next_s:.2f} s", self.clock.ring_next) if next_s is not None else None
         return Happenings(
             soon,
             time if next_s is not None and next_s <= self.horizon_s else None,
@@ -282,8 +283,8 @@ class World:
 
     def look_ahead(self) -> None:
         """Let time pass for as long as actors may wait for what they need, or else until what was begun is over."""
-        self.horizon_s = self.clock.now_s + ECHO_S
-        self.patience_s = self.clock.now_s + WAIT_S if any(self.actors) else 0.0
+        self.horizon_s = self.clock.monotonic_s() + ECHO_S
+        self.patience_s = self.clock.monotonic_s() + WAIT_S if any(self.actors) else 0.0
 
     def _hear(self) -> None:
         running = self.running
@@ -327,7 +328,7 @@ class World:
         self.disk.lock(fd, operation)
 
     def monotonic_s(self) -> float:
-        return self.clock.now_s
+        return self.clock.monotonic_s()
 
     def sleep(self, seconds: float) -> None:
         passed: list[None] = []

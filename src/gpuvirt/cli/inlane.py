@@ -12,7 +12,7 @@ from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.node.gate import by_hand
@@ -35,6 +35,17 @@ def changed_in_lane(
     quiet: bool,
 ) -> tuple[tuple[str, ...], Outcome]:
     """Bring a unit to what is desired; return the steps that were taken, and what that came to."""
+    tell, taken = teller(quiet=quiet)
+
+    def job() -> Outcome:
+        return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), first)
+
+    found = in_lane(unit, job, taken)
+    return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
+
+
+def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
+    """Return what is called with each step before it is taken, and where it keeps the steps; it prints them, too."""
     taken: list[str] = []
 
     def tell(step: Step | RollBack) -> None:
@@ -42,11 +53,7 @@ def changed_in_lane(
         if not quiet:
             print(step.text, flush=True)
 
-    def job() -> Outcome:
-        return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), first)
-
-    found = in_lane(unit, job, taken)
-    return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
+    return tell, taken
 
 
 def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:

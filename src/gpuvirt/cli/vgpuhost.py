@@ -1,43 +1,29 @@
 """The host that a `gpuvirt vgpu` command is about, and how its vGPUs are changed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from gpuvirt.cli import vfio
-from gpuvirt.cli.inlane import changed_in_lane, in_lane
+from gpuvirt.cli.inlane import changed_in_lane, in_lane, teller
+from gpuvirt.cli.vfio import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model import refusals
 from gpuvirt.model.change.desired import DesiredGpu
 from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.planner import plan_unit
-from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change import byhand
-from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Observation
-from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostRoots
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The host, and what is known of it besides what it shows."""
-
-    site: Site
-    inputs: Inputs
-    carved: Mapping[PciAddress, str]
-    """The vGPU configs by which the agent keeps GPUs carved."""
 
 
 def host(host_root: Path, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> Host:
     """Return the host that is meant, with who tells what pods have of it."""
     account = vfio.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
-    here = vfio.host(account)
-    return Host(here.site, here.inputs, here.carved)
+    return vfio.host(account)
 
 
 def gpu_states(seen: Observation) -> Mapping[PciAddress, GpuState]:
@@ -79,13 +65,7 @@ def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, qui
     if dry_run:
         plan = byhand.removal(seen, gpu, vgpu)
         return Result(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
-    taken: list[str] = []
-
-    def tell(step: Step | RollBack) -> None:
-        taken.append(step.text)
-        if not quiet:
-            print(step.text, flush=True)
-
+    tell, taken = teller(quiet=quiet)
     found = in_lane(gpu, lambda: byhand.remove(here.site, gpu, vgpu, here.inputs, tell, seen.inventory), taken)
     return Result(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)
 

@@ -22,6 +22,11 @@ class SimTimer:
         """Take the call back."""
         self._call = None
 
+    @property
+    def was_taken_back(self) -> bool:
+        """Whether there is no call to make."""
+        return self._call is None
+
     def ring(self) -> None:
         """Make the call, unless it was taken back."""
         if self._call is not None:
@@ -59,14 +64,25 @@ class SimClock:
         finally:
             timer.cancel()
 
+    @property
+    def next_s(self) -> float | None:
+        """When the next call is due; None where nothing waits for the time."""
+        while self._timers and self._timers[0][2].was_taken_back:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def ring_next(self) -> None:
+        """Let time pass until the next call, and make the call."""
+        at_s, _, timer = heapq.heappop(self._timers)
+        self._now_s = max(self._now_s, at_s)
+        timer.ring()
+
     async def advance(self, seconds: float) -> None:
         """Let time pass, and everything happen that waits for it."""
         end_s = self._now_s + seconds
         await self.settle()
         while self._timers and self._timers[0][0] <= end_s:
-            at_s, _, timer = heapq.heappop(self._timers)
-            self._now_s = max(self._now_s, at_s)
-            timer.ring()
+            self.ring_next()
             await self.settle()
         self._now_s = end_s
         await self.settle()
