@@ -1,7 +1,7 @@
 # What there is to do here; `make` alone lists it.
 # Everything is set up on the way: Python 3.11 or later with its venv module is all that must be there.
 
-MACHINE ?= 2xA10
+HOST ?= 2xA10
 FLAVOUR ?= groups
 SECONDS ?= 600
 SEED ?=
@@ -15,8 +15,8 @@ PINS := pyproject.toml uv.lock constraints.txt
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated machine (MACHINE=8xH100 for another)
-	@$(VENV)/gpuvirt demo --machine $(MACHINE)
+demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated host (HOST=8xH100 for another)
+	@$(VENV)/gpuvirt demo --machine $(HOST)
 
 test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said at the end
 	$(VENV)/pytest -n auto --dist loadgroup

@@ -7,7 +7,7 @@ from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structural
 
 HEAD = """\
-# GpuNode: what is wanted of a node's GPUs, and what its agent knows of them (docs/reference.md). Agents do without it.
+# GpuNode: the desired state of a node's GPUs, and what its agent has observed (docs/reference.md). Optional for agents.
 # Generated from src/gpuvirt/cluster/kinds/gpunode.py by `make generate`.
 """
 ODDS = (
@@ -18,7 +18,7 @@ COLUMNS = (
     ("GPUs", "integer", ".status.totals.gpus"),
     ("Modes", "string", ".status.totals.modes"),
     ("vGPUs", "integer", ".status.totals.vgpus"),
-    ("Held", "integer", ".status.totals.held"),
+    ("Allocated", "integer", ".status.totals.allocated"),
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
     ("Age", "date", ".metadata.creationTimestamp"),

@@ -47,9 +47,9 @@ def condition(status: Status, kind: str) -> Condition:
 
 def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
     status = status_of(picture(holder="pod default/vm-a"), EMPTY, AT)
-    assert (status.totals.gpus, status.totals.vgpus, status.totals.held, status.totals.modes) == (1, 1, 1, "vgpu")
+    assert (status.totals.gpus, status.totals.vgpus, status.totals.allocated, status.totals.modes) == (1, 1, 1, "vgpu")
     assert [vgpu.offered_as for gpu in status.gpus for vgpu in gpu.vgpus] == [A10_4Q]
-    assert [(one.name, one.healthy, one.held, one.registered) for one in status.resources] == [(A10_4Q, 1, 1, True)]
+    assert [(one.name, one.healthy, one.allocated, one.registered) for one in status.resources] == [(A10_4Q, 1, 1, True)]
     ready = condition(status, "Ready")
     assert (ready.status, ready.reason, ready.observed_generation) == ("True", "AsWanted", 3)
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
@@ -172,4 +172,4 @@ def test_a_gpu_that_changes_its_mode_or_goes_is_told() -> None:
 
 def test_a_machine_is_named_by_its_pod() -> None:
     users = ("pod default/virt-launcher-vm-a-x7k2p", "pod default/box", "python3 (pid 7)", "pod x/virt-launcher-vm")
-    assert gpunode_status.machines_of(users) == ("default/vm-a",)
+    assert gpunode_status.vms_of(users) == ("default/vm-a",)

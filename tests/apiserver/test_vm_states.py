@@ -105,7 +105,7 @@ def test_a_node_with_what_its_agent_reports() -> None:
         "reasons": [{"code": "NoVgpus", "message": "NoVgpus: it has none"}],
     }
     vgpu = {"id": "0000:ca:00.4", "type": "NVIDIA A10-4Q", "reasons": [{"code": "Unread", "message": "it"}]}
-    offered = {"name": A10, "healthy": 2, "held": 0, "registered": True, "pciVendorSelectors": ["10DE:2236"]}
+    offered = {"name": A10, "healthy": 2, "allocated": 0, "registered": True, "pciVendorSelectors": ["10DE:2236"]}
     withheld = {"resource": "x.com/a", "code": "ForeignProvider", "message": "KubeVirt offers it"}
     report = decoded(
         GpuNode, spec={"withheld": [withheld]}, status={"gpus": [gpu, {**ill, "vgpus": [vgpu]}], "resources": [offered]}

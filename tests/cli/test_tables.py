@@ -19,7 +19,7 @@ from gpuvirt.sim.machine import load_machine
 
 WIDTHS = (80, 120, 200)
 REASON = "VgpuInUse: " + " ".join(f"word{number:02}" for number in range(41)) + "xyz"
-OFFERED = "12 nvidia.com/NVIDIA_A10-4Q (1 held), 2 nvidia.com/NVIDIA_A10-24Q"
+OFFERED = "12 nvidia.com/NVIDIA_A10-4Q (1 allocated), 2 nvidia.com/NVIDIA_A10-24Q"
 COMPONENTS = (
     Row("node01.example.org", "vm-vgpu", "sandbox-device-plugin", ready=True, state="Running", detail=OFFERED),
     Row("node01.example.org", "vm-vgpu", "sandbox-validator", ready=True, state="Running"),

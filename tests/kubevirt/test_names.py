@@ -90,7 +90,13 @@ def node(*resources: Offered, spec: Spec | None = None, gpus: tuple[Gpu, ...] = 
 def resource(name: str, pci: tuple[str, ...] = (), mdev: tuple[str, ...] = ()) -> Offered:
     kind = ResourceKind.VGPU if mdev else ResourceKind.WHOLE
     return Offered(
-        name=name, healthy=0, held=0, registered=True, kind=kind, pci_vendor_selectors=pci, mdev_name_selectors=mdev
+        name=name,
+        healthy=0,
+        allocated=0,
+        registered=True,
+        kind=kind,
+        pci_vendor_selectors=pci,
+        mdev_name_selectors=mdev,
     )
 
 
@@ -141,8 +147,10 @@ def test_what_a_version_has(text: str | None, gate: bool, field: bool) -> None:
 
 
 def test_what_pods_have_is_in_use_and_with_one_vgpu_all_mediated_devices() -> None:
-    whole, other = (Offered(name=f"nvidia.com/{name}", healthy=1, held=held, registered=True) for name, held in AB)
-    vgpus = Offered(name="nvidia.com/c", healthy=1, held=0, registered=True, mdev_name_selectors=("NVIDIA A10-4Q",))
+    whole, other = (Offered(name=f"nvidia.com/{name}", healthy=1, allocated=held, registered=True) for name, held in AB)
+    vgpus = Offered(
+        name="nvidia.com/c", healthy=1, allocated=0, registered=True, mdev_name_selectors=("NVIDIA A10-4Q",)
+    )
 
     def node(*users: str) -> GpuNode:
         gpu = Gpu(address="0000:65:00.0", mode="vgpu", vgpus=(Vgpu(id="1", type="NVIDIA A10-24Q", users=users),))

@@ -29,7 +29,7 @@ def vgpu_node() -> OwnedGpuNode:
     """Return a GpuNode with vGPUs that are as they are wanted."""
     ready = Condition(type="Ready", status="True", reason="AsWanted", last_transition_time="2026-01-01T00:00:00Z")
     resource = Offered(
-        name=T4_8Q, healthy=2, held=0, registered=True, kind=ResourceKind.VGPU, mdev_name_selectors=("GRID T4-8Q",)
+        name=T4_8Q, healthy=2, allocated=0, registered=True, kind=ResourceKind.VGPU, mdev_name_selectors=("GRID T4-8Q",)
     )
     status = Status(gpus=(Gpu(address="0000:3b:00.0", mode="vgpu"),), resources=(resource,), conditions=(ready,))
     return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), spec=Spec(mode=WantedMode.VGPU), status=status)

@@ -32,7 +32,7 @@ def condition(kind: str, reason: str = "", message: str = "") -> Condition:
 
 
 def reported(*conditions: Condition, registered: bool = True) -> dict[str, GpuNode]:
-    offered = Offered(name=RESOURCE, healthy=12, held=1, registered=registered)
+    offered = Offered(name=RESOURCE, healthy=12, allocated=1, registered=registered)
     gpus = tuple(Gpu(address=f"0000:{bus}:00.0", mode="vgpu", vgpu_config="A10-4Q") for bus in ("65", "ca"))
     totals = Totals(gpus=2, vgpus=12, modes="vgpu")
     status = Status(totals=totals, gpus=gpus, resources=(offered,), conditions=conditions)
@@ -46,13 +46,13 @@ def test_a_node_for_vgpus_has_the_components_of_nvidias_operator() -> None:
         ("sandbox-validator", True, "Running"),
         ("vgpu-device-manager", True, "Running"),
     ]
-    assert found[0].detail == f"12 {RESOURCE} (1 held)"
+    assert found[0].detail == f"12 {RESOURCE} (1 allocated)"
     assert found[2].detail == "12 vGPUs, config A10-4Q"
 
 
 def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
     offered = [
-        Offered(name=name, healthy=healthy, held=0, registered=True) for name, healthy in ((RESOURCE, 0), ("x", 2))
+        Offered(name=name, healthy=healthy, allocated=0, registered=True) for name, healthy in ((RESOURCE, 0), ("x", 2))
     ]
     gpu_node = GpuNode(metadata=Metadata(name="node01"), status=Status(resources=tuple(offered)))
     assert rows([node(Workload.PASSTHROUGH)], {"node01": gpu_node}, [])[0].detail == "2 x"

@@ -19,9 +19,9 @@ DEVICE_COLUMNS = (
 )
 RESOURCE_COLUMNS = (
     Column("RESOURCE"),
-    Column("DEVICES"),
+    Column("TOTAL"),
     Column("HEALTHY"),
-    Column("HELD"),
+    Column("ALLOCATED"),
     Column("REGISTERED", folds=True),
 )
 MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue"}

@@ -19,8 +19,8 @@ COLUMNS = (
     Column("ADDRESS"),
     Column("DRIVER"),
     Column("GROUP"),
-    Column("GOES WITH", folds=True),
-    Column("FOR MACHINES", folds=True),
+    Column("SIBLINGS", folds=True),
+    Column("FOR VMS", folds=True),
 )
 
 

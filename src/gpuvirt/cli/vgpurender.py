@@ -23,7 +23,7 @@ TYPE_COLUMNS = (
     Column("GPU"),
     Column("TYPE"),
     Column("IN CONFIGS"),
-    Column("THERE"),
+    Column("EXISTING"),
     Column("COULD BE MADE", folds=True),
 )
 

@@ -154,7 +154,7 @@ def _totals(view: NodeView) -> Totals:
     return Totals(
         gpus=len(view.gpus),
         vgpus=sum(len(gpu.vgpus) for gpu in view.gpus),
-        held=sum(device.holder is not None for resource in view.resources for device in resource.devices),
+        allocated=sum(device.holder is not None for resource in view.resources for device in resource.devices),
         modes=",".join(sorted({str(gpu.mode) for gpu in view.gpus})),
     )
 
@@ -164,14 +164,14 @@ def _gpu(gpu: GpuView) -> Gpu:
         address=gpu.address,
         name=gpu.name,
         mode=str(gpu.mode),
-        wanted=gpu.wanted,
+        desired_mode=gpu.wanted,
         vgpu_config=gpu.vgpu_config,
         driver=gpu.driver,
         numa_node=gpu.numa_node,
         offered_as=gpu.offered_as,
         healthy=gpu.healthy,
         users=gpu.users,
-        machines=machines_of(gpu.users),
+        virtual_machines=vms_of(gpu.users),
         vgpus=tuple(_vgpu(one) for one in gpu.vgpus),
         vfs=gpu.vfs,
         reasons=_whys(gpu.reasons),
@@ -184,13 +184,13 @@ def _vgpu(vgpu: VgpuView) -> Vgpu:
         type=vgpu.type,
         offered_as=vgpu.offered_as,
         users=vgpu.users,
-        machines=machines_of(vgpu.users),
+        virtual_machines=vms_of(vgpu.users),
         reasons=_whys(vgpu.reasons),
     )
 
 
-def machines_of(users: Iterable[str]) -> tuple[str, ...]:
-    """Return the machines among users: KubeVirt calls a machine's pod after it, and cuts very long names."""
+def vms_of(users: Iterable[str]) -> tuple[str, ...]:
+    """Return the VMs among users: KubeVirt names a VM's pod after the VM, and cuts very long names."""
     found = (LAUNCHER.fullmatch(user) for user in users)
     return tuple(f"{one['namespace']}/{one['machine']}" for one in found if one is not None)
 
@@ -199,7 +199,7 @@ def _offered(resource: ResourceView) -> Offered:
     return Offered(
         name=resource.name,
         healthy=sum(device.healthy for device in resource.devices),
-        held=sum(device.holder is not None for device in resource.devices),
+        allocated=sum(device.holder is not None for device in resource.devices),
         registered=resource.registered,
         kind=resource.kind,
         pci_vendor_selectors=resource.pci_vendor_selectors,

@@ -1,7 +1,7 @@
-"""GpuNode, `gpuvirt.io/v1alpha1`: what is wanted of one node's GPUs, and all that its agent knows of them.
+"""GpuNode, `gpuvirt.io/v1alpha1`: the desired state of one node's GPUs, and what its agent has observed.
 
-There is one a node, by the node's name. The spec is for an admin or a controller to write, the status for the agent.
-The texts here are what `kubectl explain gpunode` prints.
+Each node has one GpuNode with the node's name. Admins and the controller write the spec, the agent writes the status.
+`kubectl explain gpunode` prints the texts of this module.
 """
 
 from typing import Annotated
@@ -31,64 +31,70 @@ Address = Annotated[
 
 
 class GpuWish(Part, frozen=True, kw_only=True):
-    """What is wanted of one GPU."""
+    """The desired mode of one GPU."""
 
     address: Address
-    mode: Annotated[WantedMode, Meta(description="What the GPU is kept as, whatever the node's mode.")]
+    mode: Annotated[WantedMode, Meta(description="The mode of this GPU, whatever the mode of the node is.")]
 
 
 class Origins(Part, frozen=True, kw_only=True):
-    """Who has asked for what a spec wants."""
+    """Where the values of a spec come from."""
 
-    mode: Annotated[str, Meta(description="A label, a field of the ClusterPolicy, or who has set it here.")] = ""
+    mode: Annotated[
+        str, Meta(description="A label, a field of the ClusterPolicy, or the field manager that has set it here.")
+    ] = ""
     vgpu_config: str = ""
 
 
 class Withheld(Part, frozen=True, kw_only=True):
-    """A resource that is not to be offered to the kubelet, since KubeVirt offers its devices itself."""
+    """A resource that the agent does not offer to the kubelet, because KubeVirt offers its devices itself."""
 
     resource: str
     code: Annotated[str, Meta(description="Why, as one word: ForeignProvider.")]
-    message: Annotated[str, Meta(description="Why, where it was seen, and what to do about it.")]
+    message: Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
     offered_as: Annotated[
-        str | None, Meta(description="What KubeVirt offers the devices as, where it is another name.")
+        str | None, Meta(description="The resource name under which KubeVirt offers the devices, if it differs.")
     ] = None
 
 
 class Spec(Part, frozen=True, kw_only=True):
-    """What is wanted. Without a spec the node's labels say it, and the agent's settings."""
+    """The desired state of a node's GPUs. Without a spec, the node's labels and the agent's settings apply."""
 
     mode: Annotated[
         WantedMode,
         Meta(
-            description="What all GPUs of the node are kept as: unmanaged leaves them as they are, passthrough has them"
-            " whole for virtual machines, vgpu in parts, container on their native driver."
+            description="The mode of all GPUs of the node. unmanaged: gpuvirt changes nothing. passthrough: whole GPUs for"
+            " VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers."
         ),
     ] = WantedMode.UNMANAGED
     vgpu_config: Annotated[
         str | None,
-        Meta(description="The vGPU config by which GPUs in mode vgpu are carved: A10-4Q. Without it: default."),
+        Meta(description="The vGPU config of GPUs in mode vgpu, such as A10-4Q. If unset: default."),
     ] = None
-    gpus: Annotated[tuple[GpuWish, ...], Meta(description="What is wanted of single GPUs instead.")] = ()
-    origins: Annotated[Origins | None, Meta(description="Where the wishes come from; the controller writes it.")] = None
+    gpus: Annotated[
+        tuple[GpuWish, ...], Meta(description="Modes of single GPUs, which take precedence over the node's mode.")
+    ] = ()
+    origins: Annotated[
+        Origins | None, Meta(description="Where mode and vgpuConfig come from. The controller writes it.")
+    ] = None
     withheld: Annotated[
         tuple[Withheld, ...],
-        Meta(description="Resources that are not to be offered; what pods have of them, they keep."),
+        Meta(description="Resources that the agent does not offer. Devices that are allocated already stay allocated."),
     ] = ()
     reviewed: Annotated[
         tuple[str, ...] | None,
         Meta(
-            description="Resources of the node that the controller has compared with KubeVirt's configuration. An agent"
-            " registers a new one once it is listed here and not withheld."
+            description="Resources that the controller has compared with KubeVirt's configuration. The agent registers a"
+            " new resource once it is listed here and not in withheld."
         ),
     ] = None
 
 
 class Why(Part, frozen=True, kw_only=True):
-    """A reason, as the agent's log, metrics and command line have it."""
+    """A reason, with the code that the agent's log, its metrics and the command line use."""
 
     code: Annotated[str, Meta(description="One word, always the same: VgpuInUse.")]
-    message: Annotated[str, Meta(description="What is the matter, where it was seen, and what to do about it.")]
+    message: Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
 
 
 class Vgpu(Part, frozen=True, kw_only=True):
@@ -96,37 +102,43 @@ class Vgpu(Part, frozen=True, kw_only=True):
 
     id: Annotated[str, Meta(description="The mediated device's UUID, or the VF's address.")]
     type: str
-    offered_as: Annotated[str | None, Meta(description="The resource that pods ask for.")] = None
-    users: Annotated[tuple[str, ...], Meta(description="Pods that have it, and processes of no known pod.")] = ()
-    machines: Annotated[
+    offered_as: Annotated[str | None, Meta(description="The resource that pods request.")] = None
+    users: Annotated[
         tuple[str, ...],
-        Meta(description="KubeVirt's machines among the users, as namespace/name, by their pods' names."),
+        Meta(description="Pods that it is allocated to, and processes that have it open and belong to no known pod."),
     ] = ()
-    reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
+    virtual_machines: Annotated[
+        tuple[str, ...],
+        Meta(description="KubeVirt's VMs among the users, as namespace/name, by their pods' names."),
+    ] = ()
+    reasons: Annotated[tuple[Why, ...], Meta(description="Why it cannot be used, or is not offered.")] = ()
 
 
 class Gpu(Part, frozen=True, kw_only=True):
     """One GPU."""
 
     address: Address
-    name: Annotated[str | None, Meta(description="What the PCI ID database calls it.")] = None
-    mode: Annotated[str, Meta(description="What it is now: passthrough, vgpu, native.")]
-    wanted: Annotated[
+    name: Annotated[str | None, Meta(description="Its name in the PCI ID database.")] = None
+    mode: Annotated[str, Meta(description="The mode that it is in: passthrough, vgpu, native.")]
+    desired_mode: Annotated[
         str | None, Meta(description="The mode that the agent keeps it in: passthrough, vgpu, container.")
     ] = None
-    vgpu_config: Annotated[str | None, Meta(description="The vGPU config that it is kept carved by.")] = None
+    vgpu_config: Annotated[str | None, Meta(description="The vGPU config that the agent applies to it.")] = None
     driver: str | None = None
     numa_node: int | None = None
-    offered_as: Annotated[str | None, Meta(description="The resource that pods ask for to have it whole.")] = None
-    healthy: Annotated[bool | None, Meta(description="Whether a machine could use it; null where not offered.")] = None
-    users: Annotated[tuple[str, ...], Meta(description="Pods that have it, and processes of no known pod.")] = ()
-    machines: Annotated[
+    offered_as: Annotated[str | None, Meta(description="The resource that pods request to get the whole GPU.")] = None
+    healthy: Annotated[bool | None, Meta(description="Whether a VM can use it; null if it is not offered.")] = None
+    users: Annotated[
         tuple[str, ...],
-        Meta(description="KubeVirt's machines among the users, as namespace/name, by their pods' names."),
+        Meta(description="Pods that it is allocated to, and processes that have it open and belong to no known pod."),
+    ] = ()
+    virtual_machines: Annotated[
+        tuple[str, ...],
+        Meta(description="KubeVirt's VMs among the users, as namespace/name, by their pods' names."),
     ] = ()
     vgpus: tuple[Vgpu, ...] = ()
     vfs: Annotated[int | None, Meta(description="How many SR-IOV virtual functions it has; null: not reported.")] = None
-    reasons: Annotated[tuple[Why, ...], Meta(description="Why it can't be used, or is not offered.")] = ()
+    reasons: Annotated[tuple[Why, ...], Meta(description="Why it cannot be used, or is not offered.")] = ()
 
 
 class Offered(Part, frozen=True, kw_only=True):
@@ -134,58 +146,61 @@ class Offered(Part, frozen=True, kw_only=True):
 
     name: str
     healthy: int
-    held: Annotated[int, Meta(description="How many pods have.")]
-    registered: Annotated[bool, Meta(description="Whether the kubelet knows it.")]
+    allocated: Annotated[
+        int | None, Meta(description="How many of its devices are allocated to pods; null: not reported.")
+    ] = None
+    registered: Annotated[bool, Meta(description="Whether the kubelet has registered it.")]
     kind: Annotated[ResourceKind | None, Meta(description="Whether its devices are whole functions or vGPUs.")] = None
     pci_vendor_selectors: Annotated[
         tuple[str, ...],
-        Meta(description="By what KubeVirt selects its devices, where they are PCI functions: 10DE:2236."),
+        Meta(description="KubeVirt's pciVendorSelector for its devices, if they are PCI functions: 10DE:2236."),
     ] = ()
     mdev_name_selectors: Annotated[
-        tuple[str, ...], Meta(description="The same where they are mediated devices: NVIDIA A10-24Q.")
+        tuple[str, ...],
+        Meta(description="KubeVirt's mdevNameSelector for its devices, if they are mediated devices: NVIDIA A10-24Q."),
     ] = ()
 
 
 class Invalid(Part, frozen=True, kw_only=True):
-    """A value of the desired state that is invalid, and changes nothing."""
+    """An invalid value of the desired state. It changes nothing."""
 
     origin: Annotated[
         str, Meta(description="Where it is set: label, gpunode, configmap, file, settings or clusterpolicy.")
     ]
     where: Annotated[str, Meta(description="The label, or the object and the field.")]
     code: Annotated[str, Meta(description="One word, always the same: ConfigInvalid.")]
-    found: Annotated[str, Meta(description="What stands there.")]
-    expected: Annotated[str, Meta(description="What may stand there.")]
-    near: Annotated[tuple[str, ...], Meta(description="The nearest valid values, the nearest first.")] = ()
-    message: Annotated[str, Meta(description="What is the matter, where it was seen, and what to do about it.")]
+    found: Annotated[str, Meta(description="The value that was found.")]
+    expected: Annotated[str, Meta(description="The values that are valid.")]
+    near: Annotated[tuple[str, ...], Meta(description="The most similar valid values, the most similar first.")] = ()
+    message: Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
 
 
 class Totals(Part, frozen=True, kw_only=True):
-    """The node in numbers, for lists."""
+    """Counts for lists of nodes."""
 
     gpus: int = 0
     vgpus: int = 0
-    held: Annotated[int, Meta(description="GPUs and vGPUs that pods have.")] = 0
-    modes: Annotated[str, Meta(description="What the GPUs are: passthrough, or passthrough,vgpu.")] = ""
+    allocated: Annotated[int, Meta(description="GPUs and vGPUs that are allocated to pods.")] = 0
+    modes: Annotated[str, Meta(description="The modes of the GPUs: passthrough, or passthrough,vgpu.")] = ""
 
 
 class Status(Part, frozen=True, kw_only=True):
-    """What the agent knows."""
+    """What the agent has observed."""
 
-    observed_generation: Annotated[int, Meta(description="The spec that the agent has seen.")] = 0
+    observed_generation: Annotated[int, Meta(description="The generation of the spec that the agent has observed.")] = 0
     agent: Annotated[str | None, Meta(description="The agent's version.")] = None
     totals: Totals = Totals()
     gpus: tuple[Gpu, ...] = ()
     resources: tuple[Offered, ...] = ()
     invalid: Annotated[
         tuple[Invalid, ...],
-        Meta(description="Desired state that is invalid, and changes nothing; the node is not Ready meanwhile."),
+        Meta(description="Invalid desired state, which changes nothing. The node is not Ready while there is any."),
     ] = ()
     conditions: tuple[Condition, ...] = ()
 
 
 class GpuNode(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What is wanted of one node's GPUs, and what its agent knows of them."""
+    """The desired state of one node's GPUs, and what its agent has observed."""
 
     metadata: Metadata
     spec: Spec | None = None

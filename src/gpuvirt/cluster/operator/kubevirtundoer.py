@@ -40,7 +40,7 @@ def held_names(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
     statuses = [one.status for one in gpu_nodes if one.status is not None]
     in_use = any(vgpu.users for status in statuses for gpu in status.gpus for vgpu in gpu.vgpus)
     resources = (one for status in statuses for one in status.resources)
-    return frozenset(one.name for one in resources if one.held or (in_use and one.mdev_name_selectors))
+    return frozenset(one.name for one in resources if one.allocated != 0 or (in_use and one.mdev_name_selectors))
 
 
 class KubeVirtUndoer:

@@ -150,9 +150,9 @@ def _agent_rows(node: NodeObject, workload: str, gpu_node: GpuNode | None, probl
 
 def _plugin(name: str, workload: str, status: Status) -> Row:
     offered = ", ".join(
-        f"{one.healthy} {one.name}" + (f" ({one.held} held)" if one.held else "")
+        f"{one.healthy} {one.name}" + (f" ({one.allocated} allocated)" if one.allocated else "")
         for one in status.resources
-        if one.healthy or one.held
+        if one.healthy or one.allocated
     )
     late = [one.name for one in status.resources if not one.registered and one.healthy]
     if late:
