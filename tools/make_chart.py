@@ -1,4 +1,4 @@
-"""Generates what the chart shares with deploy/*.yaml, and its table in docs/install.md; --check says if all is current.
+"""Generates what the chart shares with deploy/*.yaml, and the table of docs/values.md; --check says if all is current.
 
 What agents may do stands in deploy/node.yaml, kinds in their own manifests, and what is said of a value in values.yaml:
 each in one place, so that no two can differ.
@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.operands.accounts import accounts
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart"
-INSTALL = ROOT / "docs/install.md"
+VALUES = ROOT / "docs/values.md"
 KINDS = ("clusterpolicies.yaml", "gpunodes.yaml")
 CONTROLLERS = (
     "ConfigMap gpuvirt-node",
@@ -83,8 +83,8 @@ def versioned() -> str:
 
 
 def documented() -> str:
-    """Return docs/install.md with the table of values."""
-    text = INSTALL.read_text()
+    """Return docs/values.md with the table of values."""
+    text = VALUES.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + table((CHART / "values.yaml").read_text()) + END + after
@@ -98,7 +98,7 @@ def generated() -> dict[Path, str]:
         CHART / "templates/agent-access.yaml": template("node.yaml", CONTROLLERS),
         CHART / "templates/operand-access.yaml": operands(),
         CHART / "templates/discover.yaml": template("discover.yaml", (), 'include "gpuvirt.discovers" .'),
-        INSTALL: documented(),
+        VALUES: documented(),
     }
 
 

@@ -49,7 +49,8 @@ def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
     status = status_of(picture(holder="pod default/vm-a"), EMPTY, AT)
     assert (status.totals.gpus, status.totals.vgpus, status.totals.allocated, status.totals.modes) == (1, 1, 1, "vgpu")
     assert [vgpu.offered_as for gpu in status.gpus for vgpu in gpu.vgpus] == [A10_4Q]
-    assert [(one.name, one.healthy, one.allocated, one.registered) for one in status.resources] == [(A10_4Q, 1, 1, True)]
+    (offered,) = status.resources
+    assert (offered.name, offered.healthy, offered.allocated, offered.registered) == (A10_4Q, 1, 1, True)
     ready = condition(status, "Ready")
     assert (ready.status, ready.reason, ready.observed_generation) == ("True", "AsWanted", 3)
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status

@@ -184,10 +184,28 @@ def test_what_the_readme_says_to_make_can_be_made() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_links_lead_somewhere() -> None:
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-            assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", page.read_text())):
+        if target.startswith("https:"):
+            continue
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in _anchors(found.read_text()), f"{target}#{anchor}"
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as code forges make them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    assert [page.name for page in PAGES[2:] if page.name != "README.md" and f"]({page.name})" not in index] == []
 
 
 def test_the_version_is_the_changelogs() -> None:

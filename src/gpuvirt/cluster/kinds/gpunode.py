@@ -63,8 +63,8 @@ class Spec(Part, frozen=True, kw_only=True):
     mode: Annotated[
         WantedMode,
         Meta(
-            description="The mode of all GPUs of the node. unmanaged: gpuvirt changes nothing. passthrough: whole GPUs for"
-            " VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers."
+            description="The mode of all GPUs of the node. unmanaged: gpuvirt changes nothing. passthrough: whole GPUs"
+            " for VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers."
         ),
     ] = WantedMode.UNMANAGED
     vgpu_config: Annotated[
@@ -84,8 +84,8 @@ class Spec(Part, frozen=True, kw_only=True):
     reviewed: Annotated[
         tuple[str, ...] | None,
         Meta(
-            description="Resources that the controller has compared with KubeVirt's configuration. The agent registers a"
-            " new resource once it is listed here and not in withheld."
+            description="Resources that the controller has compared with KubeVirt's configuration. The agent registers"
+            " a new resource once it is listed here and not in withheld."
         ),
     ] = None
 
