@@ -1,4 +1,4 @@
-"""What a ClusterPolicy says of the operands on nodes whose GPUs are for virtual machines."""
+"""The fields of a ClusterPolicy for nodes whose GPUs are for VMs."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.parts import Part
 
 
 class WorkloadConfig(StrEnum):
-    """What a node's GPUs are for."""
+    """The workload that a node's GPUs are for."""
 
     CONTAINER = "container"
     VM_PASSTHROUGH = "vm-passthrough"
@@ -27,14 +27,14 @@ class WorkloadConfig(StrEnum):
 
 
 class SandboxMode(StrEnum):
-    """Who runs the virtual machines."""
+    """The software that runs the VMs."""
 
     KUBEVIRT = "kubevirt"
     KATA = "kata"
 
 
 class CcMode(StrEnum):
-    """How far GPUs are confidential."""
+    """The confidential computing mode of GPUs."""
 
     ON = "on"
     OFF = "off"
@@ -42,20 +42,20 @@ class CcMode(StrEnum):
 
 
 class SandboxWorkloads(Part, frozen=True, kw_only=True):
-    """GPUs for virtual machines."""
+    """GPUs for VMs."""
 
     enabled: Annotated[
-        bool | None, Meta(description="Whether nodes may be for virtual machines at all. Else all are for containers.")
+        bool | None, Meta(description="Whether nodes can be for VMs. If false, all nodes are for containers.")
     ] = None
     default_workload: Annotated[
         WorkloadConfig | None,
-        Meta(description="What a node is for that has no valid label nvidia.com/gpu.workload.config; else container."),
+        Meta(description="The workload of nodes without the label nvidia.com/gpu.workload.config. Default: container."),
     ] = None
-    mode: Annotated[SandboxMode | None, Meta(description="Who runs the virtual machines; else kubevirt.")] = None
+    mode: Annotated[SandboxMode | None, Meta(description="The software that runs the VMs. If unset: kubevirt.")] = None
 
 
 class VfioManager(Operand, frozen=True, kw_only=True):
-    """What binds GPUs to VFIO drivers: a part of the agent."""
+    """Binds GPUs to VFIO drivers. A part of the agent."""
 
     driver_manager: DriverManager = DriverManager()
 
@@ -70,38 +70,38 @@ class VgpuManager(Operand, frozen=True, kw_only=True):
 
 
 class VgpuDeviceManager(Operand, frozen=True, kw_only=True):
-    """What makes vGPUs: a part of the agent."""
+    """Creates vGPUs. A part of the agent."""
 
     config: Annotated[
         ConfigMapEntry | None,
-        Meta(description="The ConfigMap with vGPU configurations in config.yaml, and the one for unlabelled nodes."),
+        Meta(description="The ConfigMap with vGPU configs in config.yaml, and the config of unlabelled nodes."),
     ] = None
 
 
 class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
-    """What offers GPUs and vGPUs to virtual machines: the agent itself."""
+    """Offers GPUs and vGPUs to VMs. The agent does it."""
 
     require_reset: Annotated[
         bool | None,
         Meta(
-            description="Whether a whole GPU that can't be reset is withheld once a pod has had it, until its host is"
-            " rebooted; else it is."
+            description="Whether a whole GPU that cannot be reset is withheld after a pod has used it, until the host"
+            " is rebooted. If unset: true."
         ),
     ] = None
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):
-    """What offers GPUs to Kata's virtual machines."""
+    """Offers GPUs to Kata's VMs."""
 
 
 class CcManager(Operand, frozen=True, kw_only=True):
-    """What switches GPUs to confidential computing."""
+    """Switches GPUs to confidential computing."""
 
     default_mode: CcMode | None = None
 
 
 class KataManager(OpenOperand, frozen=True, kw_only=True):
-    """Nothing any more: accepted, and ignored."""
+    """Accepted and ignored: NVIDIA's operator has dropped it."""
 
 
 class ValidatorEnv(OpenPart, frozen=True, kw_only=True):
