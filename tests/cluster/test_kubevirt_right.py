@@ -20,12 +20,12 @@ from gpuvirt.cluster.kinds.kubevirt import (
 )
 from gpuvirt.cluster.kubecontext import from_kubeconfig
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
+from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
-from gpuvirt.cluster.operator.kubevirts import HISTORY
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.heard import Heard
 from gpuvirt.plain import Plain

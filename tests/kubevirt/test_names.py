@@ -14,8 +14,8 @@ from gpuvirt.cluster.kinds.kubevirt import (
 )
 from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
+from gpuvirt.cluster.operator.kubevirt.undoer import held_names
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
-from gpuvirt.cluster.operator.kubevirtundoer import held_names
 from gpuvirt.cluster.operator.shapes import AskingPod
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import Heard

@@ -10,7 +10,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.mirror import key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment import There
-from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod

@@ -14,7 +14,7 @@ from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.names import NODE_LABEL, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator

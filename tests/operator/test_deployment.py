@@ -28,7 +28,8 @@ from gpuvirt.cluster.operator.shapes import (
     PodSpec,
     PodStatus,
 )
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode, Write
+from gpuvirt.cluster.operator.writer import Write
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
 

@@ -21,24 +21,22 @@ from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.kubevirts import Histories, history_key, kept_histories, kept_text
-from gpuvirt.cluster.operator.kubevirtstores import KubeVirtStores
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
+from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.store import Store
-from gpuvirt.cluster.operator.writer import Writer
+from gpuvirt.cluster.operator.writer import Write, Writer
 from gpuvirt.cluster.operator.writes import (
     ApplyGpuNode,
     ApplyObject,
     DeleteObject,
-    PatchKubeVirt,
     PatchNode,
     PatchPolicyStatus,
     Target,
-    Write,
 )
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps, pods

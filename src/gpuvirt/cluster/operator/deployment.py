@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.operator.rollout import rollout
 from gpuvirt.cluster.operator.shapes import OperandPod
 from gpuvirt.cluster.operator.store import Objects
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target, Write
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
 from gpuvirt.cluster.resources import Resource, pods
 from gpuvirt.model.workload import Workload
 
@@ -50,7 +50,7 @@ class OperandState:
 class Deployment:
     """What follows."""
 
-    writes: tuple[Write, ...] = ()
+    writes: tuple[ApplyObject | DeleteObject, ...] = ()
     states: tuple[OperandState, ...] = ()
     faults: tuple[str, ...] = ()
     """What of the policy can't be deployed, and why."""
@@ -58,7 +58,7 @@ class Deployment:
 
 def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: Mapping[str, Placement]) -> Deployment:
     """Return what follows from what is to be there and what is."""
-    states, writes = list[OperandState](), list[Write]()
+    states, writes = list[OperandState](), list[ApplyObject | DeleteObject]()
     due = [one for one in rendered.manifests if is_due(one, _stored(one, there), there.marks.get(_target(one)))]
     for manifest in rendered.manifests:
         name, stored = manifest.metadata.name, _stored(manifest, there)

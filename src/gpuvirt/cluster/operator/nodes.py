@@ -7,17 +7,19 @@ from gpuvirt.cluster.keys import patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.cluster.operator import policies, resolve
-from gpuvirt.cluster.operator.kubevirts import KubeVirtDecisions
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
 from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node
 from gpuvirt.cluster.operator.placement import Placement, leaving, placement_of
 from gpuvirt.cluster.operator.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.resolve import Carving, OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target, Write
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workload import Workload
+
+NodeWrite = PatchNode | ApplyGpuNode | DeleteObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class NodeVerdict:
 class NodeDecisions:
     """What is to be written to nodes and GpuNodes, and how the nodes are."""
 
-    writes: tuple[Write, ...]
+    writes: tuple[NodeWrite, ...]
     verdicts: tuple[NodeVerdict, ...]
     placements: dict[str, Placement]
 
@@ -45,7 +47,7 @@ def decide(
     picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions, *, beside: bool, has_image: bool
 ) -> NodeDecisions:
     """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
-    writes, verdicts, placements = list[Write](), list[NodeVerdict](), dict[str, Placement]()
+    writes, verdicts, placements = list[NodeWrite](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
     carving = policies.carving_of(policy, kubevirt)
     pausers = pausers_by_node(picture.there.pods.values())

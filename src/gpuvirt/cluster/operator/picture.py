@@ -7,7 +7,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator.deployment import There
 from gpuvirt.cluster.operator.drift import StoredObject
-from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.vmoperands import SandboxWorkloads
-from gpuvirt.cluster.operator.kubevirts import KubeVirtDecisions
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodelabels import Around
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.placement import Defaults

@@ -20,8 +20,8 @@ from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
-from gpuvirt.cluster.operator.kubevirts import HISTORY
-from gpuvirt.cluster.operator.kubevirtundoer import KubeVirtUndoer
+from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
+from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodelabels import taken_back
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName

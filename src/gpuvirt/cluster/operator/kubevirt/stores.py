@@ -6,10 +6,9 @@ from typing import Protocol, TypeVar
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds import kubevirt as kinds
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtHeard, PatchKubeVirt
 from gpuvirt.cluster.operator.kubevirt.names import Machines
-from gpuvirt.cluster.operator.kubevirts import Histories, KubeVirtHeard
 from gpuvirt.cluster.operator.store import Store
-from gpuvirt.cluster.operator.writes import PatchKubeVirt
 from gpuvirt.cluster.resources import KubernetesObject, Metadata
 from gpuvirt.model.heard import Heard
 

@@ -24,7 +24,7 @@ from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.store import Objects
-from gpuvirt.cluster.operator.writes import ApplyObject, PatchKubeVirt, Target, Write
+from gpuvirt.cluster.operator.writes import ApplyObject, Target
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.reasons import Reason, ReasonCode
 
@@ -52,10 +52,23 @@ class KubeVirtHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchKubeVirt:
+    """Have KubeVirt, or HCO for it, permit what nodes offer."""
+
+    target: Target
+    plan: Plan
+
+    @property
+    def text(self) -> str:
+        """What is done: `kubevirts kubevirt: add /spec/configuration/... {...}; ...`."""
+        return f"{self.target.text}: {'; '.join(self.plan.changes)}"
+
+
+@dataclass(frozen=True, slots=True)
 class KubeVirtDecisions:
     """What follows."""
 
-    writes: tuple[Write, ...] = ()
+    writes: tuple[ApplyObject | PatchKubeVirt, ...] = ()
     withheld: tuple[Withheld, ...] | None = None
     """What agents are not to offer; None where that is not known."""
     stopped_because: str | None = None
