@@ -24,10 +24,10 @@ from pathlib import Path
 from lab.cluster.cluster import Cluster, cluster
 
 from bench.process import cpu_s, pss_kib
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, REQUIRED, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.kubecontext import from_kubeconfig
 from gpuvirt.cluster.operator.names import DEPLOY, SETS
 from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.resources import NODES

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from certificates import Authority, Pair
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.conflicts import MOST_TRIES, retried
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.failures import ApiError, ConflictError, ForbiddenError
 from gpuvirt.cluster.operator.uninstall import Goals, Uninstaller

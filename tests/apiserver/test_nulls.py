@@ -13,12 +13,12 @@ from msgspec import inspect
 
 import gpuvirt.cluster
 from gpuvirt import documents, nulls
-from gpuvirt.cluster.execcredential import ExecCredential
+from gpuvirt.cluster.access.execcredential import ExecCredential
+from gpuvirt.cluster.access.kubeconfig import KubeConfig
 from gpuvirt.cluster.failures import Status
 from gpuvirt.cluster.keys import Keys, Patch, patched
 from gpuvirt.cluster.kinds import gpunode, podparts, workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
-from gpuvirt.cluster.kubeconfig import KubeConfig
 from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import Definition
 from gpuvirt.cluster.operator.drift import StoredObject

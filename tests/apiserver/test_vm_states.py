@@ -6,10 +6,10 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from gpuvirt.cluster import vmstates
 from gpuvirt.cluster.kinds import vmstate
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import Device, Devices
+from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.model.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
 
 A10 = "nvidia.com/GA102GL_A10"

@@ -8,6 +8,7 @@ from clusterlab import LabNode
 from kubevirtkinds import SOURCES, install
 
 from commandline import gpuvirt
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.kinds.kubevirt import (
@@ -18,7 +19,6 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HyperConverged,
     KubeVirt,
 )
-from gpuvirt.cluster.kubecontext import from_kubeconfig
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.history import History

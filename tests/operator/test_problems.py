@@ -13,8 +13,8 @@ from test_decisions import gpu_node, ready
 
 from gpuvirt.apps import controllermetrics
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Decisions, Home

@@ -10,8 +10,8 @@ from random import Random
 from gpuvirt.apps import controllermetrics
 from gpuvirt.apps.ending import until_told_to_stop
 from gpuvirt.clock import Clock, RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Home

@@ -6,8 +6,8 @@ from random import Random
 
 from gpuvirt.apps.controller import LEASE
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.operator.uninstall import Goals, Uninstaller
 

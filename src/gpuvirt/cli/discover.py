@@ -14,7 +14,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.paths import HostRoots
 
 if TYPE_CHECKING:
-    from gpuvirt.cluster.credentials import Credentials
+    from gpuvirt.cluster.access.credentials import Credentials
     from gpuvirt.hardware.kernel import Kernel
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpuvirt import nulls
-from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.failures import Asked, NotUnderstoodError, Status, failure
 from gpuvirt.cluster.lines import Lines
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource

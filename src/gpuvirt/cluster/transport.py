@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import h11
 
 from gpuvirt import __version__
-from gpuvirt.cluster.credentials import Credentials, Streams
+from gpuvirt.cluster.access.credentials import Credentials, Streams
 from gpuvirt.cluster.failures import NotUnderstoodError, UnreachableError
 
 CONNECT_S = 10.0

@@ -7,6 +7,7 @@ from random import Random
 from typing import Protocol, TypeVar
 
 from gpuvirt.clock import Clock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent import wishes
 from gpuvirt.cluster.agent.gpunode import SpecListener, hear_gpu_node, hear_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
@@ -17,7 +18,6 @@ from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.mirror import News, ObjectKey

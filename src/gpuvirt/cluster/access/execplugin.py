@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.clock import Clock
-from gpuvirt.cluster import execcredential
-from gpuvirt.cluster.credentials import Issued, Material
-from gpuvirt.cluster.execcredential import GROUP, V1, V1BETA1, AskedSpec, ClusterInfo, NotIssuedError
+from gpuvirt.cluster.access import execcredential
+from gpuvirt.cluster.access.credentials import Issued, Material
+from gpuvirt.cluster.access.execcredential import GROUP, V1, V1BETA1, AskedSpec, ClusterInfo, NotIssuedError
+from gpuvirt.cluster.access.kubeconfig import Cluster, Entry, Exec
 from gpuvirt.cluster.failures import CredentialsError
-from gpuvirt.cluster.kubeconfig import Cluster, Entry, Exec
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
 VERSIONS = (V1, V1BETA1)

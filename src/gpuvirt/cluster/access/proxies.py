@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import h11
 
-from gpuvirt.cluster.credentials import Streams
+from gpuvirt.cluster.access.credentials import Streams
 
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 READ_BYTES = 1 << 16

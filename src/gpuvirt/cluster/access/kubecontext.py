@@ -13,11 +13,11 @@ from typing import TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster import kubeconfig
-from gpuvirt.cluster.credentials import Credentials, Material, Password
-from gpuvirt.cluster.execplugin import ExecPlugin, command_of
-from gpuvirt.cluster.kubeconfig import Cluster, Context, Entry, Merged, User
-from gpuvirt.cluster.proxies import PORTS, Proxy, proxy_of
+from gpuvirt.cluster.access import kubeconfig
+from gpuvirt.cluster.access.credentials import Credentials, Material, Password
+from gpuvirt.cluster.access.execplugin import ExecPlugin, command_of
+from gpuvirt.cluster.access.kubeconfig import Cluster, Context, Entry, Merged, User
+from gpuvirt.cluster.access.proxies import PORTS, Proxy, proxy_of
 from gpuvirt.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.access.credentials import Credentials
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts what a pod needs (`kubernetes.io/serviceaccount` volumes)."""

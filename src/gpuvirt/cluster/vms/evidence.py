@@ -1,19 +1,20 @@
-"""Asks the API server for all that `gpuvirt why vm/NAME` decides from."""
+"""What the API server is asked for once: all that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
-from gpuvirt.apps.kubevirts import KUBEVIRTS
-from gpuvirt.cluster import vmstates
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds import vmstate
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, Devices, Instancetype
+from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.kubevirt import KubeVirt, parse
 from gpuvirt.model.vmevidence import ObjectKind, ObjectRef, VmEvidence
@@ -31,6 +32,19 @@ LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
 def ask(credentials: Credentials, target: ObjectRef) -> VmEvidence:
     """Return what the API server knows; what may not be read is said in the evidence. Raises ApiError."""
     return asyncio.run(_Asker(Client(credentials), target).ask())
+
+
+def ask_kubevirts(kubeconfig: Path, context: str = "") -> tuple[KubeVirt, ...]:
+    """Return what a cluster has, nothing where KubeVirt is not installed; raise ConfigError, ApiError."""
+    client = Client(from_kubeconfig(kubeconfig, context))
+    return asyncio.run(_read_kubevirts(client, f"{KUBEVIRTS.path} of the cluster in {kubeconfig}"))
+
+
+async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
+    try:
+        return parse(await client.read(KUBEVIRTS), where=where)
+    except NotFoundError:
+        return ()
 
 
 @dataclass(slots=True)
@@ -132,9 +146,7 @@ class _Asker:
 
     async def _kubevirts(self) -> tuple[KubeVirt, ...] | None:
         try:
-            return parse(await self._client.read(KUBEVIRTS), where=KUBEVIRTS.path)
-        except NotFoundError:
-            return ()
+            return await _read_kubevirts(self._client, KUBEVIRTS.path)
         except (ForbiddenError, ConfigError) as error:
             self._unread.append(str(error))
             return None
