@@ -21,7 +21,7 @@ from gpuvirt.cluster.kinds import gpunode, podparts, workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import Definition
-from gpuvirt.cluster.operator.drift import StoredObject
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.resources import Metadata, Node
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.kubelet import KubeletConfig

@@ -23,11 +23,11 @@ from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator import report
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.invalidstates import of_node
 from gpuvirt.cluster.operator.names import DEPLOY, SETS
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
-from gpuvirt.cluster.operator.status import INVALID
-from gpuvirt.cluster.operator.status import status_of as policy_status_of
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.policy.invalidstates import of_node
+from gpuvirt.cluster.operator.policy.status import INVALID
+from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
 from gpuvirt.cluster.resources import ConfigMap, Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import report as diagnose

@@ -16,10 +16,10 @@ from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.names import NODE_LABEL, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.cluster.operator.nodes.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node
-from gpuvirt.cluster.operator.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata

@@ -12,10 +12,10 @@ from gpuvirt.cluster.kinds.kubevirt import KubeVirt
 from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.drift import StoredObject
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY, KubeVirtHeard, PatchKubeVirt, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.names import Machines
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.selectors import ResourceKind

@@ -19,12 +19,12 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Decisions, Home
 from gpuvirt.cluster.operator.names import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
-from gpuvirt.cluster.operator.policies import choose
-from gpuvirt.cluster.operator.problems import Deployer
+from gpuvirt.cluster.operator.nodes.problems import Deployer
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.policy.policies import choose
+from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.cluster.operator.report import Row, rows
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.shapes import NodeObject, NodeState, OperandPod, PodCondition, PodSpec, PodStatus
-from gpuvirt.cluster.operator.status import verdict_of
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL, Workload

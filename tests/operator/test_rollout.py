@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL, rollout
+from gpuvirt.cluster.operator.deployment.rollout import TEMPLATE_LABEL, rollout
 from gpuvirt.cluster.operator.shapes import OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.resources import Metadata
 

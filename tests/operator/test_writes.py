@@ -9,7 +9,7 @@ from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation
 from gpuvirt.cluster.operator.kubevirt.planning import Plan
-from gpuvirt.cluster.operator.resolve import AppliedSpec, applied
+from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.wanted import WantedMode

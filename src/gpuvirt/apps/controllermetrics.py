@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gpuvirt import __version__
 from gpuvirt.cluster.operator.controller import Controller
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.status import verdict_of
+from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.web.exposition import counter, gauge, text_of
 
 READY, NOT_READY, NO_POLICY = 1, 0, -1

@@ -10,17 +10,17 @@ from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.operator import policies
-from gpuvirt.cluster.operator.drift import StoredObject
-from gpuvirt.cluster.operator.invalidstates import InvalidValue, of_node
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.names import OPERANDS_OFF_ANNOTATION
+from gpuvirt.cluster.operator.nodes.placement import placement_of
+from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
-from gpuvirt.cluster.operator.placement import placement_of
-from gpuvirt.cluster.operator.policies import Choice
-from gpuvirt.cluster.operator.problems import Deployer
+from gpuvirt.cluster.operator.policy import policies
+from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue, of_node
+from gpuvirt.cluster.operator.policy.policies import Choice
+from gpuvirt.cluster.operator.policy.status import READY
 from gpuvirt.cluster.operator.report import Row, rows
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
-from gpuvirt.cluster.operator.status import READY
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
 from gpuvirt.model.reasons import ReasonCode
 

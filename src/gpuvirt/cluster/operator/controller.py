@@ -18,15 +18,15 @@ from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
-from gpuvirt.cluster.operator.deployment import There
-from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject
-from gpuvirt.cluster.operator.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.operator.writer import Write, Writer

@@ -13,23 +13,26 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.operator import deployment, invalidstates, nodes, policies, status
+from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
-from gpuvirt.cluster.operator.deployment import Deployment, OperandState
-from gpuvirt.cluster.operator.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.deployment import decisions as deployment
+from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandState
 from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions
 from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.operator.nodes import NodeDecisions, NodeVerdict
+from gpuvirt.cluster.operator.nodedecisions import NodeDecisions
+from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.placement import Placement
-from gpuvirt.cluster.operator.policies import Choice
+from gpuvirt.cluster.operator.policy import invalidstates, policies, status
+from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.policy.policies import Choice
+from gpuvirt.cluster.operator.policy.status import Progress
+from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.shapes import NodeObject
-from gpuvirt.cluster.operator.specchecks import spec_faults
-from gpuvirt.cluster.operator.status import Progress
-from gpuvirt.cluster.operator.unsupported import unsupported
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
 from gpuvirt.model.reasons import Reason, ReasonCode

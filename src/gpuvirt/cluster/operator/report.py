@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
-from gpuvirt.cluster.operator import policies
 from gpuvirt.cluster.operator.names import AGENT, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
+from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import apps_by_node
-from gpuvirt.cluster.operator.placement import Defaults, leaving, placement_of
-from gpuvirt.cluster.operator.problems import Deployer, ObservedNode, Problem, problems_of
+from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workload import Workload

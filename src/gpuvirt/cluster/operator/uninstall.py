@@ -23,7 +23,7 @@ from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Def
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.names import AGENT_KEYS, DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.operator.nodelabels import taken_back
+from gpuvirt.cluster.operator.nodes.labels import taken_back
 from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpuvirt.cluster.keys import Patch
 from gpuvirt.cluster.kinds.clusterpolicy import Status
 from gpuvirt.cluster.kinds.workloads import Manifest
-from gpuvirt.cluster.operator.resolve import AppliedGpuNode
+from gpuvirt.cluster.operator.nodes.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
 
 

@@ -27,7 +27,7 @@ from gpuvirt.cluster.operator.operands.site import (
     OperandName,
     Site,
 )
-from gpuvirt.cluster.operator.specchecks import is_share
+from gpuvirt.cluster.operator.operands.specchecks import is_share
 
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
 PRIORITY = "system-node-critical"

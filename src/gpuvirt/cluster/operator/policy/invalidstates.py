@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.operator import policies
+from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.placement import Placement
+from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.operator.names import AGENT, DEPLOY, OPERANDS_LABEL, OS_LABEL, OS_SOURCES, VGPU_DRIVER
+from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.site import OperandName
-from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import LABEL, Workload
 
@@ -26,6 +26,18 @@ class Problem:
     component: str
     """The component that it concerns, by its name in `nvidia.com/gpu.deploy.*`."""
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """How one node with GPUs is."""
+
+    name: str
+    workload: Workload | None
+    against: str | None = None
+    """Why it is not as it should be; None where it is."""
+    codes: frozenset[ReasonCode] = frozenset()
+    """The codes of what keeps it from being served."""
 
 
 @dataclass(frozen=True, slots=True)

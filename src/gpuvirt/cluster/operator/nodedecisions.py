@@ -6,32 +6,20 @@ from dataclasses import dataclass, replace
 from gpuvirt.cluster.keys import patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
-from gpuvirt.cluster.operator import policies, resolve
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
-from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
+from gpuvirt.cluster.operator.nodes import resolve
+from gpuvirt.cluster.operator.nodes.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
+from gpuvirt.cluster.operator.nodes.placement import Placement, leaving, placement_of
+from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
+from gpuvirt.cluster.operator.nodes.resolve import Carving, OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node
-from gpuvirt.cluster.operator.placement import Placement, leaving, placement_of
-from gpuvirt.cluster.operator.problems import Deployer, ObservedNode, Problem, problems_of
-from gpuvirt.cluster.operator.resolve import Carving, OwnedGpuNode
+from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workload import Workload
 
 NodeWrite = PatchNode | ApplyGpuNode | DeleteObject
-
-
-@dataclass(frozen=True, slots=True)
-class NodeVerdict:
-    """How one node with GPUs is."""
-
-    name: str
-    workload: Workload | None
-    against: str | None = None
-    """Why it is not as it should be; None where it is."""
-    codes: frozenset[ReasonCode] = frozenset()
-    """The codes of what keeps it from being served."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from datetime import datetime
 
 from gpuvirt.cluster.kinds.clusterpolicy import NodeCounts, State, Status
 from gpuvirt.cluster.kinds.conditions import Condition
-from gpuvirt.cluster.operator.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.names import OPERANDS_LABEL
-from gpuvirt.cluster.operator.nodes import NodeVerdict
+from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
+from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
 from gpuvirt.model.workload import Workload

@@ -25,8 +25,8 @@ from gpuvirt.cluster.operator.names import (
     VGPU_DRIVER,
     VGPU_DRIVER_LABEL,
 )
+from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.images import os_tag
-from gpuvirt.cluster.operator.placement import Placement
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import Workload
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds.clusterpolicy import KIND, ClusterPolicy, SpecFault, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.vmoperands import SandboxWorkloads
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
-from gpuvirt.cluster.operator.nodelabels import Around
+from gpuvirt.cluster.operator.nodes.labels import Around
+from gpuvirt.cluster.operator.nodes.placement import Defaults
+from gpuvirt.cluster.operator.nodes.resolve import Carving
 from gpuvirt.cluster.operator.operands import agent
-from gpuvirt.cluster.operator.placement import Defaults
-from gpuvirt.cluster.operator.resolve import Carving
 from gpuvirt.model.vgpudefaults import DEFAULT
 from gpuvirt.model.workload import Workload
 
