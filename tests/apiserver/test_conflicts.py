@@ -16,7 +16,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.conflicts import MOST_TRIES, retried
 from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.failures import ApiError, ConflictError, ForbiddenError
-from gpuvirt.cluster.operator.uninstall import Goals, Uninstaller
+from gpuvirt.install.uninstalling import Goals, Uninstaller
 from scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"

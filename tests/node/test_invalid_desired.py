@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from scene import AT, HOME, Scene, node
 
-from gpuvirt.apps import controllermetrics
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli import diagnosis, render
 from gpuvirt.cluster.agent.gpunode import status_of, wish_of_spec
@@ -41,7 +40,8 @@ from gpuvirt.model.walk import walk
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import Workload
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.web import metrics
+from gpuvirt.web import agentmetrics as metrics
+from gpuvirt.web import controllermetrics
 from sickhost import around
 from simnode import SimNode, running_node
 

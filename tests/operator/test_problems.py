@@ -11,7 +11,6 @@ from msgspec.structs import replace as with_
 from scene import HOME, NFD, Scene, node, policy
 from test_decisions import gpu_node, ready
 
-from gpuvirt.apps import controllermetrics
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
@@ -28,6 +27,7 @@ from gpuvirt.cluster.operator.shapes import NodeObject, NodeState, OperandPod, P
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL, Workload
+from gpuvirt.web import controllermetrics
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 MANAGER = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from gpuvirt.apps import controllermetrics
 from gpuvirt.apps.ending import until_told_to_stop
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
@@ -16,6 +15,7 @@ from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Home
 from gpuvirt.tasks import keep_going
+from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
 

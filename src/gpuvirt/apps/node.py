@@ -34,7 +34,7 @@ from gpuvirt.node.pace import Pace
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import keep_going
-from gpuvirt.web import metrics
+from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
 

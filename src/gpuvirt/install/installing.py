@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from gpuvirt import documents
 from gpuvirt.apps.controller import LEASE
-from gpuvirt.apps.uninstall import HOLDER
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.conflicts import retried
@@ -19,6 +18,7 @@ from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Manifest, Named
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.errors import ConfigError, GpuvirtError
+from gpuvirt.install.uninstall import HOLDER
 
 T = TypeVar("T")
 

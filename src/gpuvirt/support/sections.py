@@ -13,7 +13,6 @@ import msgspec
 
 from gpuvirt import __version__, archive, plain
 from gpuvirt.apps.doctor import Surroundings, diagnose
-from gpuvirt.apps.packing import Asked, Collected, Packing, is_absent, meaning
 from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
 from gpuvirt.documents import from_json
 from gpuvirt.errors import ConfigError, DamagedError
@@ -24,6 +23,7 @@ from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.pseudonyms import Pseudonyms
 from gpuvirt.model.view import NodeView
 from gpuvirt.node import journal, onelook, originals, statefile
+from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
 
 LOG_BYTES = 4 << 20
 """Of each log the end is packed."""

@@ -9,7 +9,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election
-from gpuvirt.cluster.operator.uninstall import Goals, Uninstaller
+from gpuvirt.install.uninstalling import Goals, Uninstaller
 
 HOLDER = "uninstall-"
 """What the identity of one who uninstalls begins with, in the lease that keeps controllers from leading."""
