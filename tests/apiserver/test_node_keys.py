@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.cluster.agent.clusterside import trouble_of
 from gpuvirt.cluster.agent.names import (
     CONFIG_LABEL,
     OPERAND_LABELS,
@@ -15,7 +16,6 @@ from gpuvirt.cluster.agent.names import (
 )
 from gpuvirt.cluster.agent.operands import heard_of, operand_keys
 from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
-from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.keys import patch_of, patched

@@ -14,7 +14,7 @@ from scene import AT, HOME, Scene, node
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli import diagnosis, render
 from gpuvirt.cluster.agent.gpunode import status_of, wish_of_spec
-from gpuvirt.cluster.agent.happenings import happenings
+from gpuvirt.cluster.agent.gpunodekeeper import happenings
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_keys
 from gpuvirt.cluster.agent.wishes import wish_of_config_map
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, GpuWish, Origins, Spec, Status

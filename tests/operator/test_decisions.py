@@ -10,8 +10,8 @@ from scene import HOME, NFD, Scene, node, policy
 
 from gpuvirt.cluster.election import Lease, LeaseSpec
 from gpuvirt.cluster.kinds.clusterpolicy import State
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
+from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard

@@ -6,9 +6,9 @@ import msgspec
 from msgspec.structs import replace as with_
 from scene import HOME, Scene, node
 
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KubeVirt
+from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions

@@ -12,8 +12,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.client import Client, Collection, PatchType
-from gpuvirt.cluster.conflicts import retried
-from gpuvirt.cluster.failures import ApiError, NotFoundError
+from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.reflector import Reflector

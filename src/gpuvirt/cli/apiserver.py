@@ -81,7 +81,7 @@ def credentials_of(kubeconfig: Path | None, context: str = "") -> "Credentials |
         return from_kubeconfig(kubeconfig, context)
     if context:
         raise ConfigError("is one of a kubeconfig's; expected --kubeconfig, too", where="--context")
-    from gpuvirt.cluster.access.serviceaccount import in_cluster
+    from gpuvirt.cluster.access.credentials import in_cluster
 
     return in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
 

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuvirt import documents
-from gpuvirt.apps.controller import LEASE
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.conflicts import retried
-from gpuvirt.cluster.election import Lease, leases
-from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.election import CONTROLLER_LEASE, Lease, leases
+from gpuvirt.cluster.failures import NotFoundError, retried
 from gpuvirt.cluster.kinds import clusterpolicy
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.operator import definitions
@@ -94,11 +92,11 @@ async def lift_hold(client: Client, namespace: str, clock: Clock) -> str | None:
 
 
 async def _lift_hold(client: Client, namespace: str) -> str | None:
-    held = await _found(client, leases(namespace), LEASE, Lease)
+    held = await _found(client, leases(namespace), CONTROLLER_LEASE, Lease)
     if held is None or not (held.spec.holder_identity or "").startswith(HOLDER):
         return None
     with suppress(NotFoundError):
-        await client.delete(leases(namespace), LEASE, held.metadata.uid)
+        await client.delete(leases(namespace), CONTROLLER_LEASE, held.metadata.uid)
     return "controllers may lead again, after an uninstall"
 
 

@@ -7,9 +7,13 @@ import asyncio
 import base64
 import os
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet mounts what a pod needs (`kubernetes.io/serviceaccount` volumes)."""
 
 Material = Path | bytes
 """Something secret or trusted: in a file that may be replaced, or written out."""
@@ -124,3 +128,18 @@ def _load_chain(context: ssl.SSLContext, pem: bytes) -> None:
         context.load_cert_chain(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
+
+
+def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Credentials | None:
+    """Return a pod's credentials, None where the process is in no pod or its pod has none.
+
+    The address stands in KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
+    """
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdigit() or not (folder / "token").exists():
+        return None
+    try:
+        namespace = (folder / "namespace").read_text().strip()
+    except OSError:
+        namespace = "default"
+    return Credentials(host, int(port), namespace, ca=folder / "ca.crt", token=folder / "token")

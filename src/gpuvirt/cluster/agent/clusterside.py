@@ -1,4 +1,4 @@
-"""The agent's cluster side, put together: its node and what else concerns it are followed, and what it says is told."""
+"""The agent's cluster side, put together: what it follows and reports, and why the API server does not serve it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,16 +16,15 @@ from gpuvirt.cluster.agent.nodecounts import NodeCounts, Notice
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_claim
-from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, ConfigMap, KubernetesObject, Node, Pod, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
 from gpuvirt.model.heard import OperandsHeard, Progress
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.tasks import keep_going
@@ -187,3 +186,24 @@ class _Run:
 
     def _told(self, who: str, what: str) -> Tell:
         return lambda error: self._agent.hear_trouble(f"cluster: {who}", trouble_of(error, what))
+
+
+def trouble_of(error: ApiError | None, what: str) -> Reason | None:
+    """Return what is wrong, None where nothing is; `what` says what the API server is needed for."""
+    if error is None:
+        return None
+    if isinstance(error, ForbiddenError | UnauthorizedError):
+        return Reason(
+            ReasonCode.API_FORBIDDEN,
+            "the API server",
+            f"does not permit the agent {what}; it is tried again, and all stays as it is",
+            seen=str(error),
+            fix="give the agent's service account the roles of deploy/node.yaml",
+        )
+    return Reason(
+        ReasonCode.API_SERVER_AWAY,
+        "the API server",
+        f"does not serve the agent, which wants {what}; it is tried again, and all stays as it is",
+        seen=str(error),
+        fix="none on this node where the API server is down; else look for what is between the two",
+    )

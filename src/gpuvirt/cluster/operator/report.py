@@ -7,8 +7,8 @@ so that their states are what the agent says of itself; the others are pods.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
+from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.operator.names import AGENT, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Problem, problems_of

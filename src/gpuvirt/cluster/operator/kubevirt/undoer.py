@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection, PatchType
-from gpuvirt.cluster.conflicts import retried
-from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError
+from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError, retried
 from gpuvirt.cluster.kinds import kubevirt as kinds
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt

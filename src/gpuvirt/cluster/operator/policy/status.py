@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.cluster.kinds.clusterpolicy import NodeCounts, State, Status
-from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.operator.names import OPERANDS_LABEL
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
