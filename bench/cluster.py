@@ -28,7 +28,7 @@ from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, REQUIRED, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.operator.names import DEPLOY, SETS
+from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.workload import LABEL, Workload

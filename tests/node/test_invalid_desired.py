@@ -18,11 +18,11 @@ from gpuvirt.cluster.agent.gpunodekeeper import happenings
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_keys
 from gpuvirt.cluster.agent.wishes import wish_of_config_map
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, GpuWish, Origins, Spec, Status
+from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator import report
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.names import DEPLOY, SETS
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.policy.invalidstates import of_node
 from gpuvirt.cluster.operator.policy.status import INVALID

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.labels import ALL, DEPLOY, NODE_LABEL, SETS, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodes.labels import Around, keys_beside, keys_of, taken_back
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.resources import Metadata

@@ -15,9 +15,9 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
+from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Decisions, Home
-from gpuvirt.cluster.operator.names import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.policy.policies import choose

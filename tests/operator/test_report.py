@@ -4,7 +4,7 @@ from scene import NFD
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.operator.names import DEPLOY, SETS
+from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.operator.report import rows
 from gpuvirt.cluster.operator.shapes import (
     ContainerState,

@@ -13,13 +13,13 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
+from gpuvirt.cluster.labels import DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
 from gpuvirt.cluster.operator.deployment import decisions as deployment
 from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandState
 from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions
-from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.nodedecisions import NodeDecisions
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict

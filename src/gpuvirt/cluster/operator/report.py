@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.operator.names import AGENT, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.labels import AGENT, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.operands.site import OperandName

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuvirt.cluster.keys import Keys
-from gpuvirt.cluster.operator.names import (
+from gpuvirt.cluster.labels import (
     AGENT,
     ALL,
     DEPLOY,

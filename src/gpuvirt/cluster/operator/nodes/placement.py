@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Status
-from gpuvirt.cluster.operator.names import (
+from gpuvirt.cluster.labels import (
     DEPLOY,
     GPU_FEATURES,
     NODE_LABEL,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.operator.names import AGENT, DEPLOY, OPERANDS_LABEL, OS_LABEL, OS_SOURCES, VGPU_DRIVER
+from gpuvirt.cluster.labels import AGENT, DEPLOY, OPERANDS_LABEL, OS_LABEL, OS_SOURCES, VGPU_DRIVER
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.model.reasons import Reason, ReasonCode

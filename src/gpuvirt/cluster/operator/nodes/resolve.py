@@ -11,7 +11,7 @@ import msgspec
 
 from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins, Withheld
-from gpuvirt.cluster.operator.names import VGPU_CONFIG_LABEL
+from gpuvirt.cluster.labels import VGPU_CONFIG_LABEL
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.vgpudefaults import DEFAULT

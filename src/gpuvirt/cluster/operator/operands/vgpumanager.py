@@ -18,7 +18,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Container, EnvVar, KeyToPath, PodSpec, Volume, VolumeMount
 from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
-from gpuvirt.cluster.operator.names import VGPU_DRIVER_LABEL
+from gpuvirt.cluster.labels import VGPU_DRIVER_LABEL
 from gpuvirt.cluster.operator.operands import assembly, hostpaths, images
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, BOTH, host, mount
 from gpuvirt.cluster.operator.operands.site import OS_LABEL, OperandName, Site

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from gpuvirt.cluster.kinds.clusterpolicy import NodeCounts, State, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.operator.names import OPERANDS_LABEL
+from gpuvirt.cluster.labels import OPERANDS_LABEL
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.resources import Metadata
