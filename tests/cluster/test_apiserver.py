@@ -14,13 +14,6 @@ from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.agent.names import (
-    CONFIG_LABEL,
-    REASON_ANNOTATION,
-    STATE_LABEL,
-    WORKLOAD_REASON_ANNOTATION,
-    WORKLOAD_STATE_LABEL,
-)
 from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
 from gpuvirt.cluster.failures import (
     ConflictError,
@@ -29,6 +22,13 @@ from gpuvirt.cluster.failures import (
     NotFoundError,
     RefusedError,
     UnreachableError,
+)
+from gpuvirt.cluster.labels import (
+    CONFIG_LABEL,
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_REASON_ANNOTATION,
+    WORKLOAD_STATE_LABEL,
 )
 from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
 from gpuvirt.facts.ids import ResourceName

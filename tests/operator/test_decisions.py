@@ -12,11 +12,10 @@ from gpuvirt.cluster.election import Lease, LeaseSpec
 from gpuvirt.cluster.kinds.clusterpolicy import State
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labels import NODE_LABEL, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
-from gpuvirt.cluster.operator.nodes.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node

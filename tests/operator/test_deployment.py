@@ -11,12 +11,11 @@ from scene import HOME, Scene, node, policy
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
-from gpuvirt.cluster.labels import NODE_LABEL
+from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
 from gpuvirt.cluster.mirror import ObjectKey, key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home
 from gpuvirt.cluster.operator.deployment.decisions import There
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
-from gpuvirt.cluster.operator.deployment.rollout import TEMPLATE_LABEL
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.shapes import (
     DaemonSetStatus,

@@ -6,7 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.operator.deployment.rollout import TEMPLATE_LABEL, rollout
+from gpuvirt.cluster.labels import TEMPLATE_LABEL
+from gpuvirt.cluster.operator.deployment.rollout import rollout
 from gpuvirt.cluster.operator.shapes import OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.resources import Metadata
 

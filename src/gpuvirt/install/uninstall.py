@@ -21,12 +21,12 @@ from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
-from gpuvirt.cluster.labels import AGENT_KEYS, DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.labels import AGENT_KEYS, OPERAND_LABEL, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.nodes.labels import taken_back
-from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL, OperandName
+from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.errors import GpuvirtError
@@ -83,7 +83,7 @@ def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool =
     """Return what a node is to say: nothing of ours, and nothing of its pods' once these can't say it again."""
     keys = taken_back(metadata, beside=beside)
     # By these the driver's pod is where it is.
-    kept = {f"{DEPLOY}{VGPU_DRIVER}", VGPU_DRIVER_LABEL, OS_LABEL} if used else set[str]()
+    kept = {deploy_label(VGPU_DRIVER), VGPU_DRIVER_LABEL, OS_LABEL} if used else set[str]()
     labels = {label: value for label, value in keys.labels.items() if label not in kept}
     annotations = dict(keys.annotations)
     if agents_gone:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.labels import GPU_RESOURCES
 from gpuvirt.cluster.resources import NODES, Node
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 
 DRIVER, TOOLKIT, PLUGIN = (f"{name}-ready" for name in ("driver", "toolkit", "plugin"))
 EVERY_S = 5.0
-RESOURCES = "nvidia.com/gpu", "nvidia.com/mig-"
-"""How the names of what NVIDIA's device plugin offers begin."""
 
 Check = Callable[[], Awaitable[str]]
 """Returns what the file is to say; raises GpuvirtError where the check does not hold."""
@@ -78,7 +77,7 @@ def plugin_check(client: Client, node: NodeName) -> Check:
 
     async def check() -> str:
         allocatable = (await client.get(NODES, node, Node)).status.allocatable
-        if not any(name.startswith(RESOURCES) and count != "0" for name, count in allocatable.items()):
+        if not any(name.startswith(GPU_RESOURCES) and count != "0" for name, count in allocatable.items()):
             raise NotReadyError(
                 f"node {node} offers no nvidia.com/gpu and no nvidia.com/mig-...: no plugin has registered"
             )

@@ -10,11 +10,10 @@ from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.labels import OPERANDS_OFF_ANNOTATION
+from gpuvirt.cluster.labels import OPERAND_LABEL, OPERANDS_OFF_ANNOTATION
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.nodes.placement import placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer
-from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue, of_node
 from gpuvirt.cluster.operator.policy.policies import Choice

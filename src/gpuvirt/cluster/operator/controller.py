@@ -15,6 +15,7 @@ from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
+from gpuvirt.cluster.labels import OPERAND_LABEL
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
@@ -23,7 +24,6 @@ from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, S
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue

@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.labels import DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.labels import DRIVER, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
 from gpuvirt.cluster.operator.deployment import decisions as deployment
@@ -145,10 +145,12 @@ def site_of(
         pull_secrets=home.pull_secrets,
         images=home.images,
         vgpu_os=frozenset(
-            _systems(named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if home.coexists else f"{DEPLOY}{VGPU_DRIVER}")
+            _systems(
+                named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if home.coexists else deploy_label(VGPU_DRIVER)
+            )
         ),
-        container_os=frozenset(_systems(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
-        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
+        container_os=frozenset(_systems(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
+        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
         runtime=_runtime(named, placements),
         config_maps={
             name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from gpuvirt.cluster.keys import patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
+from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodes import resolve
-from gpuvirt.cluster.operator.nodes.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, keys_beside, keys_of
+from gpuvirt.cluster.operator.nodes.labels import keys_beside, keys_of
 from gpuvirt.cluster.operator.nodes.placement import Placement, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.nodes.resolve import Carving, OwnedGpuNode

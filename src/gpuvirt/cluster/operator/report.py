@@ -9,7 +9,17 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labels import AGENT, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.labels import (
+    AGENT,
+    DEPLOY,
+    DRIVER,
+    OPERANDS_LABEL,
+    PRESENT_LABEL,
+    VFIO_MANAGER,
+    VGPU_DEVICE_MANAGER,
+    WORKLOAD_LABEL,
+    deploy_label,
+)
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.operands.site import OperandName
@@ -114,12 +124,12 @@ _MACHINES = {str(Workload.PASSTHROUGH), str(Workload.VGPU)}
 
 def _workload(labels: Mapping[str, str]) -> str:
     """Return what a node is for now, which may not be yet what its label wants."""
-    deploys = {key for key, value in labels.items() if key.startswith("nvidia.com/gpu.deploy.") and value != "false"}
-    if "nvidia.com/gpu.deploy.vgpu-device-manager" in deploys:
+    deploys = {key for key, value in labels.items() if key.startswith(DEPLOY) and value != "false"}
+    if deploy_label(VGPU_DEVICE_MANAGER) in deploys:
         return str(Workload.VGPU)
-    if "nvidia.com/gpu.deploy.vfio-manager" in deploys:
+    if deploy_label(VFIO_MANAGER) in deploys:
         return str(Workload.PASSTHROUGH)
-    if "nvidia.com/gpu.deploy.driver" in deploys:
+    if deploy_label(DRIVER) in deploys:
         return str(Workload.CONTAINER)
     return labels.get(WORKLOAD_LABEL, "-")
 

@@ -7,10 +7,8 @@ nothing more than a probe; here the second node waits until the first one's pod 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuvirt.cluster.labels import TEMPLATE_LABEL
 from gpuvirt.cluster.operator.shapes import OperandPod
-
-TEMPLATE_LABEL = "gpuvirt.io/template"
-"""On each pod: a digest of what the pods of its DaemonSet were when it was made."""
 
 
 @dataclass(frozen=True, slots=True)

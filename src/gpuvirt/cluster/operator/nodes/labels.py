@@ -12,7 +12,7 @@ from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.labels import (
     AGENT,
     ALL,
-    DEPLOY,
+    MIG_CAPABLE_LABEL,
     MIG_CONFIG_LABEL,
     MIG_MANAGER,
     NODE_LABEL,
@@ -20,18 +20,21 @@ from gpuvirt.cluster.labels import (
     OPERANDS_OFF_ANNOTATION,
     OS_LABEL,
     OS_SOURCES,
+    PAUSED_FOR_DRIVER,
+    PAUSED_FOR_VGPUS,
     PRESENT_LABEL,
+    PRODUCT_LABEL,
     SETS,
     VGPU_DRIVER,
     VGPU_DRIVER_LABEL,
+    VGPU_HOST_DRIVER_LABEL,
+    deploy_label,
 )
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import Workload
 
-PAUSED_FOR_VGPUS = "paused-for-vgpu-change"
-PAUSED_FOR_DRIVER = "paused-for-driver-upgrade"
 MIG_PRODUCTS = ("h100", "a100", "a30")
 
 Labels = Mapping[str, str]
@@ -116,13 +119,13 @@ def _os(labels: Labels) -> dict[str, str | None]:
 
 def _without_all(labels: Labels, placement: Placement) -> dict[str, str | None]:
     """Return that nothing runs, but for a driver under machines that have its vGPUs."""
-    kept = {f"{DEPLOY}{VGPU_DRIVER}"} if placement.vgpus_used else set[str]()
+    kept = {deploy_label(VGPU_DRIVER)} if placement.vgpus_used else set[str]()
     return dict.fromkeys(label for label in (*labels, NODE_LABEL) if label in (ALL | {NODE_LABEL}) - kept)
 
 
 def _deploy(labels: Labels, workload: Workload, around: Around) -> dict[str, str | None]:
     names = [*SETS[workload], *([MIG_MANAGER] if workload is Workload.CONTAINER and _mig_capable(labels) else [])]
-    keys = [f"{DEPLOY}{name}" for name in names]
+    keys = [deploy_label(name) for name in names]
     gone: dict[str, str | None] = dict.fromkeys(label for label in labels if label in ALL and label not in keys)
     return gone | {key: _value(labels.get(key, ""), around) for key in keys}
 
@@ -136,7 +139,7 @@ def _vgpu_driver(labels: Labels, placement: Placement, around: Around) -> dict[s
 
     A node that was never labelled for operands has its driver from somebody else.
     """
-    label = f"{DEPLOY}{VGPU_DRIVER}"
+    label = deploy_label(VGPU_DRIVER)
     if not placement.leaves_vgpus or ALL.isdisjoint(labels):
         return {}
     return {label: _value(labels.get(label, ""), around)}
@@ -153,14 +156,14 @@ def _value(has: str, around: Around) -> str:
 
 def _agent(deploy: Mapping[str, str | None], around: Around) -> dict[str, str | None]:
     """Return where the agent runs: where the operand that it replaces would; a pause for vGPUs is nothing to it."""
-    runs = around.runs_agent and deploy.get(f"{DEPLOY}{AGENT}") in {"true", PAUSED_FOR_VGPUS}
+    runs = around.runs_agent and deploy.get(deploy_label(AGENT)) in {"true", PAUSED_FOR_VGPUS}
     return {NODE_LABEL: "true" if runs else None}
 
 
 def _mig_capable(labels: Labels) -> bool:
-    if labels.get("nvidia.com/vgpu.host-driver-version"):
+    if labels.get(VGPU_HOST_DRIVER_LABEL):
         return False
-    if (capable := labels.get("nvidia.com/mig.capable")) is not None:
+    if (capable := labels.get(MIG_CAPABLE_LABEL)) is not None:
         return capable == "true"
-    product = labels.get("nvidia.com/gpu.product", "").lower()
+    product = labels.get(PRODUCT_LABEL, "").lower()
     return any(name in product for name in MIG_PRODUCTS)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Status
 from gpuvirt.cluster.labels import (
-    DEPLOY,
     GPU_FEATURES,
     NODE_LABEL,
     OPERANDS_LABEL,
@@ -13,6 +12,7 @@ from gpuvirt.cluster.labels import (
     VGPU_DRIVER,
     VGPU_DRIVER_LABEL,
     WORKLOAD_LABEL,
+    deploy_label,
 )
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Mode
@@ -130,7 +130,7 @@ def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
 
 def _runs_vgpu_driver(labels: Mapping[str, str]) -> bool:
     """Return whether the vGPU driver was deployed to a node on which an agent is to report."""
-    deployed = labels.get(f"{DEPLOY}{VGPU_DRIVER}") == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
+    deployed = labels.get(deploy_label(VGPU_DRIVER)) == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
     return deployed and labels.get(NODE_LABEL) == "true"
 
 

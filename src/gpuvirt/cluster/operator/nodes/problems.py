@@ -5,18 +5,24 @@ from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.labels import AGENT, DEPLOY, OPERANDS_LABEL, OS_LABEL, OS_SOURCES, VGPU_DRIVER
+from gpuvirt.cluster.labels import (
+    AGENT,
+    GPU_RESOURCES,
+    OPERANDS_LABEL,
+    OS_LABEL,
+    OS_SOURCES,
+    PAUSED,
+    VGPU_DRIVER,
+    deploy_label,
+)
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import LABEL, Workload
 
-GPU_RESOURCES = "nvidia.com/gpu", "nvidia.com/mig-"
-"""How the names of what device plugins offer to containers begin."""
 DEVICE_PLUGIN = "device-plugin"
 CONTAINER_SWITCHES = {"driver": "driver", "container-toolkit": "toolkit", DEVICE_PLUGIN: "devicePlugin"}
 """The components without which containers get no GPUs, and their parts of the ClusterPolicy."""
-PAUSED = "paused-for-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +142,12 @@ def _switch(policy: ClusterPolicy, part: str) -> str:
 
 def _off_by_label(labels: Mapping[str, str], component: str) -> str | None:
     """Return the label that keeps a component off a node; one that is not set yet will be."""
-    value = labels.get(f"{DEPLOY}{component}", "")
-    return None if value in {"", "true"} or PAUSED in value else f"label {DEPLOY}{component}={value}"
+    value = labels.get(deploy_label(component), "")
+    return None if value in {"", "true"} or PAUSED in value else f"label {deploy_label(component)}={value}"
 
 
 def _paused(labels: Mapping[str, str]) -> bool:
-    return PAUSED in labels.get(f"{DEPLOY}{DEVICE_PLUGIN}", "")
+    return PAUSED in labels.get(deploy_label(DEVICE_PLUGIN), "")
 
 
 def _needs_os(labels: Mapping[str, str], component: str) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins, Withheld
-from gpuvirt.cluster.labels import VGPU_CONFIG_LABEL
+from gpuvirt.cluster.labels import CONFIG_LABEL
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.vgpudefaults import DEFAULT
@@ -103,10 +103,8 @@ def spec_of(
 ) -> AppliedSpec:
     """Return the spec that follows for a node, without what an admin has set in its GpuNode."""
     mode, mode_origin = _mode(placement, carving)
-    config = labels.get(VGPU_CONFIG_LABEL)
-    config_origin = (
-        f"label {VGPU_CONFIG_LABEL}" if config else f"{carving.origin} $.spec.vgpuDeviceManager.config.default"
-    )
+    config = labels.get(CONFIG_LABEL)
+    config_origin = f"label {CONFIG_LABEL}" if config else f"{carving.origin} $.spec.vgpuDeviceManager.config.default"
     mode_owner, config_owner = (heard.owner_of(one) if heard is not None else None for one in ("mode", "vgpuConfig"))
     return AppliedSpec(
         mode=mode if mode_owner is None else None,
