@@ -27,9 +27,9 @@ from bench.process import cpu_s, pss_kib
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, REQUIRED, StoredPolicy
+from gpuvirt.cluster.kinds.core import NodeObject
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.labels import DEPLOY, SETS
-from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.workload import LABEL, Workload
 

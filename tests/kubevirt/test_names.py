@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import yaml
 
+from gpuvirt.cluster.kinds.core import AskingPod
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, GpuWish, Offered, Spec, Status, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import (
     Instancetype,
@@ -16,7 +17,6 @@ from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.undoer import held_names
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
-from gpuvirt.cluster.operator.shapes import AskingPod
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.selectors import ResourceKind, Selectors

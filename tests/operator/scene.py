@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
 from gpuvirt.cluster.mirror import key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment.decisions import There
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL
 

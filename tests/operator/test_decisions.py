@@ -10,6 +10,7 @@ from scene import HOME, NFD, Scene, node, policy
 
 from gpuvirt.cluster.election import Lease, LeaseSpec
 from gpuvirt.cluster.kinds.clusterpolicy import State
+from gpuvirt.cluster.kinds.core import NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
@@ -19,7 +20,6 @@ from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.wanted import WantedMode

@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_
 from scene import HOME, Scene, node, policy
 
-from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
-from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
-from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
-from gpuvirt.cluster.mirror import ObjectKey, key_of
-from gpuvirt.cluster.operator.decisions import Decisions, Home
-from gpuvirt.cluster.operator.deployment.decisions import There
-from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
-from gpuvirt.cluster.operator.shapes import (
+from gpuvirt.cluster.kinds.core import (
     DaemonSetStatus,
     NodeInfo,
     NodeObject,
@@ -27,6 +19,14 @@ from gpuvirt.cluster.operator.shapes import (
     PodSpec,
     PodStatus,
 )
+from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
+from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
+from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
+from gpuvirt.cluster.mirror import ObjectKey, key_of
+from gpuvirt.cluster.operator.decisions import Decisions, Home
+from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource

@@ -15,6 +15,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
+from gpuvirt.cluster.kinds.core import NodeObject, NodeState, OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Decisions, Home
@@ -23,7 +24,6 @@ from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.policy.policies import choose
 from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.cluster.operator.report import Row, rows
-from gpuvirt.cluster.operator.shapes import NodeObject, NodeState, OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL, Workload

@@ -2,11 +2,7 @@
 
 from scene import NFD
 
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
-from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labels import DEPLOY, SETS
-from gpuvirt.cluster.operator.report import rows
-from gpuvirt.cluster.operator.shapes import (
+from gpuvirt.cluster.kinds.core import (
     ContainerState,
     ContainerStatus,
     NodeObject,
@@ -15,6 +11,10 @@ from gpuvirt.cluster.operator.shapes import (
     PodStatus,
     Waiting,
 )
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.labels import DEPLOY, SETS
+from gpuvirt.cluster.operator.report import rows
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import Workload
 

@@ -6,9 +6,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.cluster.kinds.core import OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.labels import TEMPLATE_LABEL
 from gpuvirt.cluster.operator.deployment.rollout import rollout
-from gpuvirt.cluster.operator.shapes import OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.resources import Metadata
 
 OLD, NEW = "old", "new"

@@ -5,9 +5,9 @@ from typing import TypeVar
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
+from gpuvirt.cluster.kinds.core import NodeObject
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
-from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
 from gpuvirt.model.heard import Heard

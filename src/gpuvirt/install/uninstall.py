@@ -19,6 +19,7 @@ from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Elect
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import AGENT_KEYS, OPERAND_LABEL, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
@@ -27,7 +28,6 @@ from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.nodes.labels import taken_back
 from gpuvirt.cluster.operator.operands.site import OperandName
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.model import discovery

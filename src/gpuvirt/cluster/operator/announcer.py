@@ -8,11 +8,11 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.events import About, Happening, Kind, Reporter
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND
+from gpuvirt.cluster.kinds.core import NodeObject
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import INVALID, Verdict
-from gpuvirt.cluster.operator.shapes import NodeObject
 
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 

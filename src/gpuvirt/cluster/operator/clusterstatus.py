@@ -9,6 +9,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
+from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.labels import OPERAND_LABEL, OPERANDS_OFF_ANNOTATION
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
@@ -19,7 +20,6 @@ from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue, of_node
 from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import READY
 from gpuvirt.cluster.operator.report import Row, rows
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
 from gpuvirt.model.reasons import ReasonCode
 

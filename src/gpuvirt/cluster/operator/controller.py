@@ -13,6 +13,7 @@ from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
@@ -27,7 +28,6 @@ from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.operator.writer import Write, Writer
 from gpuvirt.cluster.operator.writes import (

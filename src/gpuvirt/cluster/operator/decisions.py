@@ -13,6 +13,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
+from gpuvirt.cluster.kinds.core import NodeObject
 from gpuvirt.cluster.labels import DRIVER, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
@@ -32,7 +33,6 @@ from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import Progress
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
-from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.keys import patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.core import NodeObject
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
@@ -15,7 +16,6 @@ from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, Obser
 from gpuvirt.cluster.operator.nodes.resolve import Carving, OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node
 from gpuvirt.cluster.operator.policy import policies
-from gpuvirt.cluster.operator.shapes import NodeObject
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.workload import Workload

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
+from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.mirror import ObjectKey
 from gpuvirt.cluster.operator.deployment.decisions import There
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.operator.store import Objects
 
 PAUSERS = {

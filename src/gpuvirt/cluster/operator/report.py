@@ -7,6 +7,7 @@ so that their states are what the agent says of itself; the others are pods.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labels import (
@@ -25,7 +26,6 @@ from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Prob
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import apps_by_node
 from gpuvirt.cluster.operator.policy import policies
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workload import Workload
 

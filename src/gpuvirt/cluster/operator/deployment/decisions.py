@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.core import OperandPod
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
 from gpuvirt.cluster.labels import OPERAND_LABEL
 from gpuvirt.cluster.mirror import ObjectKey
@@ -12,7 +13,6 @@ from gpuvirt.cluster.operator.deployment.rollout import rollout
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
-from gpuvirt.cluster.operator.shapes import OperandPod
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
 from gpuvirt.cluster.resources import Resource, pods

@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt import nulls
+from gpuvirt.cluster.kinds.core import DaemonSetStatus
 from gpuvirt.cluster.kinds.workloads import Manifest, encoded
-from gpuvirt.cluster.operator.shapes import DaemonSetStatus
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.plain import Plain
 

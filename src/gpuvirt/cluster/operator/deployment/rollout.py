@@ -7,8 +7,8 @@ nothing more than a probe; here the second node waits until the first one's pod 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuvirt.cluster.kinds.core import OperandPod
 from gpuvirt.cluster.labels import TEMPLATE_LABEL
-from gpuvirt.cluster.operator.shapes import OperandPod
 
 
 @dataclass(frozen=True, slots=True)

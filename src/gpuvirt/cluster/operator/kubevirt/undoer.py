@@ -12,6 +12,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError, retried
 from gpuvirt.cluster.kinds import kubevirt as kinds
+from gpuvirt.cluster.kinds.core import AskingPod
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.definitions import Named
@@ -19,7 +20,6 @@ from gpuvirt.cluster.operator.kubevirt.names import Machines, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
-from gpuvirt.cluster.operator.shapes import AskingPod
 from gpuvirt.cluster.resources import KubernetesObject, Resource
 from gpuvirt.model.heard import Heard
 
