@@ -15,7 +15,8 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import UnreachableError
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode

@@ -22,7 +22,8 @@ from gpuvirt.cluster.access.execplugin import Command, ExecPlugin
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import CredentialsError, UnauthorizedError
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.resources import NODES
 from scriptedapi import Call, Reply, ScriptedApi, scripted
 
 NODE: Reply = 200, {"metadata": {"name": "node01"}}

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.client import EventType, Listed, Watched
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.mirror import (
     MOST_PAUSE_S,
     SHORT_WATCH_S,
@@ -19,7 +20,7 @@ from gpuvirt.cluster.mirror import (
     pause_s,
     step,
 )
-from gpuvirt.cluster.resources import Metadata, Node
+from gpuvirt.cluster.resources import Metadata
 
 LONG_S = SHORT_WATCH_S + 1
 NAMES = ("a", "b", "c")

@@ -11,9 +11,10 @@ from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
 from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.keys import patch_of, patched
+from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.labels import CONFIG_LABEL, PAUSED_FOR_VGPUS, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.mirror import ObjectKey
-from gpuvirt.cluster.resources import ConfigMap, Metadata, Node, Pod
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 

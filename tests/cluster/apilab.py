@@ -16,7 +16,8 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -23,6 +23,7 @@ from gpuvirt.cluster.failures import (
     RefusedError,
     UnreachableError,
 )
+from gpuvirt.cluster.kinds.core import ConfigMap, Node
 from gpuvirt.cluster.labels import (
     CONFIG_LABEL,
     REASON_ANNOTATION,
@@ -30,7 +31,7 @@ from gpuvirt.cluster.labels import (
     WORKLOAD_REASON_ANNOTATION,
     WORKLOAD_STATE_LABEL,
 )
-from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
+from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import yaml
 
-from gpuvirt.cluster.kinds.core import AskingPod
+from gpuvirt.cluster.kinds.core import RequestingPod
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, GpuWish, Offered, Spec, Status, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import (
     Instancetype,
@@ -158,4 +158,4 @@ def test_a_pod_asks_until_it_has_ended(phase: str, asks_for: set[str]) -> None:
     containers = "{containers: [{resources: {limits: {nvidia.com/a: '1', cpu: 2}}}, {name: x, resources: {}}],"
     spec = f"{containers} initContainers: [{{resources: {{limits: {{nvidia.com/b: '1'}}}}}}]}}"
     pod = yaml.safe_load(f"{{metadata: {{name: a}}, spec: {spec}, status: {{phase: {phase}}}}}")
-    assert msgspec.convert(pod, AskingPod).asks_for == asks_for
+    assert msgspec.convert(pod, RequestingPod).requests == asks_for

@@ -17,6 +17,7 @@ from gpuvirt.cluster.agent.gpunode import status_of, wish_of_spec
 from gpuvirt.cluster.agent.gpunodekeeper import happenings
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_keys
 from gpuvirt.cluster.agent.wishes import wish_of_config_map
+from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, GpuWish, Origins, Spec, Status
 from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.mirror import ObjectKey
@@ -27,7 +28,7 @@ from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.policy.invalidstates import of_node
 from gpuvirt.cluster.operator.policy.status import INVALID
 from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
-from gpuvirt.cluster.resources import ConfigMap, Metadata
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import report as diagnose
 from gpuvirt.model.findings import Level

@@ -5,7 +5,7 @@ from typing import TypeVar
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
-from gpuvirt.cluster.kinds.core import NodeObject
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.mirror import News, ObjectKey
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.store import Store
@@ -16,15 +16,15 @@ T = TypeVar("T", bound=KubernetesObject)
 KEY = ObjectKey("", "node01")
 
 
-def node(version: int) -> NodeObject:
-    return NodeObject(Metadata(name="node01", resource_version=str(version)))
+def node(version: int) -> Node:
+    return Node(Metadata(name="node01", resource_version=str(version)))
 
 
-def store() -> Store[NodeObject]:
-    return Store(Collection(NODES, NodeObject), Signal())
+def store() -> Store[Node]:
+    return Store(Collection(NODES, Node), Signal())
 
 
-def version_in(found: Store[NodeObject]) -> str:
+def version_in(found: Store[Node]) -> str:
     one = found.get("node01")
     assert one is not None
     return one.metadata.resource_version

@@ -12,8 +12,9 @@ from gpuvirt.cluster.election import CONTROLLER_LEASE, Lease, leases
 from gpuvirt.cluster.failures import NotFoundError, retried
 from gpuvirt.cluster.kinds import clusterpolicy
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.cluster.kinds.core import AnyObject
 from gpuvirt.cluster.operator import definitions
-from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Manifest, Named
+from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Manifest
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.errors import ConfigError, GpuvirtError
 from gpuvirt.install.uninstall import HOLDER
@@ -104,7 +105,7 @@ async def install_namespace(client: Client, name: str, clock: Clock) -> str:
     """Have a namespace take privileged pods, as agents are; return what was done, for people. Raises ApiError."""
     labels = {f"pod-security.kubernetes.io/{how}": "privileged" for how in ("enforce", "audit", "warn")}
     patch = {"metadata": {"labels": labels}}
-    await retried(lambda: client.patch(NAMESPACES, name, patch, PatchType.MERGE, Named), clock)
+    await retried(lambda: client.patch(NAMESPACES, name, patch, PatchType.MERGE, AnyObject), clock)
     return f"namespace {name}: takes privileged pods"
 
 
@@ -114,7 +115,7 @@ async def install_policy(client: Client, manifest: Manifest, clock: Clock) -> st
     Raises ApiError, ConfigError where there is one of that name that is another installation's.
     """
     name = manifest.metadata.name
-    before = await _found(client, CLUSTER_POLICIES, name, Named)
+    before = await _found(client, CLUSTER_POLICIES, name, AnyObject)
     if before is not None and before.metadata.labels.get(PART_OF) != OURS:
         owner = before.metadata.annotations.get("meta.helm.sh/release-name", "")
         raise ConfigError(
@@ -124,7 +125,7 @@ async def install_policy(client: Client, manifest: Manifest, clock: Clock) -> st
             where=f"ClusterPolicy {name}",
             path="$.metadata.labels",
         )
-    after = await retried(lambda: client.apply(CLUSTER_POLICIES, name, manifest, Named), clock)
+    after = await retried(lambda: client.apply(CLUSTER_POLICIES, name, manifest, AnyObject), clock)
     if before is None:
         return f"ClusterPolicy {name}: made"
     same = before.metadata.resource_version == after.metadata.resource_version

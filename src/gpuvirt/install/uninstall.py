@@ -19,11 +19,11 @@ from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Elect
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
-from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
+from gpuvirt.cluster.kinds.core import AnyObject, Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import AGENT_KEYS, OPERAND_LABEL, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
-from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, Named, is_ours
+from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, is_ours
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.nodes.labels import taken_back
@@ -92,7 +92,7 @@ def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool =
     return Keys(labels, annotations)
 
 
-def _writes_again(pod: OperandPod) -> bool:
+def _writes_again(pod: Pod) -> bool:
     return pod.app == OperandName.AGENT or DISCOVERER.items() <= pod.metadata.labels.items()
 
 
@@ -114,7 +114,7 @@ class Uninstaller:
         yield f"no controller leads for {HELD_S // 60} minutes"
         daemon_sets, *others = made_in(self._goals.namespace)
         self._gpu_nodes = await self._listed(GPU_NODES, GpuNode)
-        if await self._listed(daemon_sets, Named, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
+        if await self._listed(daemon_sets, AnyObject, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
             self._used = used_nodes(self._gpu_nodes)
         steps = (
             self._label(agents_gone=False),
@@ -136,17 +136,17 @@ class Uninstaller:
 
     async def _label(self, *, agents_gone: bool) -> AsyncIterator[str]:
         goals = self._goals
-        for node in await self._listed(NODES, NodeObject):
+        for node in await self._listed(NODES, Node):
             name = node.metadata.name
             keys = left_of(node.metadata, used=name in self._used, agents_gone=agents_gone, beside=goals.beside)
             if (patch := patch_of([keys], node.metadata)) is not None:
-                await retried(partial(self._client.patch, NODES, name, patch, PatchType.MERGE, NodeObject), self._clock)
+                await retried(partial(self._client.patch, NODES, name, patch, PatchType.MERGE, Node), self._clock)
                 gone = sorted({**patch.metadata.labels, **patch.metadata.annotations})
                 yield f"node {name}: took away {', '.join(gone)}"
 
     async def _delete_operands(self, *collections: Resource) -> AsyncIterator[str]:
         for resource in collections:
-            for found in await self._listed(resource, Named, labelled=OPERAND_LABEL):
+            for found in await self._listed(resource, AnyObject, labelled=OPERAND_LABEL):
                 name = found.metadata.name
                 if self._used and found.metadata.labels.get(OPERAND_LABEL) == OperandName.VGPU_MANAGER:
                     nodes = ", ".join(sorted(self._used))
@@ -170,13 +170,13 @@ class Uninstaller:
         async for line in KubeVirtUndoer(self._client, self._clock, self._gpu_nodes).run():
             yield line
         kept = config_maps(self._goals.namespace)
-        for found in await self._listed(kept, Named):
+        for found in await self._listed(kept, AnyObject):
             if found.metadata.name == HISTORY:
                 await self._delete(kept, found)
                 yield f"deleted configmaps {HISTORY}"
 
     async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
-        for found in await self._listed(resource, Named, labelled=labelled):
+        for found in await self._listed(resource, AnyObject, labelled=labelled):
             await self._delete(resource, found, labelled=labelled)
             yield f"deleted {kind} {found.metadata.name}"
 
@@ -194,8 +194,8 @@ class Uninstaller:
             return f"deleted the kind {name}, and all of it"
         return None
 
-    async def _pods(self) -> tuple[OperandPod, ...]:
-        return await self._listed(pods(self._goals.namespace), OperandPod)
+    async def _pods(self) -> tuple[Pod, ...]:
+        return await self._listed(pods(self._goals.namespace), Pod)
 
     async def _listed(self, resource: Resource, shape: type[T], *, labelled: str = "") -> tuple[T, ...]:
         """Return what there is of a collection: nothing of a kind that is not installed."""
@@ -212,9 +212,9 @@ class Uninstaller:
                 await self._client.delete(resource, name, found.metadata.uid)
             except ConflictError:
                 await retried(
-                    partial(self._delete_afresh, Collection(resource, Named, name, labelled=labelled)), self._clock
+                    partial(self._delete_afresh, Collection(resource, AnyObject, name, labelled=labelled)), self._clock
                 )
 
-    async def _delete_afresh(self, collection: Collection[Named]) -> None:
+    async def _delete_afresh(self, collection: Collection[AnyObject]) -> None:
         for found in (await self._client.list(collection)).items:
             await self._client.delete(collection.resource, found.metadata.name, found.metadata.uid)

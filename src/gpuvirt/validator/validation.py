@@ -12,8 +12,9 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labels import GPU_RESOURCES
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.resources import NODES
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver

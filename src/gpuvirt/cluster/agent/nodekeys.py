@@ -16,9 +16,10 @@ from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ForbiddenError, retried
 from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News
-from gpuvirt.cluster.resources import NODES, Metadata, Node
+from gpuvirt.cluster.resources import NODES, Metadata
 
 log = logging.getLogger(__name__)
 

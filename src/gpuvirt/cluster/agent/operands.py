@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.keys import Keys
+from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
-from gpuvirt.cluster.resources import Metadata, Pod, pods
+from gpuvirt.cluster.resources import Metadata, pods
 from gpuvirt.model.heard import OperandsHeard
 from gpuvirt.node.cell import Cell
 

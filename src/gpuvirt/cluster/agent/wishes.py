@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from gpuvirt.cluster.kinds.core import ConfigMap, Node
 from gpuvirt.cluster.labels import CONFIG_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.mirror import News, ObjectKey
-from gpuvirt.cluster.resources import ConfigMap, Node
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 
 CONFIG_KEY = "config.yaml"

@@ -9,7 +9,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
-from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
+from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.labels import OPERAND_LABEL, OPERANDS_OFF_ANNOTATION
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
@@ -60,9 +60,9 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
 
     found, nodes, gpu_nodes, there, sets = await asyncio.gather(
         listed(CLUSTER_POLICIES, StoredPolicy),
-        listed(NODES, NodeObject),
+        listed(NODES, Node),
         listed(GPU_NODES, GpuNode),
-        listed(pods(namespace), OperandPod),
+        listed(pods(namespace), Pod),
         listed(daemon_sets(namespace), StoredObject, (NotFoundError, ForbiddenError)),
     )
     choice = policies.choose(found)
@@ -87,9 +87,7 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
     )
 
 
-def _invalid(
-    choice: Choice | None, nodes: Iterable[NodeObject], gpu_nodes: Mapping[str, GpuNode]
-) -> Iterator[InvalidValue]:
+def _invalid(choice: Choice | None, nodes: Iterable[Node], gpu_nodes: Mapping[str, GpuNode]) -> Iterator[InvalidValue]:
     """Yield what is invalid of nodes; without a policy that can be read, agents alone know."""
     policy = choice.policy if choice is not None and isinstance(choice.policy, ClusterPolicy) else None
     for node in sorted(nodes, key=lambda one: one.metadata.name):

@@ -13,7 +13,7 @@ from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
-from gpuvirt.cluster.kinds.core import NodeObject, OperandPod
+from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
@@ -73,14 +73,14 @@ class Controller:
         self._writer = Writer(self._write, hands.clock, hands.random)
         self._announcer = Announcer(hands.client, hands.clock)
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
-        self._nodes = Store(Collection(NODES, NodeObject), self._changed)
+        self._nodes = Store(Collection(NODES, Node), self._changed)
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
         self._made = {one.collection.resource: one for one in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
         self._kubevirt = KubeVirtStores(self._changed)
         self._histories: Histories | None = None
         """What is known of patches of KubeVirt; None until what was kept of them was heard."""
-        self._pods = Store(Collection(pods(home.namespace), OperandPod), self._changed)
+        self._pods = Store(Collection(pods(home.namespace), Pod), self._changed)
         self._leases = Store(its_leases(), self._changed)
         self._other = OtherOperator()
 
@@ -176,7 +176,7 @@ class Controller:
         client, target = self._hands.client, write.target
         match write:
             case PatchNode(patch=patch):
-                self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, NodeObject))
+                self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, Node))
             case ApplyGpuNode(content=content):
                 self._gpu_nodes.take(await client.apply(target.resource, target.name, content, OwnedGpuNode))
             case ApplyObject(content=content):

@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.kinds.core import NodeObject
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labels import DRIVER, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
@@ -160,7 +160,7 @@ def site_of(
 
 
 def _systems(
-    named: Mapping[str, NodeObject], placements: Mapping[str, Placement], workload: Workload, label: str
+    named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
 ) -> Iterator[str]:
     """Yield the operating systems of nodes that are for a workload, as far as they are known."""
     for node in _nodes_of(named, placements, workload, label):
@@ -169,15 +169,15 @@ def _systems(
 
 
 def _nodes_of(
-    named: Mapping[str, NodeObject], placements: Mapping[str, Placement], workload: Workload, label: str
-) -> Iterator[NodeObject]:
+    named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
+) -> Iterator[Node]:
     """Yield the nodes that are for a workload, and those on which its driver runs still."""
     for name, placement in placements.items():
         if label in named[name].metadata.labels or (placement.counts and placement.workload is workload):
             yield named[name]
 
 
-def _runtime(named: Mapping[str, NodeObject], placements: Mapping[str, Placement]) -> str:
+def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> str:
     """Return the container runtime of most nodes for containers that have said theirs."""
     chosen = sorted(name for name, one in placements.items() if one.counts and one.workload is Workload.CONTAINER)
     versions = (named[name].status.node_info.container_runtime_version for name in chosen)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.keys import patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.core import NodeObject
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
@@ -73,7 +73,7 @@ def _orphans(picture: Picture) -> Iterator[DeleteObject]:
             yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid, "its node is gone")
 
 
-def _wish(node: NodeObject, placement: Placement, carving: Carving, heard: OwnedGpuNode | None) -> ApplyGpuNode | None:
+def _wish(node: Node, placement: Placement, carving: Carving, heard: OwnedGpuNode | None) -> ApplyGpuNode | None:
     """Return what is to be applied of a node's GpuNode; none is made for a node that has no GPUs."""
     if placement.workload is None or (not placement.present and heard is None):
         return None

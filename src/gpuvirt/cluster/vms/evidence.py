@@ -10,7 +10,8 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
-from gpuvirt.cluster.kinds import vmstate
+from gpuvirt.cluster.kinds import core, vmstate
+from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
@@ -53,7 +54,7 @@ class _Owners:
 
     vm: vmstate.Vm | None = None
     vmi: vmstate.Vmi | None = None
-    pod: vmstate.Pod | None = None
+    pod: core.RequestingPod | None = None
     pod_unread: bool = False
     instancetype: Devices | None = None
 
@@ -81,7 +82,7 @@ class _Asker:
     async def _owners(self) -> _Owners:
         name, owners = self._target.name, _Owners()
         if self._target.kind is ObjectKind.POD:
-            owners.pod = await self._get(ObjectKind.POD, name, vmstate.Pod)
+            owners.pod = await self._get(ObjectKind.POD, name, core.RequestingPod)
             return owners
         if self._target.kind is ObjectKind.VM:
             owners.vm = await self._get(ObjectKind.VM, name, vmstate.Vm)
@@ -89,7 +90,7 @@ class _Asker:
                 return owners
             owners.instancetype = await self._instancetype(owners.vm)
         owners.vmi = await self._get(ObjectKind.VMI, name, vmstate.Vmi)
-        pods = await self._list(self._within(ObjectKind.POD), vmstate.Pod, LAUNCHERS)
+        pods = await self._list(self._within(ObjectKind.POD), core.RequestingPod, LAUNCHERS)
         owners.pod_unread = pods is None
         owners.pod = vmstates.launcher_of(pods or (), name, owners.vmi)
         return owners
@@ -112,9 +113,9 @@ class _Asker:
 
     async def _with_cluster(self, evidence: VmEvidence) -> VmEvidence:
         nodes, gpu_nodes, pods = await asyncio.gather(
-            self._list(NODES, vmstate.Node),
+            self._list(NODES, core.Node),
             self._list(GPU_NODES, GpuNode),
-            self._list(RESOURCES[ObjectKind.POD], vmstate.Pod),
+            self._list(RESOURCES[ObjectKind.POD], core.RequestingPod),
         )
         reported = {one.metadata.name: one for one in gpu_nodes or ()}
         return replace(
@@ -125,17 +126,17 @@ class _Asker:
             else tuple(vmstates.node_seen(one, reported.get(one.metadata.name)) for one in nodes),
             pods=None
             if pods is None
-            else tuple(vmstates.pod_seen(one) for one in pods if one.status.phase not in vmstates.ENDED),
+            else tuple(vmstates.pod_seen(one) for one in pods if one.status.phase not in ENDED),
         )
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
         """Return the evidence with what else there is of the kind, where the target is not there."""
         kind, name, namespace = self._target.kind, self._target.name, self._target.namespace
         try:
-            beside = (await self._client.list(Collection(self._within(kind), vmstate.Named))).items
+            beside = (await self._client.list(Collection(self._within(kind), core.AnyObject))).items
         except NotFoundError:
             return replace(evidence, kubevirt_installed=False)
-        everywhere = await self._list(RESOURCES[kind], vmstate.Named, name=name)
+        everywhere = await self._list(RESOURCES[kind], core.AnyObject, name=name)
         return replace(
             evidence,
             neighbours=_names(beside),

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from gpuvirt.cluster.kinds import vmstate
+from gpuvirt.cluster.kinds import core, vmstate
+from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Vgpu, Why
 from gpuvirt.cluster.kinds.kubevirt import Devices
 from gpuvirt.model.vmevidence import (
@@ -24,7 +25,6 @@ LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
 VM_LABEL = "vm.kubevirt.io/name"
 CREATOR_LABEL = "kubevirt.io/created-by"
 """The VMI of a virt-launcher pod, by its uid."""
-ENDED = frozenset({"Succeeded", "Failed"})
 
 
 def vm_seen(vm: vmstate.Vm, instancetype: Devices | None = None) -> VmSeen:
@@ -53,7 +53,7 @@ def vmi_seen(vmi: vmstate.Vmi) -> VmiSeen:
     )
 
 
-def pod_seen(pod: vmstate.Pod) -> PodSeen:
+def pod_seen(pod: core.RequestingPod) -> PodSeen:
     """Return a pod."""
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
     waiting = (one.state.waiting for one in statuses)
@@ -75,11 +75,11 @@ def pod_seen(pod: vmstate.Pod) -> PodSeen:
     )
 
 
-def launcher_of(pods: Iterable[vmstate.Pod], vm: str, vmi: vmstate.Vmi | None) -> vmstate.Pod | None:
+def launcher_of(pods: Iterable[core.RequestingPod], vm: str, vmi: vmstate.Vmi | None) -> core.RequestingPod | None:
     """Return the virt-launcher pod of a VM: one that has not ended, and of a migration the one that has the guest."""
     uid, node = (vmi.metadata.uid, vmi.status.node_name) if vmi is not None else ("", "")
 
-    def rank(pod: vmstate.Pod) -> tuple[bool, bool, str]:
+    def rank(pod: core.RequestingPod) -> tuple[bool, bool, str]:
         has_guest = node != "" and pod.spec.node_name == node
         return pod.status.phase not in ENDED, has_guest, pod.metadata.creation_timestamp
 
@@ -88,7 +88,7 @@ def launcher_of(pods: Iterable[vmstate.Pod], vm: str, vmi: vmstate.Vmi | None) -
     return max(found, key=rank, default=None)
 
 
-def node_seen(node: vmstate.Node, gpu_node: GpuNode | None) -> NodeSeen:
+def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
     """Return a node with what its agent reports."""
     ready = next((one for one in node.status.conditions if one.type == "Ready"), None)
     return NodeSeen(
@@ -136,7 +136,7 @@ def _text(why: Why) -> str:
     return why.message if why.message.startswith(f"{why.code}:") else f"{why.code}: {why.message}"
 
 
-def _extended(spec: vmstate.PodSpec) -> dict[str, int]:
+def _extended(spec: core.RequestingPodSpec) -> dict[str, int]:
     """Return the extended resources of a pod: the sum of its containers, or what an init container needs alone."""
     counts: dict[str, int] = {}
     for container in spec.containers:
@@ -148,15 +148,15 @@ def _extended(spec: vmstate.PodSpec) -> dict[str, int]:
     return counts
 
 
-def _limits(container: vmstate.Container) -> dict[str, int]:
+def _limits(container: core.Container) -> dict[str, int]:
     limits = container.resources.limits.items()
     return {name: int(count) for name, count in limits if "/" in name and str(count).isdecimal() and int(count)}
 
 
-def _placement(spec: vmstate.VmiSpec | vmstate.PodSpec) -> Placement:
+def _placement(spec: vmstate.VmiSpec | core.RequestingPodSpec) -> Placement:
     tolerations = tuple(Toleration(one.key, one.operator or "Equal", one.value, one.effect) for one in spec.tolerations)
     return Placement(spec.node_selector, tolerations)
 
 
-def _conditions(found: Iterable[vmstate.Condition]) -> tuple[ConditionSeen, ...]:
+def _conditions(found: Iterable[core.Condition]) -> tuple[ConditionSeen, ...]:
     return tuple(ConditionSeen(one.type, one.status, one.reason, one.message) for one in found)

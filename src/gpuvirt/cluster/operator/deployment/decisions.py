@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.core import OperandPod
+from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
 from gpuvirt.cluster.labels import OPERAND_LABEL
 from gpuvirt.cluster.mirror import ObjectKey
@@ -30,7 +30,7 @@ class There:
     """What is there of operands."""
 
     stored: Stored = field(default_factory=dict)
-    pods: Objects[OperandPod] = field(default_factory=dict)
+    pods: Objects[Pod] = field(default_factory=dict)
     marks: Mapping[Target, Mark] = field(default_factory=dict)
     """What was applied in this term."""
 
@@ -139,7 +139,7 @@ def _daemon_set(
     return OperandState(name, operand, desired, ready, waits), deletions
 
 
-def _late(operand: OperandName, wanted: DaemonSet, found: Objects[OperandPod]) -> Iterator[str]:
+def _late(operand: OperandName, wanted: DaemonSet, found: Objects[Pod]) -> Iterator[str]:
     chosen = wanted.spec.selector.match_labels
     for pod in sorted(found.values(), key=lambda one: one.spec.node_name):
         if not pod.status.ready and chosen.items() <= pod.metadata.labels.items() and pod.app == operand:

@@ -7,7 +7,7 @@ nothing more than a probe; here the second node waits until the first one's pod 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuvirt.cluster.kinds.core import OperandPod
+from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labels import TEMPLATE_LABEL
 
 
@@ -15,14 +15,14 @@ from gpuvirt.cluster.labels import TEMPLATE_LABEL
 class Rollout:
     """How far pods have been replaced, and what to do next."""
 
-    delete: tuple[OperandPod, ...] = ()
+    delete: tuple[Pod, ...] = ()
     old: int = 0
     """Pods that are still of an earlier kind."""
     waits_for: str | None = None
     """What the next deletion waits for; None where none does."""
 
 
-def rollout(pods: Iterable[OperandPod], template: str, *, desired: int, most_unavailable: str | int) -> Rollout:
+def rollout(pods: Iterable[Pod], template: str, *, desired: int, most_unavailable: str | int) -> Rollout:
     """Return which pods to delete now.
 
     `template` is what new pods carry, `desired` how many there are to be, `most_unavailable` a number of nodes or a
@@ -49,11 +49,11 @@ def rollout(pods: Iterable[OperandPod], template: str, *, desired: int, most_una
     return Rollout(tuple(chosen), len(old), None if chosen else _waits(late, "nodes that are being upgraded"))
 
 
-def _by_node(pod: OperandPod) -> str:
+def _by_node(pod: Pod) -> str:
     return pod.spec.node_name
 
 
-def _waits(late: Sequence[OperandPod], what: str) -> str:
+def _waits(late: Sequence[Pod], what: str) -> str:
     if not late:
         return f"waits for {what}: a new pod is being made"
     return f"waits for {what}: {', '.join(f'{pod.metadata.name} on {pod.spec.node_name}' for pod in late)} not ready"

@@ -12,10 +12,9 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError, retried
 from gpuvirt.cluster.kinds import kubevirt as kinds
-from gpuvirt.cluster.kinds.core import AskingPod
+from gpuvirt.cluster.kinds.core import AnyObject, RequestingPod
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.cluster.operator.definitions import Named
 from gpuvirt.cluster.operator.kubevirt.names import Machines, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
@@ -25,7 +24,7 @@ from gpuvirt.model.heard import Heard
 
 T = TypeVar("T", bound=KubernetesObject)
 
-PODS = Collection(Resource("pods"), AskingPod)
+PODS = Collection(Resource("pods"), RequestingPod)
 """Of all namespaces: KubeVirt's machines are not all that has vGPUs, and a GpuNode may have gone before."""
 CONFLICTS = (ConflictError, RefusedError)
 """A patch whose condition does not hold any more is refused as not valid (422)."""
@@ -69,7 +68,7 @@ class KubeVirtUndoer:
         left = tuple(reason.text for reason in found.reasons)
         if found.resource is None or not found.patch:
             return left
-        await self._client.patch(found.resource, found.name, found.patch, PatchType.JSON, Named)
+        await self._client.patch(found.resource, found.name, found.patch, PatchType.JSON, AnyObject)
         return (f"{found.resource.plural} {found.name}: took out what was added for KubeVirt {where}", *left)
 
     async def _scene(self, uid: str) -> Scene | None:
@@ -88,7 +87,7 @@ class KubeVirtUndoer:
             instancetype_revisions=await self._heard(kinds.INSTANCETYPE_REVISIONS),
         )
         names, pods = names_of(machines), (await self._heard(PODS)).value or ()
-        held = held_names(self._gpu_nodes).union(*(one.asks_for for one in pods))
+        held = held_names(self._gpu_nodes).union(*(one.requests for one in pods))
         return Scene(
             kubevirt=found,
             offered=offered_of(self._gpu_nodes),
