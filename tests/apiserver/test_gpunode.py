@@ -13,7 +13,8 @@ from gpuvirt.cluster.events import Happening, Kind
 from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.kinds.gpunode import GpuNode, GpuWish, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld

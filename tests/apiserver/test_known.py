@@ -18,7 +18,8 @@ from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.known import Known
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.view import NodeView
 from gpuvirt.model.workload import unknown_workload

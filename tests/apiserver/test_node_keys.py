@@ -13,7 +13,7 @@ from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedE
 from gpuvirt.cluster.keys import patch_of, patched
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.labels import CONFIG_LABEL, PAUSED_FOR_VGPUS, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_LABEL
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode

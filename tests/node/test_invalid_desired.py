@@ -20,7 +20,7 @@ from gpuvirt.cluster.agent.wishes import wish_of_config_map
 from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, GpuWish, Origins, Spec, Status
 from gpuvirt.cluster.labels import DEPLOY, SETS
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator import report
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions

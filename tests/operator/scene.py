@@ -8,7 +8,7 @@ import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Node, Pod
-from gpuvirt.cluster.mirror import key_of
+from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment.decisions import There
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard

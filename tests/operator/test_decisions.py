@@ -15,7 +15,8 @@ from gpuvirt.cluster.kinds.core import Node, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode

@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.core import Condition, DaemonSetStatus, Node, NodeInf
 from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
-from gpuvirt.cluster.mirror import ObjectKey, key_of
+from gpuvirt.cluster.objects import ObjectKey, key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home
 from gpuvirt.cluster.operator.deployment.decisions import There
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of

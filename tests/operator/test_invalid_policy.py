@@ -8,7 +8,7 @@ import pytest
 from scene import AT, HOME, Scene, node, policy
 
 from gpuvirt.cluster.kinds.clusterpolicy import State
-from gpuvirt.cluster.mirror import key_of
+from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.deployment.decisions import There

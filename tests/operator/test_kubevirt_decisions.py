@@ -10,7 +10,7 @@ from gpuvirt.cluster.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KubeVirt
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.kinds.workloads import ConfigMap
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY, KubeVirtHeard, PatchKubeVirt, kept_histories, kept_text

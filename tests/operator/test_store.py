@@ -6,7 +6,8 @@ from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata

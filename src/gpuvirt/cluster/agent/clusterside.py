@@ -20,7 +20,8 @@ from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName

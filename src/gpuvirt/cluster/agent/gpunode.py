@@ -20,7 +20,8 @@ from gpuvirt.cluster.kinds.gpunode import (
     Why,
 )
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.reasons import Reason, in_words

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from gpuvirt.cluster.kinds.core import ConfigMap, Node
 from gpuvirt.cluster.labels import CONFIG_LABEL, WORKLOAD_LABEL
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 
 CONFIG_KEY = "config.yaml"

@@ -17,7 +17,8 @@ from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment.decisions import There

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.decisions import There
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard

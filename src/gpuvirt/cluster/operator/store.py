@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError
-from gpuvirt.cluster.mirror import News, ObjectKey, key_of
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
 from gpuvirt.cluster.resources import KubernetesObject, is_newer
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class Store(Generic[T]):
 
     def __init__(self, collection: Collection[T], changed: Signal) -> None:
         self.collection = collection
-        self.objects: Objects[T] | None = None
+        self.objects: ObjectMap[T] | None = None
         """None until they were heard."""
         self.installed = True
         """Whether the cluster has this kind of objects at all."""
@@ -32,7 +33,7 @@ class Store(Generic[T]):
 
     def hear(self, news: News[T]) -> None:
         """Take what the reflector says."""
-        self.objects = news.objects
+        self.objects = ObjectMap.of(news.objects)
         self.installed = True
         self._changed.set()
 
@@ -43,7 +44,7 @@ class Store(Generic[T]):
             log.warning("%s; it is tried again, and nothing is concluded meanwhile", self.trouble)
         if isinstance(error, NotFoundError):
             self.installed = False
-            self.objects = {}
+            self.objects = ObjectMap()
         self._changed.set()
 
     def take(self, item: T) -> None:
@@ -55,13 +56,13 @@ class Store(Generic[T]):
             return
         known = self.objects.get(key_of(item))
         if known is None or is_newer(item, known):
-            self.objects = {**self.objects, key_of(item): item}
+            self.objects = self.objects.with_object(key_of(item), item)
 
     def drop(self, key: ObjectKey) -> None:
         """Take that an object was deleted."""
         if self.objects is not None:
-            self.objects = {at: item for at, item in self.objects.items() if at != key}
+            self.objects = self.objects.without(key)
 
     def get(self, name: str, namespace: str = "") -> T | None:
         """Return one object, None where it is not there or nothing was heard."""
-        return (self.objects or {}).get(ObjectKey(namespace, name))
+        return self.objects.get(ObjectKey(namespace, name)) if self.objects is not None else None

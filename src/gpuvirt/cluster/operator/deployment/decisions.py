@@ -7,7 +7,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
 from gpuvirt.cluster.labels import OPERAND_LABEL
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import Mark, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.deployment.rollout import rollout
 from gpuvirt.cluster.operator.nodes.placement import Placement

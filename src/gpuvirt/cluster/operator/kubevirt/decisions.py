@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.gpunode import GpuNode, Withheld
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.kinds.manifests import ObjectMeta
 from gpuvirt.cluster.kinds.workloads import ConfigMap, resource_of
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt import history
 from gpuvirt.cluster.operator.kubevirt.history import History
