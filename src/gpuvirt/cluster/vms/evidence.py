@@ -101,7 +101,7 @@ class _Asker:
         if ref is None or not ref.name:
             return None
         of_cluster = ref.kind.casefold().startswith("virtualmachinecluster")
-        resource = (CLUSTER_INSTANCETYPES if of_cluster else INSTANCETYPES).resource
+        resource = (CLUSTER_INSTANCETYPES if of_cluster else INSTANCETYPES).collection.resource
         resource = resource if of_cluster else replace(resource, namespace=self._target.namespace)
         try:
             return (await self._client.get(resource, ref.name, Instancetype)).devices

@@ -19,7 +19,7 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt import history
 from gpuvirt.cluster.operator.kubevirt.history import History
-from gpuvirt.cluster.operator.kubevirt.names import Machines, names_of
+from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
@@ -42,7 +42,7 @@ class KubeVirtHeard:
     kubevirts: Objects[KubeVirt] | None = None
     """None: unheard; none in it: there is no KubeVirt."""
     hyper_convergeds: Heard[tuple[HyperConverged, ...]] | None = None
-    machines: Machines = field(default_factory=Machines)
+    requesting: Requesting = field(default_factory=dict)
     histories: Histories = field(default_factory=dict)
     """By uid: what this controller knows, and what the ConfigMap has where it knows nothing yet."""
     troubles: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def _scene(heard: KubeVirtHeard, kubevirt: KubeVirt, gpu_nodes: Sequence[GpuNode
     return Scene(
         kubevirt=kubevirt,
         offered=offered_of(gpu_nodes),
-        names=names_of(heard.machines),
+        names=names_of(heard.requesting),
         hyper_convergeds=heard.hyper_convergeds,
         mdevs=wants_mdevs(gpu_nodes),
     )

@@ -11,11 +11,10 @@ from typing import TypeVar
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError, retried
-from gpuvirt.cluster.kinds import kubevirt as kinds
 from gpuvirt.cluster.kinds.core import AnyObject, RequestingPod
 from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.kinds.kubevirt import HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.cluster.operator.kubevirt.names import Machines, names_of
+from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
+from gpuvirt.cluster.operator.kubevirt.names import names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
@@ -77,16 +76,8 @@ class KubeVirtUndoer:
         found = next((one for one in kubevirts if one.metadata.uid == uid), None)
         if found is None:
             return None
-        machines = Machines(
-            machines=await self._heard(kinds.MACHINES),
-            instances=await self._heard(kinds.INSTANCES),
-            replica_sets=await self._heard(kinds.REPLICA_SETS),
-            pools=await self._heard(kinds.POOLS),
-            instancetypes=await self._heard(kinds.INSTANCETYPES),
-            cluster_instancetypes=await self._heard(kinds.CLUSTER_INSTANCETYPES),
-            instancetype_revisions=await self._heard(kinds.INSTANCETYPE_REVISIONS),
-        )
-        names, pods = names_of(machines), (await self._heard(PODS)).value or ()
+        requesting = {kind.name: await self._heard(kind.collection) for kind in DEVICE_KINDS}
+        names, pods = names_of(requesting), (await self._heard(PODS)).value or ()
         held = held_names(self._gpu_nodes).union(*(one.requests for one in pods))
         return Scene(
             kubevirt=found,
