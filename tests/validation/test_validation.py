@@ -14,7 +14,7 @@ from gpuvirt.hardware.containerdriver import DriverRoots, FoundDriver, NotReadyE
 from gpuvirt.hardware.tools import Ended
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
-from gpuvirt.validator.validation import Marker, await_marker, driver_check, toolkit_check, validate
+from gpuvirt.validator import Marker, await_marker, driver_check, toolkit_check, validate
 
 FINE, BROKEN = Ended(0, "GPU 0: NVIDIA A10\n", ""), Ended(9, "", "couldn't communicate with the NVIDIA driver")
 ON_HOST = HostPath("/opt/driver")

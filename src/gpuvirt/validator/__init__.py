@@ -1,1 +1,0 @@
-"""The checks that hold back container operands until a node is ready for them, and the files that say so."""
