@@ -24,12 +24,12 @@ from pathlib import Path
 from lab.cluster.cluster import Cluster, cluster
 
 from bench.process import cpu_s, pss_kib
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, REQUIRED, StoredPolicy
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.kubecontext import from_kubeconfig
-from gpuvirt.cluster.operator.names import DEPLOY, SETS
-from gpuvirt.cluster.operator.shapes import NodeObject
+from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.workload import LABEL, Workload
 
@@ -79,7 +79,7 @@ class Bench:
 
         async def make(name: str) -> None:
             content = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-            await self.client.create(NODES, content, NodeObject)
+            await self.client.create(NODES, content, Node)
 
         await self.each(self.names(), make)
 
@@ -92,7 +92,7 @@ class Bench:
     async def label(self, workload: Workload) -> None:
         """Say what all nodes are for."""
         patch = {"metadata": {"labels": {LABEL: str(workload)}}}
-        await self.each(self.names(), lambda name: self.client.patch(NODES, name, patch, PatchType.MERGE, NodeObject))
+        await self.each(self.names(), lambda name: self.client.patch(NODES, name, patch, PatchType.MERGE, Node))
 
     async def until_deployed(self, workload: Workload) -> None:
         """Wait until all nodes have the labels of a workload, and no others."""
@@ -100,7 +100,7 @@ class Bench:
         deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
             self.asked += -(-self.nodes // 500)
-            found = (await self.client.list(Collection(NODES, NodeObject))).items
+            found = (await self.client.list(Collection(NODES, Node))).items
             done = sum({key for key in one.metadata.labels if key.startswith(DEPLOY)} == wanted for one in found)
             if done >= self.nodes:
                 return

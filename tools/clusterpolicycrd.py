@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import clusterpolicy
 from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structural, without_nulls
-from gpuvirt.cluster.operator import specchecks
-from gpuvirt.cluster.operator.operands import images
+from gpuvirt.cluster.operator.operands import images, specchecks
 
 HEAD = """\
 # ClusterPolicy: what is wanted of all nodes with GPUs (docs/reference.md), as NVIDIA's operator knows it.

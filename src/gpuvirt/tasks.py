@@ -1,11 +1,13 @@
-"""Supervision of a process's tasks: what ends it, what is started again, and how long to wait before.
+"""Supervision of a process's tasks: what ends it, by signals too, what is started again, and how long to wait before.
 
 An essential task is a plain member of the process's TaskGroup: its failure ends the process, and the supervisor above
 (the kubelet, systemd) starts it again. Work whose failure the rest can outlive runs under `keep_going`.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 from gpuvirt.clock import Clock
 
@@ -34,3 +36,13 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]], clock: Cloc
         if clock.monotonic_s() - began_s > 60:
             pauses = backoff_s()
         await clock.sleep(next(pauses))
+
+
+async def until_told_to_stop(work: Coroutine[None, None, None]) -> None:
+    """Do `work` until it ends, or SIGTERM or SIGINT cancels it."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(work)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, running.cancel)
+    log.info("stopped")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gpuvirt.cluster import failures
 from gpuvirt.cluster.failures import Asked, ForbiddenError, GoneError, NotUnderstoodError, RefusedError, failure
-from gpuvirt.cluster.lines import Lines
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
+from gpuvirt.cluster.transport import Lines
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"x"))), st.integers(1, 9))

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.clusterside import ClusterSide
 from gpuvirt.apps.node import ClusterTask
 from gpuvirt.clock import Clock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import UnreachableError
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode

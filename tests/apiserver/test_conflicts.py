@@ -11,12 +11,11 @@ from typing_extensions import override
 
 from certificates import Authority, Pair
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.conflicts import MOST_TRIES, retried
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.election import Candidacy, Election
-from gpuvirt.cluster.failures import ApiError, ConflictError, ForbiddenError
-from gpuvirt.cluster.operator.uninstall import Goals, Uninstaller
+from gpuvirt.cluster.failures import MOST_TRIES, ApiError, ConflictError, ForbiddenError, retried
+from gpuvirt.install.uninstall import Goals, Uninstaller
 from scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.credentials import Credentials, Password
-from gpuvirt.cluster.execcredential import V1, V1BETA1
-from gpuvirt.cluster.kubecontext import from_kubeconfig
-from gpuvirt.cluster.serviceaccount import in_cluster
+from gpuvirt.cluster.access.credentials import Credentials, Password, in_cluster
+from gpuvirt.cluster.access.execcredential import V1, V1BETA1
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.errors import ConfigError
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
@@ -142,7 +141,7 @@ def test_a_provider_that_kubectl_had_once_is_refused_with_the_plugin_for_it(
 
 def test_an_agent_in_a_pod_loads_neither_plugins_nor_proxies_nor_kubeconfigs() -> None:
     names = ("execplugin", "execcredential", "proxies", "kubeconfig", "kubecontext")
-    code = "import sys, gpuvirt.apps.clusterside, gpuvirt.cluster.serviceaccount; print(*sys.modules)"
+    code = "import sys, gpuvirt.cluster.agent.clusterside, gpuvirt.cluster.access.credentials; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
     assert "gpuvirt.cluster.transport" in loaded
     assert not {f"gpuvirt.cluster.{name}" for name in names} & set(loaded)

@@ -16,13 +16,14 @@ from typing_extensions import override
 
 from certificates import Authority, Pair
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.access.execcredential import V1, V1BETA1
+from gpuvirt.cluster.access.execplugin import Command, ExecPlugin
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.credentials import Credentials
-from gpuvirt.cluster.execcredential import V1, V1BETA1
-from gpuvirt.cluster.execplugin import Command, ExecPlugin
 from gpuvirt.cluster.failures import CredentialsError, UnauthorizedError
-from gpuvirt.cluster.kubecontext import from_kubeconfig
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.resources import NODES
 from scriptedapi import Call, Reply, ScriptedApi, scripted
 
 NODE: Reply = 200, {"metadata": {"name": "node01"}}

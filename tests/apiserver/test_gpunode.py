@@ -8,12 +8,13 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.agent import gpunode as gpunode_status
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
-from gpuvirt.cluster.agent.happenings import happenings
+from gpuvirt.cluster.agent.gpunodekeeper import happenings
 from gpuvirt.cluster.events import Happening, Kind
 from gpuvirt.cluster.kinds import gpunode
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import GpuNode, GpuWish, Spec, Status
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld

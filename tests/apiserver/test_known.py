@@ -15,10 +15,12 @@ from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import Desk
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.known import Known
-from gpuvirt.cluster.mirror import News, ObjectKey
-from gpuvirt.cluster.resources import Metadata, Node
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.view import NodeView
 from gpuvirt.model.workload import unknown_workload
 from gpuvirt.node.cell import Cell

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cluster.kubecontext import from_kubeconfig
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.errors import ConfigError
 
 FIRST = """

@@ -5,22 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent.names import (
-    CONFIG_LABEL,
-    OPERAND_LABELS,
-    PAUSED,
-    REASON_ANNOTATION,
-    STATE_LABEL,
-    WORKLOAD_LABEL,
-)
-from gpuvirt.cluster.agent.operands import heard_of, operand_keys
+from gpuvirt.cluster.agent.clusterside import trouble_of
+from gpuvirt.cluster.agent.operands import OPERAND_LABELS, heard_of, operand_keys
 from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
-from gpuvirt.cluster.agent.troubles import trouble_of
 from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.keys import patch_of, patched
-from gpuvirt.cluster.mirror import ObjectKey
-from gpuvirt.cluster.resources import ConfigMap, Metadata, Node, Pod
+from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
+from gpuvirt.cluster.labels import CONFIG_LABEL, PAUSED_FOR_VGPUS, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 
@@ -130,7 +124,7 @@ def test_a_node_without_labels_can_be_patched() -> None:
 
 
 PLUGIN, VALIDATOR = OPERAND_LABELS
-label_values = st.sampled_from(["true", "false", "", PAUSED, "paused-for-driver-upgrade"])
+label_values = st.sampled_from(["true", "false", "", PAUSED_FOR_VGPUS, "paused-for-driver-upgrade"])
 deployed = st.dictionaries(st.sampled_from(OPERAND_LABELS), label_values)
 
 
@@ -142,16 +136,16 @@ def test_operands_that_run_are_paused_and_put_back_and_all_others_left_alone(
     for away in wanted:
         node = Metadata(labels={**node.labels, **{k: v or "" for k, v in operand_keys(node, away=away).labels.items()}})
         for label, value in labels.items():
-            ours = value in {"true", PAUSED}
-            assert node.labels[label] == ((PAUSED if away else "true") if ours else value)
+            ours = value in {"true", PAUSED_FOR_VGPUS}
+            assert node.labels[label] == ((PAUSED_FOR_VGPUS if away else "true") if ours else value)
     assert node.labels.keys() == labels.keys()
     back = {**node.labels, **operand_keys(node, away=False).labels}
-    assert back == {label: "true" if value == PAUSED else value for label, value in labels.items()}
+    assert back == {label: "true" if value == PAUSED_FOR_VGPUS else value for label, value in labels.items()}
 
 
 def test_operands_are_away_when_neither_labels_nor_pods_say_otherwise() -> None:
     pod = Pod(Metadata(name="nvidia-sandbox-validator-x2vkq", namespace="gpu-operator"))
-    running, paused = {PLUGIN: "true", VALIDATOR: "false"}, {PLUGIN: PAUSED, VALIDATOR: "false"}
+    running, paused = {PLUGIN: "true", VALIDATOR: "false"}, {PLUGIN: PAUSED_FOR_VGPUS, VALIDATOR: "false"}
     assert heard_of(running, [pod]) == OperandsHeard((PLUGIN,), ("gpu-operator/nvidia-sandbox-validator-x2vkq",))
     assert heard_of(paused, []) == OperandsHeard()
     assert heard_of(None, []) is None, "the node is not there"
@@ -162,10 +156,12 @@ def test_parts_of_the_agent_claim_keys_of_their_own() -> None:
     node = Metadata(labels={PLUGIN: "true", STATE_LABEL: "success"})
     patch = patch_of([state_keys(WAITS), operand_keys(node, away=True)], node)
     assert patch is not None
-    assert patch.metadata.labels == {STATE_LABEL: "pending", PLUGIN: PAUSED}
+    assert patch.metadata.labels == {STATE_LABEL: "pending", PLUGIN: PAUSED_FOR_VGPUS}
     assert patch.metadata.annotations == {REASON_ANNOTATION: WAITS.reason}
     only_a_label = patch_of([operand_keys(node, away=True)], node)
-    assert msgspec.json.encode(only_a_label) == msgspec.json.encode({"metadata": {"labels": {PLUGIN: PAUSED}}})
+    assert msgspec.json.encode(only_a_label) == msgspec.json.encode(
+        {"metadata": {"labels": {PLUGIN: PAUSED_FOR_VGPUS}}}
+    )
 
 
 @pytest.mark.parametrize(

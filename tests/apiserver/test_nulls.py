@@ -13,16 +13,17 @@ from msgspec import inspect
 
 import gpuvirt.cluster
 from gpuvirt import documents, nulls
-from gpuvirt.cluster.execcredential import ExecCredential
+from gpuvirt.cluster.access.execcredential import ExecCredential
+from gpuvirt.cluster.access.kubeconfig import KubeConfig
 from gpuvirt.cluster.failures import Status
 from gpuvirt.cluster.keys import Keys, Patch, patched
 from gpuvirt.cluster.kinds import gpunode, podparts, workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
-from gpuvirt.cluster.kubeconfig import KubeConfig
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import Definition
-from gpuvirt.cluster.operator.drift import StoredObject
-from gpuvirt.cluster.resources import Metadata, Node
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.kubelet import KubeletConfig
 from gpuvirt.kubelet.checkpoint import Checkpoint
@@ -193,5 +194,5 @@ def test_nulls_of_a_persons_file_and_of_our_own_state_are_faults() -> None:
 def test_a_document_that_fits_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pods and nodes have nulls that nobody reads; they cost nothing."""
     monkeypatch.delattr(nulls, "removed")
-    body = b'{"metadata":{"name":"a"},"status":{"conditions":[{"lastProbeTime":null}],"allocatable":{}}}'
+    body = b'{"metadata":{"name":"a"},"status":{"conditions":[{"type":"Ready","lastProbeTime":null}],"allocatable":{}}}'
     assert nulls.decode(body, Node).metadata.name == "a"

@@ -6,10 +6,10 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from gpuvirt.cluster import vmstates
-from gpuvirt.cluster.kinds import vmstate
+from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import Device, Devices
+from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.model.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -20,14 +20,14 @@ def decoded(shape: type[T], **fields: object) -> T:
     return msgspec.json.decode(json.dumps({"metadata": {"name": "x", "namespace": "team"}, **fields}), type=shape)
 
 
-def launcher(name: str, phase: str, at: int, *, node: str = "", vm: str = "", uid: str = "") -> vmstate.Pod:
+def launcher(name: str, phase: str, at: int, *, node: str = "", vm: str = "", uid: str = "") -> core.RequestingPod:
     metadata = {
         "name": name,
         "namespace": "team",
         "creationTimestamp": f"2026-01-01T00:00:{at:02}Z",
         "labels": {"kubevirt.io": "virt-launcher", "vm.kubevirt.io/name": vm, "kubevirt.io/created-by": uid},
     }
-    return decoded(vmstate.Pod, metadata=metadata, spec={"nodeName": node}, status={"phase": phase})
+    return decoded(core.RequestingPod, metadata=metadata, spec={"nodeName": node}, status={"phase": phase})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_a_pod_requests() -> None:
     }
     waiting = {"state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}
     status = {"phase": "Pending", "containerStatuses": [{"state": {"running": {}}}, waiting]}
-    seen = vmstates.pod_seen(decoded(vmstate.Pod, spec=spec, status=status))
+    seen = vmstates.pod_seen(decoded(core.RequestingPod, spec=spec, status=status))
     assert seen.requests == {A10: 2, "x.com/first": 3}
     assert (seen.user, seen.node, seen.gates, seen.vm) == ("pod team/x", "node01", ("wait",), "")
     assert seen.waiting == "ErrImagePull: not found"
@@ -91,7 +91,7 @@ def test_the_pod_of_a_vm_is_the_one_that_has_the_guest() -> None:
 
 def test_a_node_with_what_its_agent_reports() -> None:
     node = decoded(
-        vmstate.Node,
+        core.Node,
         spec={"unschedulable": True, "taints": [{"key": "gpu", "effect": "NoSchedule"}]},
         status={
             "allocatable": {"cpu": "8", "memory": "32Gi", A10: "2"},

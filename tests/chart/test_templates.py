@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.operandparts import ImageParts
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.images import image_of
-from gpuvirt.cluster.operator.unsupported import unsupported
+from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.plain import Plain
 
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]

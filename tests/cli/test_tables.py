@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commandline import gpuvirt, ran
-from gpuvirt.apps.clusterstatus import ClusterStatus
 from gpuvirt.cli import statusrender
 from gpuvirt.cli.tables import NARROWEST, Column, Table, paragraph
+from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.export import export

@@ -11,12 +11,13 @@ import yaml
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
-from gpuvirt.apps.clusterside import ClusterSide
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.cluster.client import Client, PatchType
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason, ReasonCode

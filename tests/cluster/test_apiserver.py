@@ -14,13 +14,6 @@ from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.agent.names import (
-    CONFIG_LABEL,
-    REASON_ANNOTATION,
-    STATE_LABEL,
-    WORKLOAD_REASON_ANNOTATION,
-    WORKLOAD_STATE_LABEL,
-)
 from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
 from gpuvirt.cluster.failures import (
     ConflictError,
@@ -30,7 +23,15 @@ from gpuvirt.cluster.failures import (
     RefusedError,
     UnreachableError,
 )
-from gpuvirt.cluster.resources import NODES, ConfigMap, Node, Resource, config_maps
+from gpuvirt.cluster.kinds.core import ConfigMap, Node
+from gpuvirt.cluster.labels import (
+    CONFIG_LABEL,
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_REASON_ANNOTATION,
+    WORKLOAD_STATE_LABEL,
+)
+from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode

@@ -7,7 +7,7 @@ from clusterlab import LabNode, Wish
 from controllerlab import PRESENT, WORKLOAD, controlled
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.operator.names import SETS
+from gpuvirt.cluster.labels import SETS
 from gpuvirt.model.workload import Workload
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]

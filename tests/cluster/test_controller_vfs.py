@@ -5,7 +5,7 @@ from clusterlab import LabNode
 from controllerlab import PRESENT, WORKLOAD, controlled
 from lab.cluster.settings import NODE
 
-from gpuvirt.cluster.operator.names import DEPLOY, SETS, VGPU_DRIVER
+from gpuvirt.cluster.labels import DEPLOY, SETS, VGPU_DRIVER
 from gpuvirt.model.workload import Workload
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]

@@ -18,7 +18,8 @@ from gpuvirt.apps.discover import DiscoverOptions, Discovery, label_once
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, RefusedError
-from gpuvirt.cluster.resources import NODES, Node
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.paths import HostPath

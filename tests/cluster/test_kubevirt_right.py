@@ -8,6 +8,7 @@ from clusterlab import LabNode
 from kubevirtkinds import SOURCES, install
 
 from commandline import gpuvirt
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.kinds.kubevirt import (
@@ -18,14 +19,13 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HyperConverged,
     KubeVirt,
 )
-from gpuvirt.cluster.kubecontext import from_kubeconfig
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
+from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.history import History
-from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
+from gpuvirt.cluster.operator.kubevirt.names import Names, names_of
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
-from gpuvirt.cluster.operator.kubevirts import HISTORY
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.heard import Heard
 from gpuvirt.plain import Plain
@@ -214,7 +214,7 @@ async def test_an_uninstall_takes_it_back(desk: Desk) -> None:
 
 async def test_machines_are_read_for_the_names_of_their_devices(desk: Desk) -> None:
     desk.node.cluster.kubectl("apply", "--namespace", desk.node.namespace, "-f", "-", given=VMI)
-    instances = await desk.client.list(INSTANCES)
-    machines = await desk.client.list(MACHINES)
-    names = names_of(Machines(machines=Heard(machines.items), instances=Heard(instances.items)))
+    instances = await desk.client.list(INSTANCES.collection)
+    machines = await desk.client.list(MACHINES.collection)
+    names = names_of({MACHINES.name: Heard(machines.items), INSTANCES.name: Heard(instances.items)})
     assert names.used == {A10}

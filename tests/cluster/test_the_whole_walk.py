@@ -14,7 +14,7 @@ from kubevirtkinds import SOURCES, install
 from lab.cluster.settings import NODE
 
 from commandline import gpuvirt
-from gpuvirt.cluster.operator.names import SETS
+from gpuvirt.cluster.labels import SETS
 from gpuvirt.model.workload import Workload
 from gpuvirt.plain import Plain
 from kubevirts import at, entry

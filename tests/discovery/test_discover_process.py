@@ -16,7 +16,7 @@ import pytest
 
 from commandline import ran
 from gpuvirt.apps.discover import DiscoverOptions, Discovery
-from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.node.discoverer import LOOK_S, Discoverer

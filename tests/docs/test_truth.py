@@ -21,7 +21,7 @@ from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.machine import load_machine, machine_names
-from gpuvirt.web import metrics
+from gpuvirt.web import agentmetrics as metrics
 from simnode import IDS
 
 ROOT = Path(__file__).parent.parent.parent

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import yaml
 
+from gpuvirt.cluster.kinds.core import RequestingPod
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, GpuWish, Offered, Spec, Status, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import (
     Instancetype,
@@ -12,11 +13,10 @@ from gpuvirt.cluster.kinds.kubevirt import (
     VirtualMachineInstance,
     VirtualMachinePool,
 )
-from gpuvirt.cluster.operator.kubevirt.names import Machines, Names, names_of
+from gpuvirt.cluster.operator.kubevirt.names import Names, Requesting, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
+from gpuvirt.cluster.operator.kubevirt.undoer import held_names
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
-from gpuvirt.cluster.operator.kubevirtundoer import held_names
-from gpuvirt.cluster.operator.shapes import AskingPod
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.selectors import ResourceKind, Selectors
@@ -41,25 +41,25 @@ REVISION = (
 )
 
 
-def every_kind() -> Machines:
+def every_kind() -> Requesting:
     def read(text: str, name: str) -> bytes:
         return msgspec.json.encode(yaml.safe_load(text % name))
 
     old = b'{"metadata": {"name": "b"}, "data": {"apiVersion": "v1alpha1", "spec": "eyJjcHUiOnt9fQ=="}}'
-    return Machines(
-        machines=Heard((msgspec.json.decode(read(VM, "vm"), type=VirtualMachine),)),
-        instances=Heard((msgspec.json.decode(read(VMI, "vmi"), type=VirtualMachineInstance),)),
-        replica_sets=Heard((msgspec.json.decode(read(VM, "set"), type=VirtualMachine),)),
-        pools=Heard((msgspec.json.decode(read(POOL, "pool"), type=VirtualMachinePool),)),
-        instancetypes=Heard((msgspec.json.decode(read(TYPE, "type"), type=Instancetype),)),
-        cluster_instancetypes=Heard(None),
-        instancetype_revisions=Heard(
+    return {
+        "machines": Heard((msgspec.json.decode(read(VM, "vm"), type=VirtualMachine),)),
+        "instances": Heard((msgspec.json.decode(read(VMI, "vmi"), type=VirtualMachineInstance),)),
+        "replica_sets": Heard((msgspec.json.decode(read(VM, "set"), type=VirtualMachine),)),
+        "pools": Heard((msgspec.json.decode(read(POOL, "pool"), type=VirtualMachinePool),)),
+        "instancetypes": Heard((msgspec.json.decode(read(TYPE, "type"), type=Instancetype),)),
+        "cluster_instancetypes": Heard(None),
+        "instancetype_revisions": Heard(
             (
                 msgspec.json.decode(read(REVISION, "revision"), type=InstancetypeRevision),
                 msgspec.json.decode(old, type=InstancetypeRevision),
             )
         ),
-    )
+    }
 
 
 def test_names_are_found_in_every_kind() -> None:
@@ -68,7 +68,7 @@ def test_names_are_found_in_every_kind() -> None:
 
 
 def test_what_was_not_heard_is_not_taken_for_absent() -> None:
-    assert names_of(Machines(pools=Heard(None))).unheard == (
+    assert names_of({"pools": Heard(None)}).unheard == (
         "machines",
         "instances",
         "replica_sets",
@@ -80,7 +80,7 @@ def test_what_was_not_heard_is_not_taken_for_absent() -> None:
 
 def test_what_a_claim_gives_has_no_name() -> None:
     found = msgspec.convert(yaml.safe_load(CLAIMED), VirtualMachineInstance)
-    assert names_of(Machines(instances=Heard((found,)))).used == {"nvidia.com/a", "example.com/b"}
+    assert names_of({"instances": Heard((found,))}).used == {"nvidia.com/a", "example.com/b"}
 
 
 def node(*resources: Offered, spec: Spec | None = None, gpus: tuple[Gpu, ...] = ()) -> GpuNode:
@@ -166,4 +166,4 @@ def test_a_pod_asks_until_it_has_ended(phase: str, asks_for: set[str]) -> None:
     containers = "{containers: [{resources: {limits: {nvidia.com/a: '1', cpu: 2}}}, {name: x, resources: {}}],"
     spec = f"{containers} initContainers: [{{resources: {{limits: {{nvidia.com/b: '1'}}}}}}]}}"
     pod = yaml.safe_load(f"{{metadata: {{name: a}}, spec: {spec}, status: {{phase: {phase}}}}}")
-    assert msgspec.convert(pod, AskingPod).asks_for == asks_for
+    assert msgspec.convert(pod, RequestingPod).requests == asks_for

@@ -11,24 +11,24 @@ import msgspec
 import pytest
 from scene import AT, HOME, Scene, node
 
-from gpuvirt.apps import controllermetrics
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli import diagnosis, render
 from gpuvirt.cluster.agent.gpunode import status_of, wish_of_spec
-from gpuvirt.cluster.agent.happenings import happenings
+from gpuvirt.cluster.agent.gpunodekeeper import happenings
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_keys
 from gpuvirt.cluster.agent.wishes import wish_of_config_map
+from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, GpuWish, Origins, Spec, Status
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.labels import DEPLOY, SETS
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator import report
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.invalidstates import of_node
-from gpuvirt.cluster.operator.names import DEPLOY, SETS
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
-from gpuvirt.cluster.operator.status import INVALID
-from gpuvirt.cluster.operator.status import status_of as policy_status_of
-from gpuvirt.cluster.resources import ConfigMap, Metadata
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.policy.invalidstates import of_node
+from gpuvirt.cluster.operator.policy.status import INVALID
+from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import report as diagnose
 from gpuvirt.model.findings import Level
@@ -41,7 +41,8 @@ from gpuvirt.model.walk import walk
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import Workload
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.web import metrics
+from gpuvirt.web import agentmetrics as metrics
+from gpuvirt.web import controllermetrics
 from sickhost import around
 from simnode import SimNode, running_node
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from carvednode import T4_4Q, T4_8Q, VGPU
 from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
-from gpuvirt.cluster.resources import NodeStatus
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.schedulable import Count
@@ -39,7 +38,7 @@ class Status:
     def correct(self) -> None:
         """Have the agent write what it wants otherwise."""
         if (patch := patch_of(self.notice.counts.get(), self.said)) is not None:
-            self.said |= said_of(patch.status)
+            self.said |= said_of(patch.status.allocatable)
             self.notice.hear(dict(self.said))
 
 
@@ -182,11 +181,11 @@ def test_a_patch_corrects_what_is_wrong_and_nothing_else(
     ranges: dict[ResourceName, tuple[int, int]], says: dict[ResourceName, int]
 ) -> None:
     counts = {name: Count(least, least + more) for name, (least, more) in ranges.items()}
-    status = NodeStatus({**{name: str(number) for name, number in says.items()}, "cpu": "7500m"})
-    patch = patch_of(counts, said_of(status))
+    allocatable: dict[str, str] = {**{str(name): str(number) for name, number in says.items()}, "cpu": "7500m"}
+    patch = patch_of(counts, said_of(allocatable))
     changed = patch.status.allocatable if patch is not None else {}
-    after = {**status.allocatable, **changed}
-    assert patch_of(counts, said_of(NodeStatus(after))) is None, "once is enough"
+    after = {**allocatable, **changed}
+    assert patch_of(counts, said_of(after)) is None, "once is enough"
     for name, count in counts.items():
         number = int(after.get(name, "0"))
         assert count.least <= number <= count.most

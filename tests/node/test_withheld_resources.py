@@ -16,7 +16,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import Registration, ResourceView
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.web import metrics
+from gpuvirt.web import agentmetrics as metrics
 from simnode import SimNode, running_node
 
 A10, T4_8Q = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("nvidia.com/GRID_T4-8Q")

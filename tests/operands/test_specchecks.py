@@ -5,7 +5,7 @@ from policies import ALL_KINDS, full, policy_of
 
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.specchecks import spec_faults
+from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.plain import Plain
 
 

@@ -12,7 +12,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import Spec
 from gpuvirt.cluster.kinds.schema import Schema, structural
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.rendering import render
-from gpuvirt.cluster.operator.unsupported import unsupported
+from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.plain import Plain
 
 

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.mirror import key_of
+from gpuvirt.cluster.kinds.core import Node, Pod
+from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
-from gpuvirt.cluster.operator.deployment import There
-from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
+from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL
 
@@ -37,20 +37,20 @@ def policy(
     return StoredPolicy(metadata, msgspec.Raw(msgspec.json.encode({**ALL_ON, **fields})))
 
 
-def node(workload: str | None = None, name: str = "node01", **labels: str) -> NodeObject:
+def node(workload: str | None = None, name: str = "node01", **labels: str) -> Node:
     """Return a node with a GPU; `labels` are of `nvidia.com`."""
     own = {f"nvidia.com/{key.replace('_', '.')}": value for key, value in labels.items()}
-    return NodeObject(Metadata(name=name, labels=NFD | own | ({LABEL: workload} if workload else {})))
+    return Node(Metadata(name=name, labels=NFD | own | ({LABEL: workload} if workload else {})))
 
 
 @dataclass(frozen=True)
 class Scene:
     """What is there."""
 
-    nodes: Sequence[NodeObject] = ()
+    nodes: Sequence[Node] = ()
     policies: Sequence[StoredPolicy] = (policy(),)
     gpu_nodes: Sequence[OwnedGpuNode] = ()
-    pods: Sequence[OperandPod] = ()
+    pods: Sequence[Pod] = ()
     other_operator: str | None = None
     there: There = field(default_factory=There)
     kubevirt: KubeVirtHeard = field(default_factory=KubeVirtHeard)

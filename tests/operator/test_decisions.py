@@ -9,18 +9,19 @@ from msgspec.structs import replace as with_
 from scene import HOME, NFD, Scene, node, policy
 
 from gpuvirt.cluster.election import Lease, LeaseSpec
+from gpuvirt.cluster.kinds import core
 from gpuvirt.cluster.kinds.clusterpolicy import State
-from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.core import Node, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
-from gpuvirt.cluster.operator.names import NODE_LABEL, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
+from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node
-from gpuvirt.cluster.operator.resolve import AppliedSpec, OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod, PodCondition, PodSpec, PodStatus
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.wanted import WantedMode
@@ -106,7 +107,7 @@ def test_a_gpunode_goes_with_its_node_unless_somebody_else_wants_something_in_it
     gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node is gone")
     other = node("vm-vgpu", "node02")
 
-    def deleted(heard: OwnedGpuNode, *nodes: NodeObject) -> list[DeleteObject]:
+    def deleted(heard: OwnedGpuNode, *nodes: Node) -> list[DeleteObject]:
         decided = Scene([other, *nodes], gpu_nodes=[heard]).decided()
         return [one for one in decided.writes if isinstance(one, DeleteObject)]
 
@@ -124,7 +125,7 @@ def test_nothing_is_written_twice() -> None:
     applied = spec(first)
     assert applied.mode is not None
     heard = with_(gpu_node(), spec=Spec(mode=applied.mode, vgpu_config="default", origins=applied.origins))
-    scene = Scene([NodeObject(Metadata(name="node01", labels=labelled))], gpu_nodes=[heard])
+    scene = Scene([Node(Metadata(name="node01", labels=labelled))], gpu_nodes=[heard])
     second = scene.decided()
     (status,) = (one for one in second.writes if isinstance(one, PatchPolicyStatus))
     assert len(second.writes) == 1
@@ -146,7 +147,7 @@ def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
 
 
 def test_no_gpus_anywhere_is_fine_and_is_said() -> None:
-    bare = NodeObject(Metadata(name="node01"))
+    bare = Node(Metadata(name="node01"))
     found = Scene([bare]).decided()
     assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
     assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
@@ -231,10 +232,10 @@ def test_nvidias_operator_is_active_for_as_long_as_its_lease_is_renewed() -> Non
 
 
 def test_who_pauses_others_is_seen_by_its_pod() -> None:
-    def pod(app: str, *, is_ready: bool) -> OperandPod:
-        conditions = (PodCondition("Ready", "True" if is_ready else "False"),)
+    def pod(app: str, *, is_ready: bool) -> Pod:
+        conditions = (core.Condition("Ready", "True" if is_ready else "False"),)
         metadata = Metadata(name=f"{app}-{is_ready}", labels={"app": app})
-        return OperandPod(metadata, PodSpec("node01"), PodStatus("Running", conditions=conditions))
+        return Pod(metadata, PodSpec("node01"), PodStatus("Running", conditions=conditions))
 
     manager, driver = "nvidia-vgpu-device-manager", "nvidia-vgpu-manager-daemonset"
     assert pausers_by_node([pod(manager, is_ready=True)]) == {"node01": frozenset({PAUSED_FOR_VGPUS})}

@@ -9,26 +9,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_
 from scene import HOME, Scene, node, policy
 
+from gpuvirt.cluster.kinds.core import Condition, DaemonSetStatus, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
-from gpuvirt.cluster.mirror import ObjectKey, key_of
+from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
+from gpuvirt.cluster.objects import ObjectKey, key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home
-from gpuvirt.cluster.operator.deployment import There
-from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
-from gpuvirt.cluster.operator.names import NODE_LABEL
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
-from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL
-from gpuvirt.cluster.operator.shapes import (
-    DaemonSetStatus,
-    NodeInfo,
-    NodeObject,
-    NodeState,
-    OperandPod,
-    PodCondition,
-    PodSpec,
-    PodStatus,
-)
-from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode, Write
+from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.writer import Write
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
 
@@ -61,7 +52,7 @@ def stored(write: ApplyObject, *, edited: str = "", status: DaemonSetStatus | No
     )
 
 
-def there(decisions: Decisions, *pods: OperandPod, status: DaemonSetStatus | None = None, edited: str = "") -> There:
+def there(decisions: Decisions, *pods: Pod, status: DaemonSetStatus | None = None, edited: str = "") -> There:
     """Return what is there once all was applied; `edited` changes the DaemonSet by hand: `old->new`."""
     found: dict[Resource, dict[ObjectKey, StoredObject]] = {}
     for write in applied(decisions).values():
@@ -88,16 +79,16 @@ def again(before: There) -> Decisions:
     return Scene(MACHINES, there=before).decided(DEPLOYS)
 
 
-def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None = None) -> OperandPod:
+def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None = None) -> Pod:
     """Return a pod of the agent's DaemonSet, of now or with another template."""
     content = applied(decisions)["daemonsets/gpuvirt-node"].content
     assert isinstance(content, DaemonSet)
     labels = dict(content.spec.template.metadata.labels)
     if template is not None:
         labels[TEMPLATE_LABEL] = template
-    conditions = (PodCondition("Ready", "True" if ready else "False"),)
+    conditions = (Condition("Ready", "True" if ready else "False"),)
     metadata = Metadata(name="gpuvirt-node-x", namespace="gpu-operator", uid="u", labels=labels)
-    return OperandPod(metadata, PodSpec("node01"), PodStatus("Running", conditions=conditions))
+    return Pod(metadata, PodSpec("node01"), PodStatus("Running", conditions=conditions))
 
 
 WELL = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=1)
@@ -188,7 +179,7 @@ def test_the_driver_beneath_machines_stays_and_that_is_said() -> None:
     manager = {"enabled": True, "repository": "registry.example.com", "image": "vgpu-manager", "version": "1"}
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
     labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}
-    nodes = [NodeObject(Metadata(name="node01", labels=labels))]
+    nodes = [Node(Metadata(name="node01", labels=labels))]
     first = whole(Scene(nodes, [policy({"vgpuManager": manager})]))
     driver = "nvidia-vgpu-manager-daemonset-ubuntu22.04"
     assert f"daemonsets/{driver}" in applied(first)
@@ -243,8 +234,9 @@ def test_nodes_that_have_not_said_their_runtime_yet_don_t_count(runtimes: tuple[
     toolkit = {"enabled": True, "repository": "registry.example", "image": "toolkit", "version": "1"}
     labels = {**node("container").metadata.labels, "gpuvirt.io/os": "ubuntu22.04"}
     nodes = [
-        NodeObject(
-            Metadata(name=f"node{number}", labels=labels), NodeState(NodeInfo(container_runtime_version=runtime))
+        Node(
+            Metadata(name=f"node{number}", labels=labels),
+            status=NodeStatus(node_info=NodeInfo(container_runtime_version=runtime)),
         )
         for number, runtime in enumerate(runtimes)
     ]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.installing import read_kinds, read_policy
 from gpuvirt.cluster.operator.definitions import OURS, PART_OF, Condition, Definition, Spec, Status, is_ours, is_served
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError
+from gpuvirt.install.installing import read_kinds, read_policy
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 

@@ -7,17 +7,17 @@ import msgspec
 import pytest
 from scene import AT, HOME, Scene, node, policy
 
-from gpuvirt.apps import controllermetrics
 from gpuvirt.cluster.kinds.clusterpolicy import State
-from gpuvirt.cluster.mirror import key_of
+from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.deployment import There
-from gpuvirt.cluster.operator.drift import StoredObject
-from gpuvirt.cluster.operator.status import INVALID, status_of
+from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
+from gpuvirt.cluster.operator.policy.status import INVALID, status_of
 from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.plain import Plain
+from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")

@@ -6,23 +6,23 @@ import msgspec
 from msgspec.structs import replace as with_
 from scene import HOME, Scene, node
 
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
-from gpuvirt.cluster.kinds.kubevirt import KubeVirt
+from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, KubeVirt
+from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.kinds.workloads import ConfigMap
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.drift import StoredObject
-from gpuvirt.cluster.operator.kubevirt.names import Machines
-from gpuvirt.cluster.operator.kubevirts import HISTORY, KubeVirtHeard, kept_histories, kept_text
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode, OwnedMetadata
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchKubeVirt, PatchPolicyStatus
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
+from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY, KubeVirtHeard, PatchKubeVirt, kept_histories, kept_text
+from gpuvirt.cluster.operator.kubevirt.names import Requesting
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.selectors import ResourceKind
 from gpuvirt.model.wanted import WantedMode
 from kubevirts import T4_8Q, Fields, kubevirt
 
-NOTHING_ASKED = Machines(Heard(()), Heard(()), Heard(()), Heard(()), Heard(()), Heard(()), Heard(()))
+NOTHING_ASKED: Requesting = {kind.name: Heard(()) for kind in DEVICE_KINDS}
 
 
 def vgpu_node() -> OwnedGpuNode:

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuvirt.cluster.keys import Keys, patch_of
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
-from gpuvirt.cluster.operator.names import ALL, DEPLOY, NODE_LABEL, SETS, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.operator.nodelabels import Around, keys_beside, keys_of, taken_back
-from gpuvirt.cluster.operator.placement import Defaults, leaving, placement_of
-from gpuvirt.cluster.operator.uninstall import left_of
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.labels import ALL, DEPLOY, NODE_LABEL, SETS, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.operator.nodes.labels import Around, keys_beside, keys_of, taken_back
+from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.install.uninstall import left_of
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.workload import LABEL, Workload
 

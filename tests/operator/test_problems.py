@@ -11,44 +11,44 @@ from msgspec.structs import replace as with_
 from scene import HOME, NFD, Scene, node, policy
 from test_decisions import gpu_node, ready
 
-from gpuvirt.apps import controllermetrics
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.credentials import Credentials
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
+from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
+from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Decisions, Home
-from gpuvirt.cluster.operator.names import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
-from gpuvirt.cluster.operator.policies import choose
-from gpuvirt.cluster.operator.problems import Deployer
+from gpuvirt.cluster.operator.nodes.problems import Deployer
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
+from gpuvirt.cluster.operator.policy.policies import choose
+from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.cluster.operator.report import Row, rows
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import NodeObject, NodeState, OperandPod, PodCondition, PodSpec, PodStatus
-from gpuvirt.cluster.operator.status import verdict_of
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL, Workload
+from gpuvirt.web import controllermetrics
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 MANAGER = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}
 OS = {"gpuvirt.io/os": "ubuntu22.04"}
 
 
-def labelled(workload: Workload, name: str = "node01", /, **more: str) -> NodeObject:
+def labelled(workload: Workload, name: str = "node01", /, **more: str) -> Node:
     """Return a node as the controller has labelled it; `more` are labels without dots and slashes in their names."""
     deploy = {f"{DEPLOY}{component}": "true" for component in SETS[workload]}
     base = {**NFD, **deploy, LABEL: workload.value, "nvidia.com/gpu.present": "true", "kubernetes.io/os": "linux"}
-    return NodeObject(Metadata(name=name, labels=base | more))
+    return Node(Metadata(name=name, labels=base | more))
 
 
-def with_labels(found: NodeObject, labels: Mapping[str, str]) -> NodeObject:
+def with_labels(found: Node, labels: Mapping[str, str]) -> Node:
     return with_(found, metadata=with_(found.metadata, labels={**found.metadata.labels, **labels}))
 
 
-def pod(app: str, name: str = "node01", *, is_ready: bool = True) -> OperandPod:
-    conditions = (PodCondition("Ready", "True" if is_ready else "False"),)
+def pod(app: str, name: str = "node01", *, is_ready: bool = True) -> Pod:
+    conditions = (Condition("Ready", "True" if is_ready else "False"),)
     metadata = Metadata(name=f"{app}-x", labels={"app": app})
-    return OperandPod(metadata, PodSpec(name), PodStatus("Running", conditions=conditions))
+    return Pod(metadata, PodSpec(name), PodStatus("Running", conditions=conditions))
 
 
 def against(scene: Scene, home: Home = DEPLOYS) -> str:
@@ -90,7 +90,7 @@ def test_agents_that_run_by_other_means_need_no_image() -> None:
     scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
     assert ready(scene.decided(HOME)).reason == "Reconciled"
     assert said(scene, HOME) == set()
-    offers = with_(labelled(Workload.CONTAINER, **OS), status=NodeState(allocatable={"nvidia.com/gpu": "8"}))
+    offers = with_(labelled(Workload.CONTAINER, **OS), status=NodeStatus(allocatable={"nvidia.com/gpu": "8"}))
     assert against(Scene([offers]), HOME) == ""
 
 
@@ -150,7 +150,7 @@ def test_a_container_node_whose_components_are_off_is_never_ready(
     assert where in against(scene, home)
     assert not verdict_of(scene.decided(home).progress).ready
     assert said(scene, home) == {("device-plugin", "ComponentsOff")}
-    served = with_(off, status=NodeState(allocatable={"nvidia.com/mig-1g.10gb": "7", "cpu": "8"}))
+    served = with_(off, status=NodeStatus(allocatable={"nvidia.com/mig-1g.10gb": "7", "cpu": "8"}))
     assert against(replace(scene, nodes=[served]), home) == "", "somebody else's plugin offers them"
 
 

@@ -2,28 +2,20 @@
 
 from scene import NFD
 
-from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.core import ContainerState, ContainerStatus, Node, Pod, PodSpec, PodStatus, Waiting
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
-from gpuvirt.cluster.operator.names import DEPLOY, SETS
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.operator.report import rows
-from gpuvirt.cluster.operator.shapes import (
-    ContainerState,
-    ContainerStatus,
-    NodeObject,
-    OperandPod,
-    PodSpec,
-    PodStatus,
-    Waiting,
-)
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import Workload
 
 RESOURCE = "nvidia.com/NVIDIA_A10-4Q"
 
 
-def node(workload: Workload, name: str = "node01") -> NodeObject:
+def node(workload: Workload, name: str = "node01") -> Node:
     deploy = {f"{DEPLOY}{one}": "true" for one in SETS[workload]}
-    return NodeObject(Metadata(name=name, labels={**NFD, **deploy, "nvidia.com/gpu.present": "true"}))
+    return Node(Metadata(name=name, labels={**NFD, **deploy, "nvidia.com/gpu.present": "true"}))
 
 
 def condition(kind: str, reason: str = "", message: str = "") -> Condition:
@@ -75,7 +67,7 @@ def test_what_is_not_well_has_its_reason() -> None:
 def test_pods_have_rows_by_what_they_are_and_the_agents_pod_has_none() -> None:
     waits = ContainerStatus(ContainerState(Waiting("ImagePullBackOff", "no such image")))
     pods = [
-        OperandPod(
+        Pod(
             Metadata(name=app, labels={"app": app}),
             PodSpec("node01"),
             PodStatus("Pending", container_statuses=(waits,)),
@@ -90,4 +82,4 @@ def test_pods_have_rows_by_what_they_are_and_the_agents_pod_has_none() -> None:
 
 
 def test_a_node_without_gpus_has_no_row() -> None:
-    assert rows([NodeObject(Metadata(name="node01"))], reported(), []) == ()
+    assert rows([Node(Metadata(name="node01"))], reported(), []) == ()

@@ -6,24 +6,25 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.operator.rollout import TEMPLATE_LABEL, rollout
-from gpuvirt.cluster.operator.shapes import OperandPod, PodCondition, PodSpec, PodStatus
+from gpuvirt.cluster.kinds.core import Condition, Pod, PodSpec, PodStatus
+from gpuvirt.cluster.labels import TEMPLATE_LABEL
+from gpuvirt.cluster.operator.deployment.rollout import rollout
 from gpuvirt.cluster.resources import Metadata
 
 OLD, NEW = "old", "new"
 
 
-def pod(node: int, template: str, *, ready: bool = True, going: bool = False) -> OperandPod:
+def pod(node: int, template: str, *, ready: bool = True, going: bool = False) -> Pod:
     metadata = Metadata(
         name=f"agent-{node}-{template}",
         labels={TEMPLATE_LABEL: template},
         deletion_timestamp="2026-01-01T00:00:00Z" if going else "",
     )
-    status = PodStatus("Running", conditions=(PodCondition("Ready", "True" if ready else "False"),))
-    return OperandPod(metadata, PodSpec(f"node{node:02}"), status)
+    status = PodStatus("Running", conditions=(Condition("Ready", "True" if ready else "False"),))
+    return Pod(metadata, PodSpec(f"node{node:02}"), status)
 
 
-def nodes(*pods: OperandPod, desired: int = 4, most: str | int = 1) -> list[str]:
+def nodes(*pods: Pod, desired: int = 4, most: str | int = 1) -> list[str]:
     return [one.spec.node_name for one in rollout(pods, NEW, desired=desired, most_unavailable=most).delete]
 
 
@@ -56,7 +57,7 @@ def test_nothing_is_done_where_all_are_new() -> None:
 class Fleet:
     """Nodes with a pod each, as a DaemonSet of strategy OnDelete keeps them."""
 
-    pods: dict[int, OperandPod] = field(default_factory=dict)
+    pods: dict[int, Pod] = field(default_factory=dict)
     most_away: int = 0
     random: Random = field(default_factory=lambda: Random(0))  # noqa: S311
 

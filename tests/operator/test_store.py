@@ -1,30 +1,28 @@
 """What was answered to a write and what the watch says: the later of the two counts, whichever comes first."""
 
-from typing import TypeVar
-
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
-from gpuvirt.cluster.mirror import News, ObjectKey
-from gpuvirt.cluster.operator.kubevirtstores import KubeVirtStores
-from gpuvirt.cluster.operator.shapes import NodeObject
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.store import Store
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
+from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.model.heard import Heard
 
-T = TypeVar("T", bound=KubernetesObject)
 KEY = ObjectKey("", "node01")
 
 
-def node(version: int) -> NodeObject:
-    return NodeObject(Metadata(name="node01", resource_version=str(version)))
+def node(version: int) -> Node:
+    return Node(Metadata(name="node01", resource_version=str(version)))
 
 
-def store() -> Store[NodeObject]:
-    return Store(Collection(NODES, NodeObject), Signal())
+def store() -> Store[Node]:
+    return Store(Collection(NODES, Node), Signal())
 
 
-def version_in(found: Store[NodeObject]) -> str:
+def version_in(found: Store[Node]) -> str:
     one = found.get("node01")
     assert one is not None
     return one.metadata.resource_version
@@ -63,15 +61,11 @@ def test_a_kind_that_is_not_installed_has_no_objects_and_a_server_that_is_away_s
 
 
 def test_of_kubevirt_it_is_known_what_can_t_be_heard_and_why() -> None:
-    stores, followed = KubeVirtStores(Signal()), list[str]()
-
-    def follow(store: Store[T]) -> None:
-        followed.append(store.collection.resource.plural)
-        store.tell(ForbiddenError("no") if len(followed) % 2 else NotFoundError("none"))
-
-    stores.follow(follow)
+    stores = KubeVirtStores(Signal())
+    for number, store in enumerate(stores.all):
+        store.tell(NotFoundError("none") if number % 2 else ForbiddenError("no"))
     heard = stores.heard({}, None)
-    assert len(heard.troubles) == (len(followed) + 1) // 2
+    assert len(heard.troubles) == (len(stores.all) + 1) // 2
     assert set(heard.troubles) == {"no"}
     assert heard.kubevirts is None
     assert heard.hyper_convergeds == Heard(None)

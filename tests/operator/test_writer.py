@@ -11,8 +11,8 @@ import pytest
 
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.keys import Keys, Patch
-from gpuvirt.cluster.operator.writer import AT_ONCE, Writer
-from gpuvirt.cluster.operator.writes import PatchNode, Target, Write
+from gpuvirt.cluster.operator.writer import AT_ONCE, Write, Writer
+from gpuvirt.cluster.operator.writes import PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.sim.clock import SimClock
 

@@ -5,11 +5,12 @@ from scene import Scene, node
 from gpuvirt.cluster.keys import Keys, Patch
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
+from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation
 from gpuvirt.cluster.operator.kubevirt.planning import Plan
-from gpuvirt.cluster.operator.resolve import AppliedSpec, applied
-from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchKubeVirt, PatchNode, Target
+from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.wanted import WantedMode
 

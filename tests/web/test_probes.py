@@ -16,7 +16,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import Registration
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.web import metrics
+from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.probes import MOST_CONNECTIONS, Answer, Probes
 from kubeletnode import until
 from simnode import SimNode, running_node

@@ -7,21 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from gpuvirt.apps import controllermetrics
-from gpuvirt.apps.ending import until_told_to_stop
 from gpuvirt.clock import Clock, RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.credentials import Credentials
-from gpuvirt.cluster.election import Candidacy, Election
+from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election
 from gpuvirt.cluster.operator.controller import Controller, Hands
 from gpuvirt.cluster.operator.decisions import Home
-from gpuvirt.tasks import keep_going
+from gpuvirt.tasks import keep_going, until_told_to_stop
+from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
 
 log = logging.getLogger(__name__)
-
-LEASE = "gpuvirt-controller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Process:
         self._options = options
         self._hands = Hands(Client(options.credentials), options.clock, random)
         me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
-        candidacy = Candidacy(options.home.namespace, LEASE, me)
+        candidacy = Candidacy(options.home.namespace, CONTROLLER_LEASE, me)
         self._election = Election(self._hands.client, candidacy, options.clock, random)
 
     async def run(self) -> None:

@@ -8,16 +8,16 @@ from random import Random
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.client import Client, Collection, PatchType
-from gpuvirt.cluster.conflicts import retried
-from gpuvirt.cluster.credentials import Credentials
-from gpuvirt.cluster.failures import ApiError, NotFoundError
+from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
 from gpuvirt.cluster.keys import Keys, patch_of
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import NODES, Metadata, Node
+from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.discovery import Labels

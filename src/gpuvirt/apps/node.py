@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuvirt import __version__
-from gpuvirt.apps.ending import until_told_to_stop
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
@@ -33,8 +32,8 @@ from gpuvirt.node.markers import Markers
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.tasks import keep_going
-from gpuvirt.web import metrics
+from gpuvirt.tasks import keep_going, until_told_to_stop
+from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
 

@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_namespac
 
 if TYPE_CHECKING:
     from gpuvirt.apps.node import ClusterTask
-    from gpuvirt.cluster.credentials import Credentials
+    from gpuvirt.cluster.access.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +76,12 @@ def node_name_of(text: str | None) -> NodeName | None:
 def credentials_of(kubeconfig: Path | None, context: str = "") -> "Credentials | None":
     """Return how to reach the API server, None for a process in no pod that was not told. Raises ConfigError."""
     if kubeconfig is not None:
-        from gpuvirt.cluster.kubecontext import from_kubeconfig
+        from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 
         return from_kubeconfig(kubeconfig, context)
     if context:
         raise ConfigError("is one of a kubeconfig's; expected --kubeconfig, too", where="--context")
-    from gpuvirt.cluster.serviceaccount import in_cluster
+    from gpuvirt.cluster.access.credentials import in_cluster
 
     return in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
 
@@ -126,7 +126,7 @@ def cluster_side(
     """Return the agent's cluster side, None where it has none: no node, or no credentials. Raises ConfigError."""
     if node is None:
         return None
-    from gpuvirt.apps.clusterside import ClusterSide
+    from gpuvirt.cluster.agent.clusterside import ClusterSide
 
     found = credentials_of(kubeconfig, context)
     if found is None:

@@ -14,7 +14,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.paths import HostRoots
 
 if TYPE_CHECKING:
-    from gpuvirt.cluster.credentials import Credentials
+    from gpuvirt.cluster.access.credentials import Credentials
     from gpuvirt.hardware.kernel import Kernel
 
 
@@ -47,7 +47,7 @@ def discover(  # noqa: PLR0913  one parameter an option
     if node is None:
         raise ConfigError("is missing: which node is to be labelled? --once looks without one", where="--node-name")
     from gpuvirt.apps.discover import DiscoverOptions, Discovery
-    from gpuvirt.apps.ending import until_told_to_stop
+    from gpuvirt.tasks import until_told_to_stop
 
     set_up(log_format)
     found = _needed(apiserver.credentials_of(kubeconfig, context))

@@ -26,9 +26,9 @@ def crds(
 
     Where an uninstall keeps controllers from leading, they may again.
     """
-    from gpuvirt.apps import installing
     from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
+    from gpuvirt.install import installing
 
     manifests = installing.read_kinds(folder)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
@@ -51,9 +51,9 @@ def namespace(
     context: apiserver.ContextOption = "",
 ) -> None:
     """Label a namespace, so that pod security admission lets agents be privileged there."""
-    from gpuvirt.apps import installing
     from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
+    from gpuvirt.install import installing
 
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_namespace(client, name, RealClock())))
@@ -67,9 +67,9 @@ def policy(
     context: apiserver.ContextOption = "",
 ) -> None:
     """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
-    from gpuvirt.apps import installing
     from gpuvirt.clock import RealClock
     from gpuvirt.cluster.client import Client
+    from gpuvirt.install import installing
 
     manifest = installing.read_policy(file)
     client = Client(apiserver.demanded_credentials(kubeconfig, context))

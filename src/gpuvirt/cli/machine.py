@@ -61,7 +61,7 @@ def _kubevirts(at: KubeVirtAt) -> tuple[KubeVirt, ...] | None:
     if at.file is not None and at.kubeconfig is not None:
         raise ConfigError("give one of --kubevirt and --kubeconfig", where="--kubeconfig")
     if at.kubeconfig is not None:
-        from gpuvirt.apps.kubevirts import ask_kubevirts
+        from gpuvirt.cluster.vms.evidence import ask_kubevirts
 
         return ask_kubevirts(at.kubeconfig, at.context)
     if at.context:

@@ -19,8 +19,8 @@ def status(
 
     They have the names of NVIDIA's operator's, also where they are parts of one agent.
     """
-    from gpuvirt.apps.clusterstatus import ask
     from gpuvirt.cli import render, statusrender
+    from gpuvirt.cluster.operator.clusterstatus import ask
 
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     found = asyncio.run(ask(credentials, apiserver.home_of(namespace, credentials)))

@@ -1,8 +1,8 @@
 """What `gpuvirt status` shows."""
 
-from gpuvirt.apps.clusterstatus import ClusterStatus
 from gpuvirt.cli import render
 from gpuvirt.cli.tables import Column, Table, console, say
+from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 
 COLUMNS = (
     Column("NODE"),

@@ -45,12 +45,12 @@ def support(  # noqa: PLR0913  one parameter an option
     Nothing is written but the archive, and nothing is read that can hang or that acts when it is read. As root it sees
     more. `gpuvirt sim import` makes a simulated machine of it.
     """
-    from gpuvirt.apps import support as app
-    from gpuvirt.apps.packing import Asked
     from gpuvirt.clock import RealClock
     from gpuvirt.hardware import attributes
     from gpuvirt.hardware.kernel import RealKernel
     from gpuvirt.model.settings import Settings
+    from gpuvirt.support import sections as app
+    from gpuvirt.support.packing import Asked
 
     if output == STANDARD_OUTPUT and sys.stdout.isatty():
         raise ConfigError("an archive is nothing to see on a terminal; name a file, or redirect it", where="--output")

@@ -27,8 +27,7 @@ def uninstall(
     Operands and the discoverer go, labels, entries in KubeVirt's configuration, GpuNodes, and the ClusterPolicy of an
     install. Each is said, and so is what stays, with why. It may be run again at any time, and goes on where it was.
     """
-    from gpuvirt.apps.uninstall import run
-    from gpuvirt.cluster.operator.uninstall import Goals
+    from gpuvirt.install.uninstall import Goals, run
 
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     home = apiserver.home_of(namespace, credentials)

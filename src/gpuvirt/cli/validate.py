@@ -13,8 +13,8 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.paths import HostPath, HostRoots
 
 if TYPE_CHECKING:
-    from gpuvirt.apps.validation import Check
     from gpuvirt.model.change.state import UnitState
+    from gpuvirt.validator import Check
 
 app = typer.Typer(
     name="validate",
@@ -60,7 +60,7 @@ def driver(
     wait: Wait = False,
 ) -> None:
     """Check that NVIDIA's driver works, on the host or in its container, and write where it is: driver-ready."""
-    from gpuvirt.apps import validation
+    from gpuvirt import validator as validation
     from gpuvirt.hardware.containerdriver import DriverRoots
 
     roots = DriverRoots(system_root or Path("/"), driver_root, HostPath(driver_dir), Path(started) if started else None)
@@ -70,7 +70,7 @@ def driver(
 @app.command()
 def toolkit(*, validations_dir: Folder = FOLDER, wait: Wait = False) -> None:
     """Check that the container toolkit has given this container GPUs: toolkit-ready."""
-    from gpuvirt.apps import validation
+    from gpuvirt import validator as validation
 
     _validate(validation.toolkit_check(), validations_dir / validation.TOOLKIT, wait=wait)
 
@@ -85,7 +85,7 @@ def plugin(
     wait: Wait = False,
 ) -> None:
     """Check that the node offers GPUs to containers: plugin-ready."""
-    from gpuvirt.apps import validation
+    from gpuvirt import validator as validation
     from gpuvirt.cluster.client import Client
 
     node = apiserver.node_name_of(node_name)
@@ -106,7 +106,7 @@ def unused(
     It holds while no GPU on a VFIO driver is in use and none carries vGPUs. What can't be read counts as used. NVIDIA's
     driver-manager takes all GPUs of a host from their drivers, whoever uses them; it runs after this check.
     """
-    from gpuvirt.apps import validation
+    from gpuvirt import validator as validation
     from gpuvirt.cli import vfio
     from gpuvirt.clock import RealClock
     from gpuvirt.node.change.observation import observe
@@ -125,7 +125,7 @@ def await_file(
     validations_dir: Folder = FOLDER,
 ) -> None:
     """Wait until a file is there."""
-    from gpuvirt.apps import validation
+    from gpuvirt import validator as validation
     from gpuvirt.clock import RealClock
 
     if "/" in name or name.startswith("."):
@@ -136,13 +136,13 @@ def await_file(
 @app.command()
 def rest(*, validations_dir: Folder = FOLDER) -> None:
     """Stay until told to stop, and take the files away then."""
-    from gpuvirt.apps import validation
+    from gpuvirt import validator as validation
 
     _run(validation.rest(validations_dir))
 
 
 def _validate(check: "Check", file: Path, *, wait: bool) -> None:
-    from gpuvirt.apps import validation
+    from gpuvirt import validator as validation
     from gpuvirt.clock import RealClock
 
     _run(validation.validate(check, validation.Marker(file), RealClock(), wait=wait))

@@ -18,14 +18,14 @@ from gpuvirt.model.vmnodes import NodeVerdict
 from gpuvirt.model.way import NOT_REACHED
 
 if TYPE_CHECKING:
-    from gpuvirt.cluster.credentials import Credentials
+    from gpuvirt.cluster.access.credentials import Credentials
 
 NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
 
 
 def explain(target: tuple[ObjectKind, ObjectName], credentials: "Credentials", namespace: str, output: Output) -> None:
     """Explain why a VM, a VMI or a pod does not have its GPUs; end with 1 where something is in the way."""
-    from gpuvirt.apps.vmevidence import ask
+    from gpuvirt.cluster.vms.evidence import ask
     from gpuvirt.model import vmexplanation
 
     kind, name = target

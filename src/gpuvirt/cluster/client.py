@@ -13,11 +13,10 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpuvirt import nulls
-from gpuvirt.cluster.credentials import Credentials
+from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.failures import Asked, NotUnderstoodError, Status, failure
-from gpuvirt.cluster.lines import Lines
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
-from gpuvirt.cluster.transport import Answer, Request, Transport
+from gpuvirt.cluster.transport import Answer, Lines, Request, Transport
 
 T = TypeVar("T", bound=KubernetesObject)
 D = TypeVar("D")

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.conflicts import retried
-from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
+from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, retried
 from gpuvirt.cluster.resources import Metadata, Resource
 
 log = logging.getLogger(__name__)
@@ -28,6 +27,8 @@ DURATION_S = 15
 GIVE_UP_S = 10.0
 """How long a leader tries to renew before it stops leading; shorter than the lease, so that there are never two."""
 RENEW_S = 2.0
+CONTROLLER_LEASE = "gpuvirt-controller"
+"""The lease of gpuvirt's own controllers."""
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):

@@ -1,15 +1,31 @@
-"""What can go wrong between us and the API server: one class for each failure that somebody answers differently.
+"""What can go wrong between us and the API server: a class for each failure, and retries.
+
+A write that another writer was faster with (409) is done again from a fresh read.
 
 Source of the codes and of `Status`: Kubernetes' API conventions, "HTTP Status codes" and "Response Status Kind".
 """
 
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 import msgspec
 
 from gpuvirt import nulls
+from gpuvirt.clock import Clock
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.tasks import backoff_s
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+MOST_TRIES = 10
+FIRST_PAUSE_S = 0.05
+MOST_PAUSE_S = 1.0
 
 MOST_TOLD = 300
 """Characters of what a server says; a proxy may answer with a page."""
@@ -118,3 +134,19 @@ def _said(body: bytes) -> str:
         said = ""
     line = " ".join((said or body.decode(errors="replace")).split())
     return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]}..."
+
+
+async def retried(
+    attempt: Callable[[], Awaitable[T]], clock: Clock, conflicts: tuple[type[ApiError], ...] = (ConflictError,)
+) -> T:
+    """Return what `attempt` returns, which reads the object and writes it; a conflict begins another attempt.
+
+    Raises the last conflict after MOST_TRIES attempts (5 s of pauses), and any other error at once.
+    """
+    for pause_s in islice(backoff_s(first_s=FIRST_PAUSE_S, most_s=MOST_PAUSE_S), MOST_TRIES - 1):
+        try:
+            return await attempt()
+        except conflicts as error:
+            log.debug("%s; it is tried again from a fresh read", error)
+            await clock.sleep(pause_s)
+    return await attempt()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from gpuvirt.cluster.client import EventType, Listed, Watched
+from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
 from gpuvirt.cluster.resources import KubernetesObject
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -21,14 +22,6 @@ SHORT_WATCH_S = 5.0
 WATCHES_A_LIST = 8
 """After so many watches it is listed again: a server restored from a backup counts versions from the backup's on, and
 tells a watch that waits for later ones nothing."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ObjectKey:
-    """An object's place in its collection; the namespace is empty where there is none."""
-
-    namespace: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,7 @@ class Failed:
 class Mirror(Generic[T]):
     """What is known, where to go on from, and how that has gone lately."""
 
-    objects: Mapping[ObjectKey, T] | None = None
+    objects: ObjectMap[T] | None = None
     """None until they were listed."""
     version: str | None = None
     """What to watch from; None where they are to be listed first."""
@@ -87,11 +80,6 @@ class Step(Generic[T]):
     mirror: Mirror[T]
     news: News[T] | None = None
     """None where nothing is news."""
-
-
-def key_of(item: KubernetesObject) -> ObjectKey:
-    """Return the place of an object."""
-    return ObjectKey(item.metadata.namespace, item.metadata.name)
 
 
 def step(mirror: Mirror[T], came: Input[T]) -> Step[T]:
@@ -123,8 +111,8 @@ def pause_s(mirror: Mirror[T], chance: float) -> float:
 
 
 def _listed(mirror: Mirror[T], listed: Listed[T]) -> Step[T]:
-    objects = {key_of(item): item for item in listed.items}
-    before = mirror.objects or {}
+    objects = ObjectMap.of({key_of(item): item for item in listed.items})
+    before: Mapping[ObjectKey, T] = mirror.objects or {}
     changed = frozenset(key for key, item in objects.items() if before.get(key) != item)
     removed = frozenset(before.keys() - objects.keys())
     # Failures stay until a watch went well: a server may list, and fail every watch.
@@ -137,12 +125,14 @@ def _watched(mirror: Mirror[T], watched: Watched[T]) -> Step[T]:
     heard = replace(mirror, version=watched.version or mirror.version, failures=0, failed=False)
     if watched.item is None or mirror.objects is None:
         return Step(heard)
-    key, objects = key_of(watched.item), dict(mirror.objects)
+    key, objects = key_of(watched.item), mirror.objects
+    known = objects.get(key)
     if watched.type is EventType.DELETED:
-        if objects.pop(key, None) is None:
+        if known is None:
             return Step(heard)
+        objects = objects.without(key)
         return Step(replace(heard, objects=objects), News(objects, removed=frozenset({key})))
-    if objects.get(key) == watched.item:
+    if known == watched.item:
         return Step(heard)
-    objects[key] = watched.item
+    objects = objects.with_object(key, watched.item)
     return Step(replace(heard, objects=objects), News(objects, changed=frozenset({key})))

@@ -1,7 +1,4 @@
-"""Kinds of objects at the API server: where they lie, and the fields of theirs that are read.
-
-Fields are those of Kubernetes' API reference (core/v1); what is not declared here is not kept in memory.
-"""
+"""Where objects lie at the API server, and the metadata that all of them have."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,32 +37,6 @@ def is_newer(item: KubernetesObject, known: KubernetesObject) -> bool:
     """Return whether an object is of a later version; versions of one kind can be compared (KEP-5504)."""
     later, earlier = item.metadata.resource_version, known.metadata.resource_version
     return not (later.isdecimal() and earlier.isdecimal()) or int(later) > int(earlier)
-
-
-class NodeStatus(msgspec.Struct, frozen=True):
-    """What a node has for pods."""
-
-    allocatable: dict[str, str] = {}
-
-
-class Node(msgspec.Struct, frozen=True):
-    """A node, as far as the agent reads it."""
-
-    metadata: Metadata
-    status: NodeStatus = NodeStatus()
-
-
-class ConfigMap(msgspec.Struct, frozen=True):
-    """A ConfigMap."""
-
-    metadata: Metadata
-    data: dict[str, str] = {}
-
-
-class Pod(msgspec.Struct, frozen=True):
-    """A pod, as far as the agent reads it: it is there."""
-
-    metadata: Metadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import h11
 
 from gpuvirt import __version__
-from gpuvirt.cluster.credentials import Credentials, Streams
+from gpuvirt.cluster.access.credentials import Credentials, Streams
 from gpuvirt.cluster.failures import NotUnderstoodError, UnreachableError
 
 CONNECT_S = 10.0
@@ -180,3 +180,28 @@ async def _next(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event
             raise h11.RemoteProtocolError("the server speaks after its answer has ended")
         if event is h11.NEED_DATA:
             http.receive_data(await reader.read(READ_BYTES))
+
+
+class Lines:
+    """Puts pieces together."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._begun: list[bytes] = []
+        self._length = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the lines that are complete with `piece`, without their ends, and no empty ones.
+
+        Raises NotUnderstoodError for a line that is longer than can be kept.
+        """
+        *whole, rest = piece.split(b"\n")
+        for end in whole:
+            line = b"".join((*self._begun, end))
+            self._begun, self._length = [], 0
+            if line.strip():
+                yield line
+        self._begun.append(rest)
+        self._length += len(rest)
+        if self._length > self._most_bytes:
+            raise NotUnderstoodError(f"a line is longer than {self._most_bytes} bytes")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from gpuvirt.facts.deviceids import DeviceIds
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
@@ -27,7 +28,7 @@ def read_device_ids(kernel: Kernel, functions: Iterable[PciFunction]) -> DeviceI
         if function.kind is not FunctionKind.GPU or not isinstance(function.driver, str) or function.on_vfio:
             continue
         address = function.address
-        names = attributes.names(kernel, HostPath(f"/sys/bus/pci/devices/{address}/drm"))
+        names = attributes.names(kernel, device_path(address, "drm"))
         nodes |= dict.fromkeys(names, address) if isinstance(names, list | tuple) else {}
         if function.id.vendor != NVIDIA:
             continue

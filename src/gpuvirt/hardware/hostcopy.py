@@ -14,12 +14,12 @@ from gpuvirt.archive import Entry, Folder
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread, kind_of
+from gpuvirt.facts.sysfs import IOMMU_GROUPS, MDEV_PARENTS, MDEVS, PCI_DEVICES, device_path, mdev_path
 from gpuvirt.hardware import attributes, discretion, iommu, pci
 from gpuvirt.hardware.copying import Copying, joined
 from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platformcopy import copy_platform
-from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.paths import HostPath
 
 IDS = ("vendor", "device", "class")
@@ -91,13 +91,13 @@ class _HostCopying(Copying):
         classes: dict[PciAddress, int | None] = {}
         folders: dict[PciAddress, HostPath] = {}
         groups: dict[PciAddress, str | None] = {}
-        for name in self.names(pci.DEVICES, pci.DEVICES):
+        for name in self.names(PCI_DEVICES, PCI_DEVICES):
             try:
                 address = parse_pci_address(name)
             except InvalidIdError:
-                self.link(HostPath(f"{pci.DEVICES}/{name}"))
+                self.link(device_path(name))
                 continue
-            here = HostPath(f"{pci.DEVICES}/{address}")
+            here = device_path(address)
             folders[address] = self.entry(here)
             found = attributes.parsed(self.kernel, HostPath(f"{here}/class"), attributes.pci_class)
             classes[address] = found if isinstance(found, int) else None
@@ -118,7 +118,7 @@ class _HostCopying(Copying):
 
     def whole(self, address: PciAddress, folder: HostPath, *, is_gpu: bool) -> None:
         """Copy all that tells what a GPU is, or a function that has to do with one."""
-        here = HostPath(f"{pci.DEVICES}/{address}")
+        here = device_path(address)
         entries = self.names(here, folder)
         self.files(here, folder, [name for name in WHOLE if name in entries])
         if "config" in entries:
@@ -138,8 +138,8 @@ class _HostCopying(Copying):
                 self.members[HostPath(f"{place}/{name}")] = Folder()
 
     def groups(self) -> None:
-        for group in self.names(iommu.GROUPS, iommu.GROUPS):
-            devices = HostPath(f"{iommu.GROUPS}/{group}/devices")
+        for group in self.names(IOMMU_GROUPS, IOMMU_GROUPS):
+            devices = HostPath(f"{IOMMU_GROUPS}/{group}/devices")
             for device in self.names(devices, devices):
                 self.link(HostPath(f"{devices}/{device}"))
         for name in self.names(IOMMU_CLASS, IOMMU_CLASS):
@@ -151,16 +151,16 @@ class _HostCopying(Copying):
                 self.files(here, place, [file for file in IOMMU_FILES if file in {f"{kind}/{one}" for one in found}])
 
     def mdevs(self) -> None:
-        for parent in self.names(mdev.PARENTS, mdev.PARENTS):
-            here = HostPath(f"{mdev.PARENTS}/{parent}")
+        for parent in self.names(MDEV_PARENTS, MDEV_PARENTS):
+            here = HostPath(f"{MDEV_PARENTS}/{parent}")
             place = self.entry(here)
             types = "mdev_supported_types"
             for type_id in self.names(HostPath(f"{here}/{types}"), HostPath(f"{place}/{types}")):
                 inner, folder = HostPath(f"{here}/{types}/{type_id}"), HostPath(f"{place}/{types}/{type_id}")
                 found = self.names(inner, folder)
                 self.files(inner, folder, [name for name in TYPE_FILES if name in found])
-        for device in self.names(mdev.LIVE, mdev.LIVE):
-            here = HostPath(f"{mdev.LIVE}/{device}")
+        for device in self.names(MDEVS, MDEVS):
+            here = mdev_path(device)
             place = self.entry(here)
             if not is_mdev_uuid(device):
                 continue

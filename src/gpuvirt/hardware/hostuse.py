@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.diskuse import read_disk_use
 from gpuvirt.hardware.kernel import Kernel
@@ -28,7 +29,7 @@ def read_host_uses(kernel: Kernel, functions: Iterable[PciFunction]) -> Mapping[
 
 def _console(kernel: Kernel, address: PciAddress) -> str | None:
     """The firmware's display, while a framebuffer is on it; without one nobody looks at it."""
-    boot_vga = attributes.text(kernel, HostPath(f"/sys/bus/pci/devices/{address}/boot_vga"))
+    boot_vga = attributes.text(kernel, device_path(address, "boot_vga"))
     if isinstance(boot_vga, Unread):
         return f"may drive the console: {boot_vga.path} can't be read ({boot_vga.said})"
     if boot_vga != "1":
@@ -54,7 +55,7 @@ def _console(kernel: Kernel, address: PciAddress) -> str | None:
 
 
 def _network(kernel: Kernel, address: PciAddress) -> str | None:
-    folder = HostPath(f"/sys/bus/pci/devices/{address}/net")
+    folder = device_path(address, "net")
     names = attributes.names(kernel, folder)
     if isinstance(names, Unread):
         return f"may be a network interface in use: {names.path} can't be read ({names.said})"

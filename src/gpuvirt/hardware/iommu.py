@@ -2,11 +2,11 @@
 
 from gpuvirt.facts.ids import IommuGroup, parse_iommu_group
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.sysfs import device_path, members_path
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
-GROUPS = HostPath("/sys/kernel/iommu_groups")
 VFIO = HostPath("/dev/vfio")
 CONTAINER = HostPath("/dev/vfio/vfio")
 IOMMUFD = HostPath("/dev/iommu")
@@ -26,12 +26,12 @@ def cdev_node(name: str) -> HostPath:
 
 def read_members(kernel: Kernel, group: IommuGroup) -> list[str] | Unread | None:
     """Return the devices of a group by the group's own account, understood or not: PCI addresses, mdev UUIDs."""
-    return attributes.names(kernel, HostPath(f"{GROUPS}/{group}/devices"))
+    return attributes.names(kernel, members_path(group))
 
 
 def read_member_driver(kernel: Kernel, group: IommuGroup, member: str) -> str | Unread | None:
     """Return the driver that has a member of a group now."""
-    return attributes.link_name(kernel, HostPath(f"{GROUPS}/{group}/devices/{member}/driver"))
+    return attributes.link_name(kernel, HostPath(f"{members_path(group)}/{member}/driver"))
 
 
 def read_group_nodes(kernel: Kernel) -> frozenset[IommuGroup] | Unread:
@@ -56,7 +56,7 @@ def read_cdevs(kernel: Kernel, device: HostPath) -> tuple[str, ...] | Unread:
 
 def has_vfio_device(kernel: Kernel, member: str) -> bool:
     """Return whether a PCI function is known to be a VFIO device now (kernel 6.1 and later)."""
-    found = read_cdevs(kernel, HostPath(f"/sys/bus/pci/devices/{member}"))
+    found = read_cdevs(kernel, device_path(member))
     return bool(found) and not isinstance(found, Unread)
 
 

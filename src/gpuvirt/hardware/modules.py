@@ -1,11 +1,11 @@
 """The kernel's modules: which drivers of PCI functions are loaded, and what all modules say they are for."""
 
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.sysfs import PCI_DRIVERS, device_path
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
-DRIVERS = HostPath("/sys/bus/pci/drivers")
 RELEASE = HostPath("/proc/sys/kernel/osrelease")
 ALIASES_BYTES = 16 << 20
 """Debian's 6.1 has 1.4 MB of them."""
@@ -13,7 +13,7 @@ ALIASES_BYTES = 16 << 20
 
 def loaded_drivers(kernel: Kernel) -> frozenset[str]:
     """Return the drivers of PCI functions that are there."""
-    names = attributes.names(kernel, DRIVERS)
+    names = attributes.names(kernel, PCI_DRIVERS)
     return frozenset(names) if isinstance(names, list) else frozenset()
 
 
@@ -49,4 +49,4 @@ def loaded_as(kernel: Kernel, module: str) -> tuple[str, ...]:
 
 def driver_of(kernel: Kernel, address: str) -> str | Unread | None:
     """Return the driver that has a function now."""
-    return attributes.link_name(kernel, HostPath(f"/sys/bus/pci/devices/{address}/driver"))
+    return attributes.link_name(kernel, device_path(address, "driver"))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.processes import command_of, read_open_nodes
@@ -47,7 +48,7 @@ def read_native_users(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mappin
 def _device_numbers(kernel: Kernel, address: PciAddress) -> Iterator[int | Unread]:
     """Yield the numbers of the nodes that a function's driver has made for it, Unread for what hides one."""
     for kind in CLASSES:
-        folder = f"/sys/bus/pci/devices/{address}/{kind}"
+        folder = f"{device_path(address)}/{kind}"
         for device in _names(kernel, folder):
             if isinstance(device, Unread):
                 yield device

@@ -12,13 +12,13 @@ from typing import TypeVar
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
 from gpuvirt.facts.pci import FunctionKind, PciFunction, ResetScope, Unread, kind_of
 from gpuvirt.facts.snapshot import Oddity
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes, iommu
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
 T = TypeVar("T")
 
-DEVICES = HostPath("/sys/bus/pci/devices")
 
 LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
 """What a function's folder is taken to hold where it can't be listed; each is still read."""
@@ -31,7 +31,7 @@ NO_ANSWER = b"\xff\xff"
 
 def attribute(address: PciAddress, name: str) -> HostPath:
     """Return the path of a function's attribute."""
-    return HostPath(f"{DEVICES}/{address}/{name}")
+    return device_path(address, name)
 
 
 def read_driver(kernel: Kernel, address: PciAddress) -> str | Unread | None:
@@ -71,7 +71,7 @@ def read_function(kernel: Kernel, address: PciAddress, before: PciFunction | Non
         return _Reading(kernel, address, before).function(found_id, found_class)
     problem = found_class if isinstance(found_id, PciId) else found_id
     if not isinstance(problem, Unread):
-        return Oddity(HostPath(f"{DEVICES}/{address}"), "went away while it was read, or is no PCI function")
+        return Oddity(device_path(address), "went away while it was read, or is no PCI function")
     if before is None:
         return Oddity(problem.path, f"can't be understood: {problem.said}")
     reading = _Reading(kernel, address, before)
@@ -81,7 +81,7 @@ def read_function(kernel: Kernel, address: PciAddress, before: PciFunction | Non
 
 def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
     """Return a function with its own nodes as they are now; where these can't be read, they stay and are unread."""
-    found = iommu.read_cdevs(kernel, HostPath(f"{DEVICES}/{function.address}"))
+    found = iommu.read_cdevs(kernel, device_path(function.address))
     if not isinstance(found, Unread):
         return function if found == function.cdevs else replace(function, cdevs=found)
     return function if found in function.unread else replace(function, unread=(*function.unread, found))
@@ -100,7 +100,7 @@ def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
     if there:
         return ResetScope.FUNCTION
     try:
-        parent = kernel.readlink(HostPath(f"{DEVICES}/{address}")).rpartition("/")[0].rpartition("/")[2]
+        parent = kernel.readlink(device_path(address)).rpartition("/")[0].rpartition("/")[2]
     except OSError:
         return None
     if parent.startswith("pci"):
@@ -118,7 +118,7 @@ class _Reading:
         self.unread: list[Unread] = []
 
     def function(self, function_id: PciId, class_code: int) -> PciFunction:
-        folder, before = HostPath(f"{DEVICES}/{self.address}"), self.before
+        folder, before = device_path(self.address), self.before
         entries = self._told(attributes.names(self.kernel, folder), None) or LINKS
         driver = read_driver(self.kernel, self.address) if "driver" in entries else None
         group = read_group(self.kernel, self.address) if "iommu_group" in entries else None
@@ -196,7 +196,7 @@ class _Reading:
     def _cdevs(self, entries: Sequence[str]) -> tuple[str, ...]:
         before = self.before.cdevs if self.before else ()
         return (
-            self._told(iommu.read_cdevs(self.kernel, HostPath(f"{DEVICES}/{self.address}")), before)
+            self._told(iommu.read_cdevs(self.kernel, device_path(self.address)), before)
             if "vfio-dev" in entries
             else ()
         )

@@ -14,6 +14,7 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Link, Listing, Presence
 from gpuvirt.facts.setup import Setup
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import IOMMU_GROUPS
 from gpuvirt.hardware import attributes, iommu, pci
 from gpuvirt.hardware.attributes import read_attribute, read_listing
 from gpuvirt.hardware.kernel import Kernel
@@ -72,7 +73,7 @@ def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Set
         os_release=read_attribute(kernel, "/etc/os-release"),
         boot_files=tuple(Presence(path, iommu.exists(kernel, path)) for path in BOOT_FILES),
         iommus=iommus,
-        iommu_groups=read_listing(kernel, iommu.GROUPS),
+        iommu_groups=read_listing(kernel, IOMMU_GROUPS),
         ecaps=tuple(
             read_attribute(kernel, f"{iommus.path}/{name}/intel-iommu/ecap")
             for name in iommus.known

@@ -14,6 +14,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, Oddity, Platform
+from gpuvirt.facts.sysfs import PCI_DEVICES, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.hardware import attributes, egm, iommu, pci
 from gpuvirt.hardware.deviceids import read_device_ids
@@ -95,9 +96,9 @@ class _Look:
         return found
 
     def functions(self, taken: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, PciFunction]:
-        names = attributes.names(self.kernel, pci.DEVICES)
+        names = attributes.names(self.kernel, PCI_DEVICES)
         if names is None and self.before.functions:
-            names = Unread(pci.DEVICES, errno=errno.ENOENT)
+            names = Unread(PCI_DEVICES, errno=errno.ENOENT)
         if isinstance(names, Unread):
             self.unread.append(names)
             return self.before.functions
@@ -106,7 +107,7 @@ class _Look:
             try:
                 address = parse_pci_address(name)
             except InvalidIdError as error:
-                self.oddities.append(Oddity(HostPath(f"{pci.DEVICES}/{name}"), str(error)))
+                self.oddities.append(Oddity(device_path(name), str(error)))
                 continue
             read = taken.get(address) or pci.read_function(self.kernel, address, self.before.functions.get(address))
             if isinstance(read, Oddity):

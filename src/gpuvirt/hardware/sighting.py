@@ -10,6 +10,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_pci_address
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sighting import Sighting
+from gpuvirt.facts.sysfs import PCI_DEVICES
 from gpuvirt.hardware import attributes, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
@@ -33,10 +34,10 @@ def look(kernel: Kernel) -> Sighting:
 
 def _verdicts(kernel: Kernel) -> Iterator[bool | Unread]:
     """Yield for each PCI function whether it is a GPU of NVIDIA's; one that goes away while it is read is none."""
-    names = attributes.names(kernel, pci.DEVICES)
+    names = attributes.names(kernel, PCI_DEVICES)
     if not isinstance(names, list):
         # A kernel without PCI looks the same as a folder that was not mounted.
-        yield names or Unread(pci.DEVICES, errno=errno.ENOENT)
+        yield names or Unread(PCI_DEVICES, errno=errno.ENOENT)
         return
     for name in names:
         try:

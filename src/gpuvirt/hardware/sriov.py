@@ -8,10 +8,10 @@ scheduler's state. That nobody uses the GPU or its VFs is for the caller to see,
 from gpuvirt.errors import VfsUnchangedError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, Unread
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolMissingError, Tools
-from gpuvirt.paths import HostPath
 
 NOT_ITS_WORK = ""
 """Why NVIDIA's program is not missed."""
@@ -24,7 +24,7 @@ def read_total(kernel: Kernel, gpu: PciAddress) -> int | Unread | None:
 
 def count_vfs(kernel: Kernel, gpu: PciAddress) -> int | Unread:
     """Return how many VFs a function has, by its links: reading `sriov_numvfs` takes the device's lock."""
-    names = attributes.names(kernel, HostPath(f"{pci.DEVICES}/{gpu}"))
+    names = attributes.names(kernel, device_path(gpu))
     if isinstance(names, Unread):
         return names
     return sum(name.startswith("virtfn") for name in names or ())
@@ -94,4 +94,4 @@ def _expect(kernel: Kernel, gpu: PciAddress, count: int) -> None:
     found = count_vfs(kernel, gpu)
     if found != count:
         seen = f"{found} VFs" if isinstance(found, int) else found.said
-        raise VfsUnchangedError(f"{pci.DEVICES}/{gpu}/virtfn*: {seen}; expected {count}. See the kernel's log")
+        raise VfsUnchangedError(f"{device_path(gpu)}/virtfn*: {seen}; expected {count}. See the kernel's log")

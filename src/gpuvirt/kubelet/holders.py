@@ -9,7 +9,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.gonepods import gone, without_gone
+from gpuvirt.kubelet.checkpoint import gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import Held, PodResources, PodResourcesUnheardError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.gonepods import without_gone
+from gpuvirt.kubelet.checkpoint import without_gone
 from gpuvirt.kubelet.podresources import Held, PodResourcesUnheardError, ask_holders
 from gpuvirt.paths import KubeletPaths
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model import refusals
 from gpuvirt.model.inventory import Inventory
@@ -141,8 +142,8 @@ def _why_not_on_vfio(function: PciFunction) -> Reason | None:
             ReasonCode.VFS_ENABLED,
             address,
             f"is on {function.driver} with {len(function.virtfns)} VFs switched on, and opens with a VF token only",
-            seen=f"/sys/bus/pci/devices/{address}/virtfn0",
-            fix=f"echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs",
+            seen=device_path(address, "virtfn0"),
+            fix=f"echo 0 > {device_path(address)}/sriov_numvfs",
         )
     if isinstance(function.iommu_group, Unread):
         return refusals.unread(address, function.iommu_group)
@@ -168,13 +169,13 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
         ReasonCode.NATIVE_DRIVER,
         address,
         f"is bound to {function.driver}, so it serves the host and containers",
-        seen=f"/sys/bus/pci/devices/{address}/driver -> {function.driver}",
+        seen=f"{device_path(address)}/driver -> {function.driver}",
         fix=f"gpuvirt vfio bind {address}, to offer it to virtual machines",
     )
 
 
 def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
-    address, driver_link = function.address, f"/sys/bus/pci/devices/{function.address}/driver"
+    address, driver_link = function.address, device_path(function.address, "driver")
     until_then = "end the user in good order; nothing else can be done to the device until then"
     if using := _users(inventory, function):
         return Reason(

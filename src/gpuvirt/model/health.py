@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds
@@ -159,7 +160,7 @@ def symptoms(
             ReasonCode.GROUP_NOT_VIABLE,
             candidate.id,
             f"can't be opened while {names} of IOMMU group {candidate.group} is used by the host",
-            seen=f"/sys/bus/pci/devices/{spoiling[0].address}/driver -> {spoiling[0].driver}",
+            seen=f"{device_path(spoiling[0].address)}/driver -> {spoiling[0].driver}",
             fix="bind all functions of the group to vfio-pci, or unbind them",
         )
     users = (facts.users or {}).get(candidate.group, ())
@@ -180,7 +181,7 @@ def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
             ReasonCode.FELL_OFF_BUS,
             subject,
             "no longer answers on the PCI bus",
-            seen=f"/sys/bus/pci/devices/{function.address}/config begins ffff",
+            seen=f"{device_path(function.address)}/config begins ffff",
             fix="reset or power-cycle the host; if it stays so the card, its slot or its power is faulty",
         )
     unread = next((found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS), None)

@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import IommuGroup, ResourceName, slot_of
+from gpuvirt.facts.sysfs import IOMMU_GROUPS
 from gpuvirt.model.candidates import Candidate, Target
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -104,6 +105,6 @@ def _group_held(candidate: Candidate, other: Entry) -> Reason:
         candidate.id,
         f"shares IOMMU group {candidate.group} with {other.device}, which is held by {other.holder};"
         " a group goes to one virtual machine",
-        seen=f"/sys/kernel/iommu_groups/{candidate.group}/devices",
+        seen=f"{IOMMU_GROUPS}/{candidate.group}/devices",
         fix="ask for all devices of the group in one virtual machine, or give each its own group (ACS)",
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpuvirt.facts.sysfs import DRIVERS_PROBE, device_path, driver_path
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 
@@ -37,9 +38,9 @@ def taken_by_vfio(step: str, address: str, driver: str) -> Reason:
         ReasonCode.STEP_FAILED,
         address,
         f"was taken by {driver} again at: {step}",
-        seen=f"/sys/bus/pci/devices/{address}/driver -> {driver}",
+        seen=f"{device_path(address)}/driver -> {driver}",
         fix=f"remove its ids from {driver}: vfio-pci.ids= on the kernel's command line, options vfio-pci ids= in"
-        f" /etc/modprobe.d, and until the next boot /sys/bus/pci/drivers/{driver}/remove_id",
+        f" /etc/modprobe.d, and until the next boot {driver_path(driver, 'remove_id')}",
     )
 
 
@@ -60,14 +61,14 @@ def foreign_override(address: str, driver: str) -> Reason:
         ReasonCode.DRIVER_PINNED,
         address,
         f"may have no driver but {driver}: driver_override says so, and gpuvirt has not written that",
-        seen=f"/sys/bus/pci/devices/{address}/driver_override: {driver}",
-        fix=f"driverctl unset-override {address}; or: echo > /sys/bus/pci/devices/{address}/driver_override",
+        seen=f"{device_path(address)}/driver_override: {driver}",
+        fix=f"driverctl unset-override {address}; or: echo > {device_path(address)}/driver_override",
     )
 
 
 def probe_command(address: str) -> str:
     """Return the command that gives a function to its driver."""
-    return f"echo {address} > /sys/bus/pci/drivers_probe"
+    return f"echo {address} > {DRIVERS_PROBE}"
 
 
 def probe_by_hand(address: str) -> Reason:
@@ -76,6 +77,6 @@ def probe_by_hand(address: str) -> Reason:
         ReasonCode.NO_DRIVER,
         address,
         "has no driver, and on a host with NVSwitches its driver may hang while it takes one GPU alone",
-        seen=f"no /sys/bus/pci/devices/{address}/driver",
+        seen=f"no {device_path(address)}/driver",
         fix=f"when all GPUs are free: {probe_command(address)}",
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES
 from gpuvirt.model import candidates as possible
 from gpuvirt.model import refusals
 from gpuvirt.model.candidates import Candidate
@@ -237,10 +238,10 @@ def _what_became(inventory: Inventory, candidate: Candidate, withheld: Mapping[s
                 f"was a {target.type} when it was given away, and is a {vgpu.live.type} now",
                 fix="restart the virtual machine that has it",
             )
-        return withheld.get(candidate.id) or _gone(candidate.id, "/sys/bus/mdev/devices")
+        return withheld.get(candidate.id) or _gone(candidate.id, MDEVS)
     function = inventory.facts.functions.get(target.gpu)
     if function is None:
-        return _gone(candidate.id, "/sys/bus/pci/devices")
+        return _gone(candidate.id, PCI_DEVICES)
     found = withheld.get(candidate.id)
     if found is not None and found.code is ReasonCode.NATIVE_DRIVER:
         return replace(
@@ -249,7 +250,7 @@ def _what_became(inventory: Inventory, candidate: Candidate, withheld: Mapping[s
             message=f"was given away, and is bound to {function.driver} now",
             fix="bind it to vfio-pci again, or end the virtual machine that has it",
         )
-    return found or _gone(candidate.id, "/sys/bus/pci/devices")
+    return found or _gone(candidate.id, PCI_DEVICES)
 
 
 def _gone(subject: str, folder: str) -> Reason:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.sysfs import IOMMU_GROUPS, device_path
 from gpuvirt.model.heard import OperandsHeard
 from gpuvirt.model.reasons import Reason, ReasonCode
 
@@ -50,7 +51,7 @@ def fell_off_bus(address: PciAddress) -> Reason:
         ReasonCode.FELL_OFF_BUS,
         address,
         "does not answer on the bus, and a driver that takes it may hang",
-        seen=f"/sys/bus/pci/devices/{address}/config begins with ff ff",
+        seen=f"{device_path(address)}/config begins with ff ff",
         fix="see the kernel's log; a cold restart of the host usually brings it back",
     )
 
@@ -71,8 +72,8 @@ def vfs_enabled(function: PciFunction) -> Reason:
         ReasonCode.VFS_ENABLED,
         function.address,
         f"has {len(function.virtfns)} VFs switched on, which would go with its driver",
-        seen=f"/sys/bus/pci/devices/{function.address}/virtfn0",
-        fix=f"echo 0 > /sys/bus/pci/devices/{function.address}/sriov_numvfs, when nobody uses them; an agent that wants"
+        seen=device_path(function.address, "virtfn0"),
+        fix=f"echo 0 > {device_path(function.address)}/sriov_numvfs, when nobody uses them; an agent that wants"
         " the GPU whole does",
     )
 
@@ -94,7 +95,7 @@ def foreign(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
         ReasonCode.FOREIGN_ENDPOINT,
         going[0] if going else other.address,
         f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is on {other.driver}",
-        seen=f"/sys/kernel/iommu_groups/{other.iommu_group}/devices/{other.address}",
+        seen=f"{IOMMU_GROUPS}/{other.iommu_group}/devices/{other.address}",
         fix=f"put the card into another slot, or let the other one move too: --also {other.address}",
     )
 

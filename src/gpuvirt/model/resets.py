@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, ResetScope, Unread
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 NO_WAY = "has no way to be reset that the kernel knows"
@@ -33,6 +34,6 @@ def why_withheld(address: PciAddress, tenant: str) -> Reason:
         ReasonCode.NO_RESET,
         address,
         f"{NO_WAY}, and {tenant} has had it since the host booted: {KEEPS_MEMORY}",
-        seen=f"/sys/bus/pci/devices/{address}/reset_method lists no way",
+        seen=f"{device_path(address)}/reset_method lists no way",
         fix="reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false` gives it as it is",
     )

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.sysfs import device_path, mdev_path
 from gpuvirt.facts.vgpu import LiveVgpu
 from gpuvirt.model.reasons import Reason, ReasonCode
 
@@ -168,7 +169,7 @@ def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
         ReasonCode.UNBIND_PENDING,
         gpu,
         f"does not show vGPU {vgpu} any more, which a pod has: somebody is removing it, and its place is still taken",
-        seen=f"/sys/bus/mdev/devices/{vgpu}: not there",
+        seen=f"{mdev_path(vgpu)}: not there",
         fix="end the pod in good order; nothing else can be done to that vGPU",
     )
 
@@ -200,7 +201,7 @@ def no_slot(gpu: PciAddress, short: int) -> Reason:
         ReasonCode.NO_ROOM,
         gpu,
         f"has no place for {short} of the vGPUs that it is to carry: each takes a VF of its own",
-        seen=f"/sys/bus/pci/devices/{gpu}/virtfn*",
+        seen=f"{device_path(gpu)}/virtfn*",
         fix="want fewer, or see why VFs are missing or refuse types: gpuvirt doctor",
     )
 
@@ -223,7 +224,7 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
         ReasonCode.NO_VGPU_HOST,
         function.address,
         f"can't be carved: {why}",
-        seen=f"/sys/bus/pci/devices/{function.address}/driver -> {function.driver or 'none'}",
+        seen=f"{device_path(function.address)}/driver -> {function.driver or 'none'}",
         fix=f"give it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
         if function.on_vfio or function.is_idle
         else "install the driver of the vendor's vGPU manager, and see gpuvirt doctor",

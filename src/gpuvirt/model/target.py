@@ -10,13 +10,11 @@ from gpuvirt.facts.ids import (
     parse_resource_name,
 )
 from gpuvirt.facts.pci import FunctionKind, PciFunction
+from gpuvirt.facts.sysfs import RESCAN, device_path
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen
 from gpuvirt.model.nearness import nearest
 from gpuvirt.model.vmevidence import ObjectKind
-
-DEVICES = "/sys/bus/pci/devices"
-
 
 KINDS = {
     **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), ObjectKind.VM),
@@ -64,8 +62,8 @@ def no_device(evidence: Evidence, address: PciAddress) -> Finding:
         address,
         f"is not on the bus{f'; did you mean {meant}?' if meant else ''}",
         FindingCode.NO_SUCH_DEVICE,
-        (Seen(f"{DEVICES}/{address}", "not there"),),
-        fix=("gpuvirt devices lists the GPUs of this host", "echo 1 > /sys/bus/pci/rescan, if it was taken out"),
+        (Seen(device_path(address), "not there"),),
+        fix=("gpuvirt devices lists the GPUs of this host", f"echo 1 > {RESCAN}, if it was taken out"),
     )
 
 
@@ -77,7 +75,7 @@ def no_gpu(function: PciFunction) -> Finding:
         function.address,
         f"is {kind} ({function.id}, class {function.class_code:06x})",
         FindingCode.NOT_A_GPU,
-        (Seen(f"{DEVICES}/{function.address}/class", f"0x{function.class_code:06x}"),),
+        (Seen(device_path(function.address, "class"), f"0x{function.class_code:06x}"),),
         fix=("gpuvirt devices lists the GPUs of this host",),
     )
 

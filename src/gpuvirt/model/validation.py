@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.sysfs import MDEV_PARENTS, MDEVS, device_path
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.inventory import Inventory, Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -73,7 +74,7 @@ def _not_on_vfio(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[Reaso
                 ReasonCode.NATIVE_DRIVER if isinstance(gpu.function.driver, str) else ReasonCode.NO_DRIVER,
                 address,
                 f"is {_driver(gpu.function.driver)}, and machines are to have it",
-                seen=f"/sys/bus/pci/devices/{address}/driver",
+                seen=device_path(address, "driver"),
                 fix=f"gpuvirt vfio bind {address}, or mode: passthrough in the agent's settings",
             )
 
@@ -86,7 +87,7 @@ def _without_manager(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[R
             ReasonCode.NO_VGPUS,
             first,
             "has no driver that makes vGPUs, nor has any other GPU of this host",
-            seen="no /sys/class/mdev_bus, and no nvidia/creatable_vgpu_types at a VF",
+            seen=f"no {MDEV_PARENTS}, and no nvidia/creatable_vgpu_types at a VF",
             fix="install NVIDIA's vGPU manager on the host; where GPUs have VFs, switch them on: sriov-manage -e ALL",
         )
 
@@ -97,7 +98,7 @@ def _without_vgpus(inventory: Inventory) -> Iterator[Reason]:
             ReasonCode.NO_VGPUS,
             "this host",
             "has no vGPU",
-            seen="/sys/bus/mdev/devices is empty, and no VF has a vGPU type",
+            seen=f"{MDEVS} is empty, and no VF has a vGPU type",
             fix="create vGPUs",
         )
 

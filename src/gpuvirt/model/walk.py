@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.checks.vgpu import vgpus
 from gpuvirt.model.evidence import Evidence
@@ -17,8 +18,6 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.target import no_device, no_gpu, no_resource, pci_address
 from gpuvirt.model.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.way import STEPS, Found, Step, Way, assemble, progress
-
-DEVICES = "/sys/bus/pci/devices"
 
 MOVES = frozenset(
     {
@@ -173,7 +172,7 @@ class _Walker:
             ReasonCode.NO_IOMMU_GROUP,
             self._id,
             "is in no IOMMU group",
-            f"{DEVICES}/{self._id}/iommu_group: not there",
+            f"{device_path(self._id)}/iommu_group: not there",
             "boot a kernel with VFIO_GROUP, if it is an mdev; else see gpuvirt doctor",
         )
         return self._stage_of(Step.IOMMU_GROUP, no_group)

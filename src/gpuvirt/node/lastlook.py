@@ -12,6 +12,7 @@ from gpuvirt.facts.pci import (
     Unread,
 )
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import device_path, members_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware import attributes, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
@@ -109,7 +110,7 @@ def _of_cdevs(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterat
     for address in inventory.groups.get(device.group, ()):
         expected, found = (
             inventory.facts.functions[address].cdevs,
-            iommu.read_cdevs(kernel, HostPath(f"{pci.DEVICES}/{address}")),
+            iommu.read_cdevs(kernel, device_path(address)),
         )
         if isinstance(found, Unread):
             yield _unread(device, found)
@@ -184,7 +185,7 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
             ReasonCode.GROUP_CHANGED,
             device.id,
             f"shares IOMMU group {group} with {', '.join(strange)}, which the last look did not find there",
-            seen=f"{iommu.GROUPS}/{group}/devices",
+            seen=members_path(group),
             fix="nothing: the host is looked at again",
         )
         return
@@ -200,7 +201,7 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
                 ReasonCode.GROUP_NOT_VIABLE,
                 device.id,
                 f"can't be opened while {member} of its IOMMU group {group} is bound to {driver}",
-                seen=f"{iommu.GROUPS}/{group}/devices/{member}/driver -> {driver}",
+                seen=f"{members_path(group)}/{member}/driver -> {driver}",
                 fix="bind all functions of the group to vfio-pci, or unbind them",
             )
 

@@ -9,10 +9,10 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import MDEV_PARENTS, mdev_path
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.differences import Loss
 from gpuvirt.sim.machine import CarriesSpec, LiveSpec
@@ -43,7 +43,7 @@ class _Reading:
         """Yield the types in the folders of the slots; a host of NVIDIA's describes size and number."""
         seen: set[str] = set()
         for slot in self.host.slots:
-            folder = HostPath(f"{mdev.PARENTS}/{slot}/mdev_supported_types")
+            folder = HostPath(f"{MDEV_PARENTS}/{slot}/mdev_supported_types")
             found = attributes.names(self.kernel, folder)
             for type_id in found if isinstance(found, list) else ():
                 if type_id not in seen and _HOST_ID.fullmatch(type_id):
@@ -108,7 +108,7 @@ class _Reading:
         )
 
     def _cdev(self, one: LiveVgpu) -> int | None:
-        found = attributes.names(self.kernel, HostPath(f"{mdev.LIVE}/{one.id}/vfio-dev"))
+        found = attributes.names(self.kernel, mdev_path(one.id, "vfio-dev"))
         numbers = [name.removeprefix("vfio") for name in found] if isinstance(found, list) else []
         return next((int(number) for number in numbers if number.isascii() and number.isdigit()), None)
 

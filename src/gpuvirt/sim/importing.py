@@ -18,6 +18,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, FunctionKind, PciFunction, Unread, kind_of
 from gpuvirt.facts.setup import Setup
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes, pci
 from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.kernel import Kernel
@@ -25,7 +26,6 @@ from gpuvirt.hardware.platform import read_setup
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.node import originals
-from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.differences import Loss, differences, setup_differences
@@ -175,7 +175,7 @@ class _Importing:
 
     def _folder(self, address: PciAddress) -> str:
         try:
-            return self.kernel.readlink(HostPath(f"{pci.DEVICES}/{address}"))
+            return self.kernel.readlink(device_path(address))
         except OSError:
             return address
 

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Protocol
 
 from gpuvirt.cluster.agent.wishes import Listener
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.gpunode import (
     READY,
     Gpu,
@@ -20,7 +19,9 @@ from gpuvirt.cluster.kinds.gpunode import (
     Vgpu,
     Why,
 )
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.reasons import Reason, in_words

@@ -8,7 +8,7 @@ from typing import TypeVar
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.mirror import ObjectKey
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.tasks import backoff_s
 
 P = TypeVar("P")

@@ -13,9 +13,10 @@ import msgspec
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News
-from gpuvirt.cluster.resources import NODES, Node, NodeStatus
+from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.schedulable import Count
 from gpuvirt.node.cell import Cell
@@ -34,22 +35,28 @@ class Notice(Protocol):
         ...
 
 
+class Counts(msgspec.Struct, frozen=True):
+    """The part of a node's status that is written."""
+
+    allocatable: dict[str, str]
+
+
 class Patch(msgspec.Struct, frozen=True):
     """What a node's status lacks."""
 
-    status: NodeStatus
+    status: Counts
 
 
-def said_of(status: NodeStatus) -> Mapping[ResourceName, int]:
-    """Return the whole numbers of a status; what else stands there is none of a device plugin's."""
-    return {ResourceName(name): int(text) for name, text in status.allocatable.items() if text.isdecimal()}
+def said_of(allocatable: Mapping[str, str]) -> Mapping[ResourceName, int]:
+    """Return the whole numbers of a node's status; what else stands there is none of a device plugin's."""
+    return {ResourceName(name): int(text) for name, text in allocatable.items() if text.isdecimal()}
 
 
 def patch_of(counts: Mapping[ResourceName, Count], said: Mapping[ResourceName, int]) -> Patch | None:
     """Return what a node's status lacks to say the right counts; None where that is nothing."""
     found = {name: (said.get(name, 0), count.corrected(said.get(name, 0))) for name, count in counts.items()}
     lacks: dict[str, str] = {name: str(right) for name, (says, right) in found.items() if says != right}
-    return Patch(NodeStatus(lacks)) if lacks else None
+    return Patch(Counts(lacks)) if lacks else None
 
 
 class NodeCounts:
@@ -69,7 +76,7 @@ class NodeCounts:
 
     def _tell(self) -> None:
         if self._known.item is not None:
-            self._notice.hear(said_of(self._known.item.status))
+            self._notice.hear(said_of(self._known.item.status.allocatable))
 
     async def run(self, tell: Tell) -> None:
         """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
@@ -78,7 +85,7 @@ class NodeCounts:
 
     def _lacking(self) -> Patch | None:
         node = self._known.item
-        return patch_of(self._notice.counts.get(), said_of(node.status)) if node is not None else None
+        return patch_of(self._notice.counts.get(), said_of(node.status.allocatable)) if node is not None else None
 
     async def _write(self, patch: Patch) -> None:
         client, name, before = self._desk.client, self._desk.node, self._known.word

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import Desk, Tell
 from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.conflicts import retried
-from gpuvirt.cluster.failures import ForbiddenError
+from gpuvirt.cluster.failures import ForbiddenError, retried
 from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.mirror import News
-from gpuvirt.cluster.resources import NODES, Metadata, Node
+from gpuvirt.cluster.resources import NODES, Metadata
 
 log = logging.getLogger(__name__)
 

@@ -8,20 +8,25 @@ put back after any crash, and after pods that did not go.
 
 from collections.abc import Iterable, Mapping
 
-from gpuvirt.cluster.agent.names import OPERAND_APPS, OPERAND_LABELS, PAUSED
 from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.keys import Keys
-from gpuvirt.cluster.resources import Metadata, Pod, pods
+from gpuvirt.cluster.kinds.core import Pod
+from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
+from gpuvirt.cluster.resources import Metadata, pods
 from gpuvirt.model.heard import OperandsHeard
 from gpuvirt.node.cell import Cell
 
 RUNS = "true"
+OPERAND_LABELS = deploy_label(AGENT), deploy_label(VALIDATOR)
+"""The node selectors of NVIDIA's operands that must be away while vGPUs change."""
+OPERAND_APPS = ("nvidia-sandbox-device-plugin-daemonset", "nvidia-sandbox-validator")
+"""The value of `app` that the pods of the same operands have."""
 
 
 def operand_keys(heard: Metadata, *, away: bool) -> Keys:
     """Return what the labels of operands are to be."""
-    before, then = (RUNS, PAUSED) if away else (PAUSED, RUNS)
+    before, then = (RUNS, PAUSED_FOR_VGPUS) if away else (PAUSED_FOR_VGPUS, RUNS)
     return Keys({label: then for label in OPERAND_LABELS if heard.labels.get(label) == before})
 
 

@@ -2,14 +2,9 @@
 
 from dataclasses import dataclass
 
-from gpuvirt.cluster.agent.names import (
-    REASON_ANNOTATION,
-    STATE_LABEL,
-    WORKLOAD_REASON_ANNOTATION,
-    WORKLOAD_STATE_LABEL,
-)
 from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.keys import Keys
+from gpuvirt.cluster.labels import REASON_ANNOTATION, STATE_LABEL, WORKLOAD_REASON_ANNOTATION, WORKLOAD_STATE_LABEL
 from gpuvirt.model.heard import Progress
 from gpuvirt.node.cell import Cell
 

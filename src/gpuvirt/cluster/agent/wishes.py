@@ -3,10 +3,14 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from gpuvirt.cluster.agent.names import CONFIG_KEY, CONFIG_LABEL, WORKLOAD_LABEL
-from gpuvirt.cluster.mirror import News, ObjectKey
-from gpuvirt.cluster.resources import ConfigMap, Node
+from gpuvirt.cluster.kinds.core import ConfigMap, Node
+from gpuvirt.cluster.labels import CONFIG_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+
+CONFIG_KEY = "config.yaml"
+"""The entry of the ConfigMap that has the vGPU configs."""
 
 
 class Listener(Protocol):

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Meta
 
 from gpuvirt import documents
-from gpuvirt.cluster.kinds.conditions import Condition
 from gpuvirt.cluster.kinds.containeroperands import (
     Cdi,
     Dcgm,
@@ -28,7 +27,7 @@ from gpuvirt.cluster.kinds.containeroperands import (
     Toolkit,
 )
 from gpuvirt.cluster.kinds.operandparts import ImageParts, OpenPart
-from gpuvirt.cluster.kinds.parts import Part
+from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.kinds.vmoperands import (
     CcManager,
     KataManager,

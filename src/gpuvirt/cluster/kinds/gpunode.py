@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpuvirt.cluster.kinds.conditions import Condition
-from gpuvirt.cluster.kinds.parts import Part
+from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.selectors import ResourceKind
 from gpuvirt.model.wanted import WantedMode

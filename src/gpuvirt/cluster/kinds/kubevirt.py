@@ -4,10 +4,13 @@ Source: KubeVirt's API `kubevirt.io/v1` and the API `hco.kubevirt.io/v1beta1` of
 (HCO), which all its versions serve. What names devices is read of machines, and nothing else.
 """
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import msgspec
 
 from gpuvirt.cluster.client import Collection
-from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
 from gpuvirt.model.kubevirt import MediatedDevices, Spec, Status
 
 KUBEVIRTS = Resource("kubevirts", "kubevirt.io")
@@ -180,16 +183,58 @@ class InstancetypeRevision(msgspec.Struct, frozen=True):
         return found if isinstance(found, Devices) else Devices()
 
 
-MACHINES = Collection(Resource("virtualmachines", "kubevirt.io"), VirtualMachine)
-INSTANCES = Collection(Resource("virtualmachineinstances", "kubevirt.io"), VirtualMachineInstance)
-REPLICA_SETS = Collection(Resource("virtualmachineinstancereplicasets", "kubevirt.io"), VirtualMachine)
-POOLS = Collection(Resource("virtualmachinepools", "pool.kubevirt.io", "v1alpha1"), VirtualMachinePool)
-INSTANCETYPES = Collection(Resource("virtualmachineinstancetypes", "instancetype.kubevirt.io", "v1beta1"), Instancetype)
-CLUSTER_INSTANCETYPES = Collection(
-    Resource("virtualmachineclusterinstancetypes", "instancetype.kubevirt.io", "v1beta1"), Instancetype
+class RequestsDevices(KubernetesObject, Protocol):
+    """An object of any kind that names devices."""
+
+    @property
+    def devices(self) -> Devices:
+        """What it requests, or what VMs of it do."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A kind whose objects name devices."""
+
+    name: str
+    """How messages name the kind where it is not known what its objects request."""
+    collection: Collection[RequestsDevices]
+
+
+REVISED = "VirtualMachineInstancetype", "VirtualMachineClusterInstancetype"
+MACHINES = DeviceKind("machines", Collection(Resource("virtualmachines", "kubevirt.io"), VirtualMachine))
+INSTANCES = DeviceKind(
+    "instances", Collection(Resource("virtualmachineinstances", "kubevirt.io"), VirtualMachineInstance)
 )
-INSTANCETYPE_REVISIONS = Collection(
-    Resource("controllerrevisions", "apps"),
-    InstancetypeRevision,
-    labelled="instancetype.kubevirt.io/object-kind in (VirtualMachineInstancetype,VirtualMachineClusterInstancetype)",
+REPLICA_SETS = DeviceKind(
+    "replica_sets", Collection(Resource("virtualmachineinstancereplicasets", "kubevirt.io"), VirtualMachine)
 )
+POOLS = DeviceKind(
+    "pools", Collection(Resource("virtualmachinepools", "pool.kubevirt.io", "v1alpha1"), VirtualMachinePool)
+)
+INSTANCETYPES = DeviceKind(
+    "instancetypes",
+    Collection(Resource("virtualmachineinstancetypes", "instancetype.kubevirt.io", "v1beta1"), Instancetype),
+)
+CLUSTER_INSTANCETYPES = DeviceKind(
+    "cluster_instancetypes",
+    Collection(Resource("virtualmachineclusterinstancetypes", "instancetype.kubevirt.io", "v1beta1"), Instancetype),
+)
+INSTANCETYPE_REVISIONS = DeviceKind(
+    "instancetype_revisions",
+    Collection(
+        Resource("controllerrevisions", "apps"),
+        InstancetypeRevision,
+        labelled=f"instancetype.kubevirt.io/object-kind in ({','.join(REVISED)})",
+    ),
+)
+DEVICE_KINDS: tuple[DeviceKind, ...] = (
+    MACHINES,
+    INSTANCES,
+    REPLICA_SETS,
+    POOLS,
+    INSTANCETYPES,
+    CLUSTER_INSTANCETYPES,
+    INSTANCETYPE_REVISIONS,
+)
+"""All kinds whose objects name devices; what follows, lists and compares them goes through these rows."""

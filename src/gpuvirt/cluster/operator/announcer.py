@@ -8,11 +8,11 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.events import About, Happening, Kind, Reporter
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND
-from gpuvirt.cluster.operator.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.placement import Placement
-from gpuvirt.cluster.operator.policies import Choice
-from gpuvirt.cluster.operator.shapes import NodeObject
-from gpuvirt.cluster.operator.status import INVALID, Verdict
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.policy.policies import Choice
+from gpuvirt.cluster.operator.policy.status import INVALID, Verdict
 
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
@@ -38,7 +38,7 @@ def invalid_news(choice: Choice, found: Sequence[InvalidValue]) -> Iterator[News
             yield News(about, Happening(Kind.WARNING, one.code, one.message), one.message)
 
 
-def node_news(nodes: Iterable[NodeObject], placements: Mapping[str, Placement]) -> Iterator[News]:
+def node_news(nodes: Iterable[Node], placements: Mapping[str, Placement]) -> Iterator[News]:
     """Yield what is worth an event about nodes."""
     for node in nodes:
         name = node.metadata.name

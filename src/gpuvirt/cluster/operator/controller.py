@@ -2,51 +2,47 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
+from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.labels import OPERAND_LABEL
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
-from gpuvirt.cluster.operator.deployment import There
-from gpuvirt.cluster.operator.drift import DIGEST_ANNOTATION, Mark, StoredObject
-from gpuvirt.cluster.operator.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.kubevirts import Histories, history_key, kept_histories, kept_text
-from gpuvirt.cluster.operator.kubevirtstores import KubeVirtStores
-from gpuvirt.cluster.operator.operands.site import OPERAND_LABEL
+from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
+from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
-from gpuvirt.cluster.operator.store import Store
-from gpuvirt.cluster.operator.writer import Writer
+from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.store import AnyStore, Store
+from gpuvirt.cluster.operator.writer import Write, Writer
 from gpuvirt.cluster.operator.writes import (
     ApplyGpuNode,
     ApplyObject,
     DeleteObject,
-    PatchKubeVirt,
     PatchNode,
     PatchPolicyStatus,
     Target,
-    Write,
 )
-from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps, pods
+from gpuvirt.cluster.resources import NODES, config_maps, pods
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T", bound=KubernetesObject)
 
 PAUSE_S = 0.2
 """Between two decisions: news come in bursts."""
@@ -75,16 +71,25 @@ class Controller:
         self._writer = Writer(self._write, hands.clock, hands.random)
         self._announcer = Announcer(hands.client, hands.clock)
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
-        self._nodes = Store(Collection(NODES, NodeObject), self._changed)
+        self._nodes = Store(Collection(NODES, Node), self._changed)
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
-        self._made = {one.collection.resource: one for one in self._stores_of_made()}
+        self._made = {store.resource: store for store in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
         self._kubevirt = KubeVirtStores(self._changed)
         self._histories: Histories | None = None
         """What is known of patches of KubeVirt; None until what was kept of them was heard."""
-        self._pods = Store(Collection(pods(home.namespace), OperandPod), self._changed)
-        self._leases = Store(its_leases(), self._changed)
+        self._pods = Store(Collection(pods(home.namespace), Pod), self._changed)
         self._other = OtherOperator()
+        leases = Store(its_leases(), self._changed, self._hear_lease)
+        self._stores: tuple[AnyStore, ...] = (
+            self._policies,
+            self._nodes,
+            self._gpu_nodes,
+            self._pods,
+            leases,
+            *self._made.values(),
+        )
+        """Nothing is decided before all of these were heard; of KubeVirt's kinds it is said what was not."""
 
     def _stores_of_made(self) -> Iterator[Store[StoredObject]]:
         """Yield what operands' objects are kept in; ConfigMaps of others, too, since a policy may name them."""
@@ -109,29 +114,17 @@ class Controller:
 
     async def run(self) -> None:
         """Lead for ever; what fails is started again by itself."""
-        async with asyncio.TaskGroup() as group:
-            self._follow(group, self._policies)
-            self._follow(group, self._nodes)
-            self._follow(group, self._gpu_nodes)
-            for store in self._made.values():
-                self._follow(group, store)
-            self._follow(group, self._pods)
-            self._follow(group, self._leases, self._hear_lease)
-            self._kubevirt.follow(lambda store: self._follow(group, store))
-            for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
-                group.create_task(keep_going(f"controller: {name}", run, self._hands.clock))
-
-    def _follow(self, group: asyncio.TaskGroup, store: Store[T], also: Callable[[News[T]], None] | None = None) -> None:
         hands = self._hands
-        reflector = Reflector(hands.client, store.collection, hands.clock, hands.random)
+        async with asyncio.TaskGroup() as group:
+            for store in (*self._stores, *self._kubevirt.all):
+                self._start(
+                    group, store.resource.plural, partial(store.follow, hands.client, hands.clock, hands.random)
+                )
+            for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
+                self._start(group, name, run)
 
-        def hear(news: News[T]) -> None:
-            if also is not None:
-                also(news)
-            store.hear(news)
-
-        name = f"controller: {store.collection.resource.plural}"
-        group.create_task(keep_going(name, lambda: reflector.run(hear, store.tell), hands.clock))
+    def _start(self, group: asyncio.TaskGroup, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        group.create_task(keep_going(f"controller: {name}", run, self._hands.clock))
 
     def _hear_lease(self, news: News[Lease]) -> None:
         self._other.hear(news, self._hands.clock.monotonic_s())
@@ -159,26 +152,23 @@ class Controller:
 
     def _picture(self) -> Picture | None:
         """Return what is known; None before all of it was heard."""
-        policies, nodes, gpu_nodes = self._policies.objects, self._nodes.objects, self._gpu_nodes.objects
-        found = self._pods.objects
-        if policies is None or nodes is None or gpu_nodes is None or found is None:
+        if not all(store.is_heard for store in self._stores):
             return None
-        stored = {resource: store.objects for resource, store in self._made.items() if store.objects is not None}
-        if self._leases.objects is None or len(stored) < len(self._made):
-            return None
+        stored = {resource: store.known for resource, store in self._made.items()}
         other = self._other.active(self._hands.clock.monotonic_s())
         kept = stored[config_maps(self._home.namespace)].get(history_key(self._home.namespace))
         if self._histories is None:
             self._histories = kept_histories(kept)
         kubevirt = self._kubevirt.heard(self._histories, kept_text(kept))
-        return Picture(policies, nodes, gpu_nodes, There(stored, found, self._marks), other, kubevirt)
+        there = There(stored, self._pods.known, self._marks)
+        return Picture(self._policies.known, self._nodes.known, self._gpu_nodes.known, there, other, kubevirt)
 
     async def _write(self, write: Write) -> None:
         """Do one write, and know what came of it before the watch says it. Raises ApiError."""
         client, target = self._hands.client, write.target
         match write:
             case PatchNode(patch=patch):
-                self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, NodeObject))
+                self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, Node))
             case ApplyGpuNode(content=content):
                 self._gpu_nodes.take(await client.apply(target.resource, target.name, content, OwnedGpuNode))
             case ApplyObject(content=content):
@@ -202,20 +192,11 @@ class Controller:
         with suppress(NotFoundError, ConflictError):
             await self._hands.client.delete(target.resource, target.name, uid)
         key = ObjectKey(target.resource.namespace or "", target.name)
-        if target.resource == GPU_NODES:
-            self._gpu_nodes.drop(key)
-        elif target.resource == self._pods.collection.resource:
-            self._pods.drop(key)
-        else:
-            self._made[target.resource].drop(key)
+        next(store for store in self._stores if store.resource == target.resource).drop(key)
 
     def troubles(self) -> Iterator[ApiError]:
-        """Yield why collections can't be heard."""
-        made = (store.trouble for store in self._made.values())
-        followed = (self._policies, self._nodes, self._gpu_nodes, self._pods, self._leases)
-        for error in (*(store.trouble for store in followed), *made):
-            if error is not None:
-                yield error
+        """Return why collections can't be heard."""
+        return (store.trouble for store in self._stores if store.trouble is not None)
 
 
 def log_invalid(before: Sequence[InvalidValue], now: Sequence[InvalidValue]) -> None:

@@ -13,23 +13,28 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.operator import deployment, invalidstates, kubevirts, nodes, policies, status
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.labels import DRIVER, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
+from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
-from gpuvirt.cluster.operator.deployment import Deployment, OperandState
-from gpuvirt.cluster.operator.invalidstates import InvalidValue
-from gpuvirt.cluster.operator.kubevirts import Histories, KubeVirtDecisions
-from gpuvirt.cluster.operator.names import DEPLOY, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.operator.nodes import NodeDecisions, NodeVerdict
+from gpuvirt.cluster.operator.deployment import decisions as deployment
+from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandState
+from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions
+from gpuvirt.cluster.operator.nodedecisions import NodeDecisions
+from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.operator.placement import Placement
-from gpuvirt.cluster.operator.policies import Choice
-from gpuvirt.cluster.operator.shapes import NodeObject
-from gpuvirt.cluster.operator.specchecks import spec_faults
-from gpuvirt.cluster.operator.status import Progress
-from gpuvirt.cluster.operator.unsupported import unsupported
-from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target, Write
+from gpuvirt.cluster.operator.policy import invalidstates, policies, status
+from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.policy.policies import Choice
+from gpuvirt.cluster.operator.policy.status import Progress
+from gpuvirt.cluster.operator.policy.unsupported import unsupported
+from gpuvirt.cluster.operator.writer import Write
+from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workload import Workload
 
@@ -140,10 +145,12 @@ def site_of(
         pull_secrets=home.pull_secrets,
         images=home.images,
         vgpu_os=frozenset(
-            _systems(named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if home.coexists else f"{DEPLOY}{VGPU_DRIVER}")
+            _systems(
+                named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if home.coexists else deploy_label(VGPU_DRIVER)
+            )
         ),
-        container_os=frozenset(_systems(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
-        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, f"{DEPLOY}driver")),
+        container_os=frozenset(_systems(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
+        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
         runtime=_runtime(named, placements),
         config_maps={
             name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
@@ -153,7 +160,7 @@ def site_of(
 
 
 def _systems(
-    named: Mapping[str, NodeObject], placements: Mapping[str, Placement], workload: Workload, label: str
+    named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
 ) -> Iterator[str]:
     """Yield the operating systems of nodes that are for a workload, as far as they are known."""
     for node in _nodes_of(named, placements, workload, label):
@@ -162,15 +169,15 @@ def _systems(
 
 
 def _nodes_of(
-    named: Mapping[str, NodeObject], placements: Mapping[str, Placement], workload: Workload, label: str
-) -> Iterator[NodeObject]:
+    named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
+) -> Iterator[Node]:
     """Yield the nodes that are for a workload, and those on which its driver runs still."""
     for name, placement in placements.items():
         if label in named[name].metadata.labels or (placement.counts and placement.workload is workload):
             yield named[name]
 
 
-def _runtime(named: Mapping[str, NodeObject], placements: Mapping[str, Placement]) -> str:
+def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> str:
     """Return the container runtime of most nodes for containers that have said theirs."""
     chosen = sorted(name for name, one in placements.items() if one.counts and one.workload is Workload.CONTAINER)
     versions = (named[name].status.node_info.container_runtime_version for name in chosen)

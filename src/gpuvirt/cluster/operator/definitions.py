@@ -19,12 +19,6 @@ ESTABLISHED = "Established"
 """The condition of a kind that is served."""
 
 
-class Named(msgspec.Struct, frozen=True):
-    """Any object, as far as it says whose it is."""
-
-    metadata: Metadata
-
-
 class Name(msgspec.Struct, frozen=True):
     """What a manifest says of itself."""
 

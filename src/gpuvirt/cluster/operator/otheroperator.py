@@ -6,7 +6,8 @@ anything, and one that is there may be scaled to none; a lease that is renewed h
 
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.election import DURATION_S, Lease
-from gpuvirt.cluster.mirror import News, ObjectKey
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Resource
 
 LEASE = "53822513.nvidia.com"

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.mirror import ObjectKey
-from gpuvirt.cluster.operator.deployment import There
-from gpuvirt.cluster.operator.drift import StoredObject
-from gpuvirt.cluster.operator.kubevirts import KubeVirtHeard
-from gpuvirt.cluster.operator.nodelabels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
-from gpuvirt.cluster.operator.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
+from gpuvirt.cluster.kinds.core import Node, Pod
+from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.store import Objects
 
 PAUSERS = {
@@ -26,7 +26,7 @@ class Picture:
     """All of it; nothing is decided before all of it was heard."""
 
     policies: Objects[StoredPolicy]
-    nodes: Objects[NodeObject]
+    nodes: Objects[Node]
     gpu_nodes: Objects[OwnedGpuNode]
     there: There
     """What is there of operands, and the ConfigMaps beside them."""
@@ -52,7 +52,7 @@ def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
     return tuple(config_map.texts or {})
 
 
-def apps_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:
+def apps_by_node(pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
     """Return which operands have a pod on which node, by their label `app`."""
     found: dict[str, frozenset[str]] = {}
     for pod in pods:
@@ -61,7 +61,7 @@ def apps_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:
     return found
 
 
-def pausers_by_node(pods: Iterable[OperandPod]) -> dict[str, frozenset[str]]:
+def pausers_by_node(pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
     """Return what pauses others on which node now."""
     found: dict[str, frozenset[str]] = {}
     for pod in pods:

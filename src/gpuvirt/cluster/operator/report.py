@@ -7,15 +7,25 @@ so that their states are what the agent says of itself; the others are pods.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuvirt.cluster.kinds.conditions import Condition
+from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, Status
-from gpuvirt.cluster.operator import policies
-from gpuvirt.cluster.operator.names import AGENT, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.labels import (
+    AGENT,
+    DEPLOY,
+    DRIVER,
+    OPERANDS_LABEL,
+    PRESENT_LABEL,
+    VFIO_MANAGER,
+    VGPU_DEVICE_MANAGER,
+    WORKLOAD_LABEL,
+    deploy_label,
+)
+from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
+from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import apps_by_node
-from gpuvirt.cluster.operator.placement import Defaults, leaving, placement_of
-from gpuvirt.cluster.operator.problems import Deployer, ObservedNode, Problem, problems_of
-from gpuvirt.cluster.operator.shapes import NodeObject, OperandPod
+from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workload import Workload
 
@@ -56,13 +66,13 @@ class Row:
 
 
 def rows(
-    nodes: Iterable[NodeObject],
+    nodes: Iterable[Node],
     gpu_nodes: Mapping[str, GpuNode],
-    pods: Sequence[OperandPod],
+    pods: Sequence[Pod],
     deployer: Deployer | None = None,
 ) -> tuple[Row, ...]:
     """Return the components of all nodes with GPUs, by node; without a ClusterPolicy nothing is missing."""
-    by_node: dict[str, list[OperandPod]] = {}
+    by_node: dict[str, list[Pod]] = {}
     for pod in pods:
         by_node.setdefault(pod.spec.node_name, []).append(pod)
     apps, found = apps_by_node(pods), list[Row]()
@@ -76,18 +86,14 @@ def rows(
     return tuple(found)
 
 
-def _observed(
-    node: NodeObject, gpu_node: GpuNode | None, apps: frozenset[str], deployer: Deployer | None
-) -> ObservedNode:
+def _observed(node: Node, gpu_node: GpuNode | None, apps: frozenset[str], deployer: Deployer | None) -> ObservedNode:
     labels = node.metadata.labels
     defaults = policies.defaults_of(deployer.policy) if deployer is not None else Defaults(sandboxed=True)
     placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
     return ObservedNode(labels, placement, gpu_node, apps, node.resources)
 
 
-def _rows_of(
-    node: NodeObject, observed: ObservedNode, problems: Sequence[Problem], pods: Sequence[OperandPod]
-) -> Iterator[Row]:
+def _rows_of(node: Node, observed: ObservedNode, problems: Sequence[Problem], pods: Sequence[Pod]) -> Iterator[Row]:
     name, workload = node.metadata.name, _workload(node.metadata.labels)
     if observed.placement.operands_off:
         yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
@@ -114,17 +120,17 @@ _MACHINES = {str(Workload.PASSTHROUGH), str(Workload.VGPU)}
 
 def _workload(labels: Mapping[str, str]) -> str:
     """Return what a node is for now, which may not be yet what its label wants."""
-    deploys = {key for key, value in labels.items() if key.startswith("nvidia.com/gpu.deploy.") and value != "false"}
-    if "nvidia.com/gpu.deploy.vgpu-device-manager" in deploys:
+    deploys = {key for key, value in labels.items() if key.startswith(DEPLOY) and value != "false"}
+    if deploy_label(VGPU_DEVICE_MANAGER) in deploys:
         return str(Workload.VGPU)
-    if "nvidia.com/gpu.deploy.vfio-manager" in deploys:
+    if deploy_label(VFIO_MANAGER) in deploys:
         return str(Workload.PASSTHROUGH)
-    if "nvidia.com/gpu.deploy.driver" in deploys:
+    if deploy_label(DRIVER) in deploys:
         return str(Workload.CONTAINER)
     return labels.get(WORKLOAD_LABEL, "-")
 
 
-def _agent_rows(node: NodeObject, workload: str, gpu_node: GpuNode | None, problem: Reason | None) -> Iterator[Row]:
+def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Reason | None) -> Iterator[Row]:
     name, status = node.metadata.name, gpu_node.status if gpu_node is not None else None
     carves = workload == Workload.VGPU
     if status is None or problem is not None:
@@ -161,7 +167,7 @@ def _plugin(name: str, workload: str, status: Status) -> Row:
     return Row(name, workload, PLUGIN, ready=True, state=WELL, detail=offered or "nothing to offer")
 
 
-def _pod_rows(node: str, workload: str, pods: Iterable[OperandPod]) -> Iterator[Row]:
+def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
     for pod in sorted(pods, key=lambda one: one.metadata.name):
         component, ready = PODS.get(pod.app), pod.status.ready
         if pod.app == OperandName.AGENT and workload in _MACHINES and not ready:

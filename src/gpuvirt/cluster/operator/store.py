@@ -1,14 +1,17 @@
 """What is known of one collection: what its reflector says, and what was answered to writes since."""
 
 import logging
-from collections.abc import Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Generic, Protocol, TypeVar
 
-from gpuvirt.clock import Signal
-from gpuvirt.cluster.client import Collection
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError
-from gpuvirt.cluster.mirror import News, ObjectKey, key_of
-from gpuvirt.cluster.resources import KubernetesObject, is_newer
+from gpuvirt.cluster.mirror import News
+from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
+from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.resources import KubernetesObject, Resource, is_newer
 
 log = logging.getLogger(__name__)
 
@@ -17,22 +20,78 @@ T = TypeVar("T", bound=KubernetesObject)
 Objects = Mapping[ObjectKey, T]
 
 
+class AnyStore(Protocol):
+    """A store of objects of whatever shape."""
+
+    @property
+    def resource(self) -> Resource:
+        """The collection whose objects it has."""
+        ...
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether its objects are known."""
+        ...
+
+    @property
+    def trouble(self) -> ApiError | None:
+        """Why nothing is heard."""
+        ...
+
+    def drop(self, key: ObjectKey) -> None:
+        """Take that an object was deleted."""
+        ...
+
+    def tell(self, error: ApiError | None, /) -> None:
+        """Take what is wrong."""
+        ...
+
+    async def follow(self, client: Client, clock: Clock, random: Random) -> None:
+        """Follow the collection for ever."""
+        ...
+
+
 class Store(Generic[T]):
     """One collection's objects, for those who decide by them."""
 
-    def __init__(self, collection: Collection[T], changed: Signal) -> None:
+    def __init__(
+        self, collection: Collection[T], changed: Signal, also: Callable[[News[T]], None] | None = None
+    ) -> None:
+        """`also` is told the same news first."""
         self.collection = collection
-        self.objects: Objects[T] | None = None
+        self.objects: ObjectMap[T] | None = None
         """None until they were heard."""
         self.installed = True
         """Whether the cluster has this kind of objects at all."""
         self.trouble: ApiError | None = None
         """Why nothing is heard."""
         self._changed = changed
+        self._also = also
+
+    @property
+    def resource(self) -> Resource:
+        """The collection whose objects it has."""
+        return self.collection.resource
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether its objects are known."""
+        return self.objects is not None
+
+    @property
+    def known(self) -> ObjectMap[T]:
+        """The objects; none before they were heard."""
+        return self.objects if self.objects is not None else ObjectMap()
+
+    async def follow(self, client: Client, clock: Clock, random: Random) -> None:
+        """Follow the collection for ever."""
+        await Reflector(client, self.collection, clock, random).run(self.hear, self.tell)
 
     def hear(self, news: News[T]) -> None:
         """Take what the reflector says."""
-        self.objects = news.objects
+        if self._also is not None:
+            self._also(news)
+        self.objects = ObjectMap.of(news.objects)
         self.installed = True
         self._changed.set()
 
@@ -43,7 +102,7 @@ class Store(Generic[T]):
             log.warning("%s; it is tried again, and nothing is concluded meanwhile", self.trouble)
         if isinstance(error, NotFoundError):
             self.installed = False
-            self.objects = {}
+            self.objects = ObjectMap()
         self._changed.set()
 
     def take(self, item: T) -> None:
@@ -55,13 +114,13 @@ class Store(Generic[T]):
             return
         known = self.objects.get(key_of(item))
         if known is None or is_newer(item, known):
-            self.objects = {**self.objects, key_of(item): item}
+            self.objects = self.objects.with_object(key_of(item), item)
 
     def drop(self, key: ObjectKey) -> None:
         """Take that an object was deleted."""
         if self.objects is not None:
-            self.objects = {at: item for at, item in self.objects.items() if at != key}
+            self.objects = self.objects.without(key)
 
     def get(self, name: str, namespace: str = "") -> T | None:
         """Return one object, None where it is not there or nothing was heard."""
-        return (self.objects or {}).get(ObjectKey(namespace, name))
+        return self.known.get(ObjectKey(namespace, name))

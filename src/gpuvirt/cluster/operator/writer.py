@@ -8,7 +8,15 @@ from random import Random
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.operator.writes import Target, Write
+from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
+from gpuvirt.cluster.operator.writes import (
+    ApplyGpuNode,
+    ApplyObject,
+    DeleteObject,
+    PatchNode,
+    PatchPolicyStatus,
+    Target,
+)
 from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)
@@ -16,6 +24,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8
 """Writes under way: 500 nodes are labelled in some seconds, and an API server hardly notices."""
 MOST_PAUSE_S = 60.0
+
+Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
 
 
 @dataclass(slots=True)

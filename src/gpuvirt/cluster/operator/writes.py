@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from gpuvirt.cluster.keys import Patch
 from gpuvirt.cluster.kinds.clusterpolicy import Status
 from gpuvirt.cluster.kinds.workloads import Manifest
-from gpuvirt.cluster.operator.kubevirt.planning import Plan
-from gpuvirt.cluster.operator.resolve import AppliedGpuNode
+from gpuvirt.cluster.operator.nodes.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
 
 
@@ -100,22 +99,6 @@ class DeleteObject:
     def text(self) -> str:
         """What is done: `deleted gpunodes node01: its node is gone`."""
         return f"deleted {self.target.text}: {self.why}"
-
-
-@dataclass(frozen=True, slots=True)
-class PatchKubeVirt:
-    """Have KubeVirt, or HCO for it, permit what nodes offer."""
-
-    target: Target
-    plan: Plan
-
-    @property
-    def text(self) -> str:
-        """What is done: `kubevirts kubevirt: add /spec/configuration/... {...}; ...`."""
-        return f"{self.target.text}: {'; '.join(self.plan.changes)}"
-
-
-Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
 
 
 def _with_origin(wish: str | None, origin: str) -> str:

@@ -16,27 +16,25 @@ from gpuvirt.facts.ids import (
 )
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import Oddity
+from gpuvirt.facts.sysfs import MDEV_PARENTS, MDEVS, mdev_path
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
 from gpuvirt.paths import HostPath
 
-PARENTS = HostPath("/sys/class/mdev_bus")
-LIVE = HostPath("/sys/bus/mdev/devices")
-
 
 def read_type(kernel: Kernel, vgpu: VgpuId) -> VgpuType | Unread | None:
     """Return the type of a mediated device now: the `name` of its type, its id (`i915-GVTg_V5_4`) where it has none."""
-    name = attributes.text(kernel, HostPath(f"{LIVE}/{vgpu}/mdev_type/name"))
+    name = attributes.text(kernel, mdev_path(vgpu, "mdev_type/name"))
     if name is None:
-        name = attributes.link_name(kernel, HostPath(f"{LIVE}/{vgpu}/mdev_type"))
+        name = attributes.link_name(kernel, mdev_path(vgpu, "mdev_type"))
     return VgpuType(name) if isinstance(name, str) else name
 
 
 def read_group(kernel: Kernel, vgpu: VgpuId) -> IommuGroup | Unread | None:
     """Return the IOMMU group of a mediated device."""
-    path = HostPath(f"{LIVE}/{vgpu}/iommu_group")
+    path = mdev_path(vgpu, "iommu_group")
     name = attributes.link_name(kernel, path)
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
 
@@ -56,7 +54,7 @@ class Mdev:
         brief: bool,
     ) -> Probe | Unread:
         """Return the GPUs that carry mediated devices, or could."""
-        parents, devices = attributes.names(kernel, PARENTS), attributes.names(kernel, LIVE)
+        parents, devices = attributes.names(kernel, MDEV_PARENTS), attributes.names(kernel, MDEVS)
         if isinstance(parents, Unread):
             return parents
         if isinstance(devices, Unread):
@@ -66,7 +64,7 @@ class Mdev:
         slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
         for parent in parents or ():
-            slot = _address(HostPath(f"{PARENTS}/{parent}"), parent, functions)
+            slot = _address(HostPath(f"{MDEV_PARENTS}/{parent}"), parent, functions)
             if isinstance(slot, Oddity):
                 oddities.append(slot)
             else:
@@ -92,7 +90,7 @@ class Mdev:
         The type is looked for by its name, as a host's own ids of types (`nvidia-592`) change with its driver.
         """
         uuid = parse_mdev_uuid(vgpu)
-        folder = HostPath(f"{PARENTS}/{slot}/mdev_supported_types")
+        folder = HostPath(f"{MDEV_PARENTS}/{slot}/mdev_supported_types")
         names: list[str] = []
         for type_id in attributes.names_or_raise(kernel, folder):
             name = _type_name(kernel, folder, type_id)
@@ -109,7 +107,7 @@ class Mdev:
 
         A UUID that is made from its place may have been given to another type since.
         """
-        folder = f"{LIVE}/{parse_mdev_uuid(live.id)}"
+        folder = mdev_path(parse_mdev_uuid(live.id))
         type_id = attributes.link_name(kernel, HostPath(f"{folder}/mdev_type"))
         if live.type_id is not None and isinstance(type_id, str) and type_id != live.type_id:
             raise VgpuUnavailableError(
@@ -133,7 +131,7 @@ def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFuncti
 
 
 def _types(kernel: Kernel, slot: PciAddress, unread: list[Unread]) -> Iterator[tuple[VgpuType, int]]:
-    folder = HostPath(f"{PARENTS}/{slot}/mdev_supported_types")
+    folder = HostPath(f"{MDEV_PARENTS}/{slot}/mdev_supported_types")
     type_ids = attributes.names(kernel, folder)
     if isinstance(type_ids, Unread):
         unread.append(type_ids)
@@ -149,7 +147,7 @@ def _types(kernel: Kernel, slot: PciAddress, unread: list[Unread]) -> Iterator[t
 def _live(
     kernel: Kernel, name: str, functions: Mapping[PciAddress, PciFunction], seen: Mapping[VgpuId, LiveVgpu]
 ) -> LiveVgpu | Oddity:
-    path = HostPath(f"{LIVE}/{name}")
+    path = mdev_path(name)
     try:
         vgpu = parse_mdev_uuid(name)
         target = kernel.readlink(path)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from gpuvirt.facts.ids import PciId, parse_pci_id, slot_of
 from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.bootloader import drop_arguments, remake_initramfs, set_arguments
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, seen, unread
@@ -143,7 +144,7 @@ def _not_bound(evidence: Evidence, where: str, text: str, wanted: set[PciId]) ->
         FindingCode.IDS_NOT_BOUND,
         (
             Seen(where, text[:200]),
-            *(Seen(f"/sys/bus/pci/devices/{one.address}/driver", str(one.driver)) for one in stray),
+            *(Seen(device_path(one.address, "driver"), str(one.driver)) for one in stray),
         ),
         why="the driver that is loaded first takes a device; ids= counts for what is free then",
         fix=(
@@ -183,7 +184,7 @@ def not_viable(gpu: Gpu, spoiling: tuple[PciFunction, ...]) -> Finding:
         gpu.function.address,
         f"can't be opened while {named} of IOMMU group {gpu.function.iommu_group} is used by the host",
         ReasonCode.GROUP_NOT_VIABLE,
-        tuple(Seen(f"/sys/bus/pci/devices/{one.address}/driver", str(one.driver)) for one in spoiling),
+        tuple(Seen(device_path(one.address, "driver"), str(one.driver)) for one in spoiling),
         why="the kernel opens a group when no driver of the host has any of it; the machine does not start",
         fix=tuple(lines),
     )
@@ -199,7 +200,7 @@ def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
             yield fine("nouveau", "has none of NVIDIA's GPUs")
         return
     message = f"has {', '.join(one.address for one in taken)}" if taken else "is loaded beside nvidia"
-    shown = tuple(Seen(f"/sys/bus/pci/devices/{one.address}/driver", "nouveau") for one in taken)
+    shown = tuple(Seen(device_path(one.address, "driver"), "nouveau") for one in taken)
     yield Finding(
         Level.WARNING,
         "nouveau",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gpuvirt.facts.ids import slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
+from gpuvirt.facts.sysfs import members_path
 from gpuvirt.model.bootloader import drop_arguments, set_arguments
 from gpuvirt.model.checks.firmware import is_amd, is_vm, is_x86
 from gpuvirt.model.evidence import Evidence
@@ -228,7 +229,7 @@ def _shared(evidence: Evidence, gpu: Gpu, group: int, strangers: tuple[PciFuncti
         gpu.function.address,
         f"shares IOMMU group {group} with {named}",
         FindingCode.SHARED_GROUP,
-        seen(Listing(HostPath(f"/sys/kernel/iommu_groups/{group}/devices"), tuple(sorted(members)))),
+        seen(Listing(members_path(group), tuple(sorted(members)))),
         why="one machine gets all of a group or none of it; the bridge above does not keep its devices apart (no ACS)",
         fix=(
             "put the card into a slot below another root port, or switch on ACS (and ARI) in the firmware's setup",

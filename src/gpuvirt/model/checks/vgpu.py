@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import NVIDIA, Unread
+from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.evidence import Evidence
 from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, of_reason
 from gpuvirt.model.inventory import Gpu, Mode
 from gpuvirt.model.reasons import ReasonCode
 
-DEVICES = "/sys/bus/pci/devices"
 MANAGER = "nvidia_vgpu_vfio"
 """The module that NVIDIA's vGPU manager brings, and its other drivers don't."""
 
@@ -42,7 +42,7 @@ def _without(gpu: Gpu, host: VgpuHost) -> Finding:
         gpu.function.address,
         "could carry vGPUs, but has none",
         ReasonCode.NO_VGPUS,
-        (Seen(f"/sys/bus/pci/devices/{gpu.function.address}/{folder}", ", ".join(types) or "no type is free"),),
+        (Seen(f"{device_path(gpu.function.address)}/{folder}", ", ".join(types) or "no type is free"),),
         why="as it stands nothing of it can be given to a machine",
         fix=(*lines, f"or give it away whole: gpuvirt vfio bind {gpu.function.address}"),
     )
@@ -52,11 +52,11 @@ def _make(host: VgpuHost, slot: PciAddress, name: VgpuType) -> tuple[str, ...]:
     """Return the commands that make a vGPU of a type."""
     if host.framework is Framework.MDEV:
         return (
-            f"cd /sys/class/mdev_bus/{slot}/mdev_supported_types",
+            f"cd {MDEV_PARENTS}/{slot}/mdev_supported_types",
             f"uuidgen > $(dirname $(grep -lx '{name}' */name))/create",
         )
     ids = {type_name: type_id for type_id, type_name in host.type_names.items()}
-    return (f"echo {ids.get(name, 'TYPE')} > /sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type",)
+    return (f"echo {ids.get(name, 'TYPE')} > {device_path(slot)}/nvidia/current_vgpu_type",)
 
 
 def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def _vfs_off(gpu: Gpu, total: int) -> Finding:
         address,
         f"has its VFs switched off, 0 of {total}, and offers no vGPU type",
         FindingCode.VFS_OFF,
-        (Seen(f"{DEVICES}/{address}/virtfn*", "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
+        (Seen(f"{device_path(address)}/virtfn*", "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
         why="from Ampere on, vGPUs are made on VFs",
         fix=(f"/usr/lib/nvidia/sriov-manage -e {address}",),
     )
@@ -98,8 +98,10 @@ def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
         FindingCode.NO_VGPU_TYPES,
         (
             Seen(f"/sys/module/{MANAGER}", why_not),
-            Seen(f"{DEVICES}/{address}/virtfn*", f"{len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs or 0}"),
-            Seen(f"/sys/class/mdev_bus/{address}", "not there"),
+            Seen(
+                f"{device_path(address)}/virtfn*", f"{len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs or 0}"
+            ),
+            Seen(f"{MDEV_PARENTS}/{address}", "not there"),
         ),
         why="without types nothing of it can be given to a machine",
         fix=(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.sysfs import DRIVERS_PROBE, device_path, driver_path
 from gpuvirt.hardware import attributes, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
@@ -29,7 +30,6 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.node.change import driversteps
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, RefusedError, leased, what_failed
-from gpuvirt.paths import HostPath
 
 
 def execute(
@@ -82,12 +82,12 @@ def _take(kernel: Kernel, tools: Tools, step: DriverStep) -> None:
                 driversteps.give_back(kernel, tools, step)
             case Override(address, driver):
                 wanted = (modules.has_driver(kernel, driver) or driver).encode()
-                kernel.write(HostPath(f"/sys/bus/pci/devices/{address}/driver_override"), wanted)
+                kernel.write(device_path(address, "driver_override"), wanted)
             case Unbind(address, driver):
-                kernel.write(HostPath(f"{modules.DRIVERS}/{driver}/unbind"), address.encode())
+                kernel.write(driver_path(driver, "unbind"), address.encode())
                 _expect(kernel, step, address, None)
             case Probe(address, driver):
-                kernel.write(HostPath("/sys/bus/pci/drivers_probe"), address.encode())
+                kernel.write(DRIVERS_PROBE, address.encode())
                 _expect(kernel, step, address, modules.has_driver(kernel, driver) or driver)
     except (OSError, ToolError) as error:
         raise RefusedError(refusals.failed(step.text, subject, what_failed(error))) from error
@@ -97,7 +97,7 @@ def _expect(kernel: Kernel, step: DriverStep, address: PciAddress, driver: str |
     found = modules.driver_of(kernel, address)
     if found != driver:
         has_it = f"{found} has it" if isinstance(found, str) else "no driver has it" if found is None else str(found)
-        link = f"/sys/bus/pci/devices/{address}/driver"
+        link = device_path(address, "driver")
         raise RefusedError(refusals.failed(step.text, address, f"{link}: {has_it}; expected {driver or 'none'}"))
 
 

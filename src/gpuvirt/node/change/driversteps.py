@@ -2,6 +2,7 @@
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS
+from gpuvirt.facts.sysfs import DRIVERS_PROBE, PCI_DRIVERS, device_path, driver_path
 from gpuvirt.hardware import attributes, modules
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
@@ -38,13 +39,13 @@ def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
         raise
     wanted = step.provides or (step.driver,)
     if not any(modules.loaded_as(kernel, one) for one in wanted):
-        said = f"no {' nor '.join(f'{modules.DRIVERS}/{one}' for one in wanted)} after it"
+        said = f"no {' nor '.join(f'{PCI_DRIVERS}/{one}' for one in wanted)} after it"
         raise RefusedError(refusals.failed(step.text, step.driver, said))
 
 
 def clear_override(kernel: Kernel, step: ClearOverride) -> None:
     """Take back an override of ours; one that somebody else has written stays, and may stop the change."""
-    path = HostPath(f"/sys/bus/pci/devices/{step.address}/driver_override")
+    path = device_path(step.address, "driver_override")
     found = attributes.text(kernel, path)
     if found in step.ours:
         kernel.write(path, NO_OVERRIDE)
@@ -72,14 +73,14 @@ def give_back(kernel: Kernel, tools: Tools, step: Return) -> None:
         tools.modprobe(step.drivers[0])  # it could not be loaded before there was a free device
     loaded = [name for one in step.drivers for name in modules.loaded_as(kernel, one)]
     if modules.driver_of(kernel, step.address) is None and not any(_binds(kernel, step, name) for name in loaded):
-        kernel.write(HostPath("/sys/bus/pci/drivers_probe"), step.address.encode())
+        kernel.write(DRIVERS_PROBE, step.address.encode())
     return _expect_native(kernel, step)
 
 
 def _binds(kernel: Kernel, step: Return, driver: str) -> bool:
     """Return whether a driver takes a function, as far as the kernel says; it does not say it of all failures."""
     try:
-        kernel.write(HostPath(f"{modules.DRIVERS}/{driver}/bind"), step.address.encode())
+        kernel.write(driver_path(driver, "bind"), step.address.encode())
     except OSError:
         return False
     return modules.driver_of(kernel, step.address) is not None
@@ -90,12 +91,12 @@ def _expect_native(kernel: Kernel, step: Return) -> None:
     if isinstance(found, str) and (found in VFIO_DRIVERS or _has_vfio_device(kernel, step.address, found)):
         raise RefusedError(nativerefusals.taken_by_vfio(step.text, step.address, found))
     if found is None and step.required:
-        link = f"/sys/bus/pci/devices/{step.address}/driver"
+        link = device_path(step.address, "driver")
         raise RefusedError(nativerefusals.not_taken(step.text, step.address, f"{link}: no driver has it"))
     if found is not None and not isinstance(found, str):
         raise RefusedError(refusals.unread(step.address, found))
 
 
 def _has_vfio_device(kernel: Kernel, address: PciAddress, driver: str) -> bool:
-    names = attributes.names(kernel, HostPath(f"/sys/bus/pci/devices/{address}/vfio-dev"))
+    names = attributes.names(kernel, device_path(address, "vfio-dev"))
     return bool(names) and driver != "nvidia"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.sysfs import mdev_path
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, VgpuHost
 from gpuvirt.hardware import iommu, mig, nativeusers, nvidiasmi, sriov, vgpuscheduler
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
-from gpuvirt.hardware.vgpu import mdev
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.change.gpustate import GpuState
@@ -36,7 +36,6 @@ from gpuvirt.node.change.changerecord import recorded_unbind
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased, what_failed
-from gpuvirt.paths import HostPath
 
 MOST_ROUNDS = 6
 """VFs, then vGPUs, and a further round for each VF that refuses; a phase that needs more is not getting nearer."""
@@ -235,7 +234,7 @@ def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) 
 def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
     """Yield what is to be held while a vGPU goes."""
     if host.framework is Framework.MDEV:
-        yield _claim(live.id, live.group, iommu.read_cdevs(kernel, HostPath(f"{mdev.LIVE}/{live.id}")))
+        yield _claim(live.id, live.group, iommu.read_cdevs(kernel, mdev_path(live.id)))
         return
     functions = inventory.facts.functions
     slots = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.slot,)

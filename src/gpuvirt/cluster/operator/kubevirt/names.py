@@ -1,32 +1,14 @@
 """Which devices machines ask for, by name, in whatever kind of object."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from gpuvirt.cluster.kinds.kubevirt import (
-    Device,
-    Devices,
-    Instancetype,
-    InstancetypeRevision,
-    VirtualMachine,
-    VirtualMachineInstance,
-    VirtualMachinePool,
-)
+from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices
 from gpuvirt.model.heard import Heard
 
-
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """All objects that name devices: each kind None until it was heard, `Heard(None)` where it is not installed."""
-
-    machines: Heard[tuple[VirtualMachine, ...]] | None = None
-    instances: Heard[tuple[VirtualMachineInstance, ...]] | None = None
-    replica_sets: Heard[tuple[VirtualMachine, ...]] | None = None
-    pools: Heard[tuple[VirtualMachinePool, ...]] | None = None
-    instancetypes: Heard[tuple[Instancetype, ...]] | None = None
-    cluster_instancetypes: Heard[tuple[Instancetype, ...]] | None = None
-    instancetype_revisions: Heard[tuple[InstancetypeRevision, ...]] | None = None
+Requesting = Mapping[str, Heard[tuple[RequestsDevices, ...]]]
+"""The objects that name devices, by the names of their kinds: a kind that was not heard is not in it, one that is not
+installed is `Heard(None)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +28,14 @@ class Names:
         return self.gpus | self.host_devices | self.by_others
 
 
-class _Asking(Protocol):
-    @property
-    def devices(self) -> Devices: ...
-
-
-def names_of(machines: Machines) -> Names:
+def names_of(requesting: Requesting) -> Names:
     """Return the names of devices in use, and which kinds are missing in that."""
-    asking = list(_asking(machines))
+    devices = [found.devices for heard in requesting.values() for found in heard.value or ()]
     return Names(
-        gpus=frozenset(_names(one.devices.gpus for one in asking)),
-        host_devices=frozenset(_names(one.devices.host_devices for one in asking)),
-        unheard=tuple(field.name for field in fields(machines) if getattr(machines, field.name) is None),
+        gpus=frozenset(_names(one.gpus for one in devices)),
+        host_devices=frozenset(_names(one.host_devices for one in devices)),
+        unheard=tuple(kind.name for kind in DEVICE_KINDS if kind.name not in requesting),
     )
-
-
-def _asking(machines: Machines) -> Iterator[_Asking]:
-    kinds = (
-        machines.machines,
-        machines.instances,
-        machines.replica_sets,
-        machines.pools,
-        machines.instancetypes,
-        machines.cluster_instancetypes,
-        machines.instancetype_revisions,
-    )
-    for heard in kinds:
-        yield from (heard.value if heard is not None else None) or ()
 
 
 def _names(lists: Iterable[tuple[Device, ...] | None]) -> Iterator[str]:

@@ -1,9 +1,18 @@
-"""What the nodes of a cluster offer, with what KubeVirt is to select it by."""
+"""What the nodes of a cluster offer, with what KubeVirt is to select it by, and what of it KubeVirt offers itself.
 
-from collections.abc import Iterable, Mapping
+An entry without `externalResourceProvider: true` has KubeVirt's own plugin offer whatever its selector finds, under
+its own name. The same devices under two names would be given away twice, and of one name the kubelet hears whoever has
+registered last. So it is not the name alone that counts.
+"""
 
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec, Status
-from gpuvirt.model.selectors import ResourceKind, Selectors
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec, Status, Withheld
+from gpuvirt.cluster.operator.kubevirt.changes import Part
+from gpuvirt.cluster.operator.kubevirt.subject import Entry
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.selectors import ResourceKind, Selectors, normal
 from gpuvirt.model.wanted import WantedMode
 
 Offered = Mapping[str, Selectors]
@@ -41,3 +50,51 @@ def _wants_mdevs(node: GpuNode) -> bool:
     modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
     has = any(one.mdev_name_selectors for one in status.resources)
     return has or WantedMode.VGPU in modes or any(gpu.vgpu_config is not None for gpu in status.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class ByKubeVirt:
+    """A resource of ours that KubeVirt offers."""
+
+    reason: Reason
+    name: str
+    """What it offers it as."""
+
+    @property
+    def withheld(self) -> Withheld:
+        """What the agents are told."""
+        parts = (self.reason.message, f"seen: {self.reason.seen}", f"fix: {self.reason.fix}")
+        offered_as = self.name if self.name != self.reason.subject else None
+        code = str(self.reason.code)
+        return Withheld(resource=self.reason.subject, code=code, message="; ".join(parts), offered_as=offered_as)
+
+
+def offered_by_kubevirt(
+    entries: Iterable[Entry], offered: Offered, where: Callable[[Entry], str]
+) -> Mapping[str, ByKubeVirt]:
+    """Return the resources of ours that KubeVirt offers, by name; `where` says where an entry stands."""
+    own = [one for one in entries if not one.external and not one.disabled]
+    found: dict[str, ByKubeVirt] = {}
+    for name, selectors in offered.items():
+        same = (one for one in own if one.resource == name)
+        entry = next(same, None) or next((one for one in own if selects(one, selectors)), None)
+        if entry is not None:
+            found[name] = ByKubeVirt(_reason(name, entry, where(entry)), entry.resource)
+    return found
+
+
+def selects(entry: Entry, selectors: Selectors) -> bool:
+    """Return whether an entry's selector finds devices of a resource."""
+    its = {Part.PCI: selectors.pci, Part.MDEV: selectors.mdev, Part.USB: ()}[entry.part]
+    return normal(entry.selector) in {normal(one) for one in its}
+
+
+def _reason(name: str, entry: Entry, where: str) -> Reason:
+    called = "" if entry.resource == name else f" as {entry.resource}"
+    return Reason(
+        ReasonCode.FOREIGN_PROVIDER,
+        name,
+        f"is offered by KubeVirt itself{called}, so gpuvirt does not offer it",
+        seen=f"{where}: externalResourceProvider is not true",
+        fix="set externalResourceProvider: true there, or take the entry out, once no machine runs by it",
+    )

@@ -12,14 +12,14 @@ from gpuvirt.cluster.kinds.gpunode import Withheld
 from gpuvirt.cluster.operator.kubevirt import history as histories
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes, Part, changes_of
 from gpuvirt.cluster.operator.kubevirt.drafting import Due, drafted
-from gpuvirt.cluster.operator.kubevirt.gates import gates_needed
 from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import Ground, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import at_risk, disabled, handling_of
+from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, selects
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation, conditional
-from gpuvirt.cluster.operator.kubevirt.providers import ByKubeVirt, selects
 from gpuvirt.cluster.operator.kubevirt.scene import Scene, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
+from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.selectors import normal

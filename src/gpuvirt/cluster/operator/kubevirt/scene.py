@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import Names
-from gpuvirt.cluster.operator.kubevirt.offered import Offered
-from gpuvirt.cluster.operator.kubevirt.providers import ByKubeVirt, offered_by_kubevirt
+from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, offered_by_kubevirt
 from gpuvirt.cluster.operator.kubevirt.subject import (
     Entry,
     Subject,

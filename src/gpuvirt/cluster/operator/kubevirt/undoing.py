@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION, Changes, OurEntry, Part, changes_of, text_of
-from gpuvirt.cluster.operator.kubevirt.gates import GPU, HOST_DEVICES
 from gpuvirt.cluster.operator.kubevirt.listing import is_ours
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, holds
+from gpuvirt.cluster.operator.kubevirt.offered import selects
 from gpuvirt.cluster.operator.kubevirt.operations import Draft, Operation, annotate, at, conditional
-from gpuvirt.cluster.operator.kubevirt.providers import selects
 from gpuvirt.cluster.operator.kubevirt.scene import Scene, subject_of
 from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
+from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.checks.kubevirt import MDEV_GATE
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -38,9 +38,10 @@ from gpuvirt.cluster.kinds.workloads import (
     RoleReference,
     Subject,
 )
+from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.operator.operands import assembly, hostpaths
 from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
-from gpuvirt.cluster.operator.operands.site import AGENT_NODE_LABEL, OperandName, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, Site
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.settings import Settings
@@ -108,7 +109,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, settings: str) -> DaemonSet:
     plugin = policy.spec.sandbox_device_plugin
     pod = PodSpec(
         service_account_name=NAME,
-        node_selector={AGENT_NODE_LABEL: "true", "kubernetes.io/os": "linux"},
+        node_selector={NODE_LABEL: "true", "kubernetes.io/os": "linux"},
         # Processes that have a device open are found in /proc: one in use by somebody who is no pod is not given away.
         host_pid=True,
         host_network=assembly.on_host_network(plugin),

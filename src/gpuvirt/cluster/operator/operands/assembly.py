@@ -19,15 +19,9 @@ from gpuvirt.cluster.kinds.operandparts import EnvVar as WantedVar
 from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
 from gpuvirt.cluster.kinds.podparts import EnvVar, PodSpec, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
 from gpuvirt.cluster.kinds.workloads import DaemonSet, DaemonSetSpec, LabelSelector, RollingUpdate
-from gpuvirt.cluster.operator.operands.site import (
-    MANAGED_BY,
-    OPERAND_LABEL,
-    PART_OF,
-    TEMPLATE_LABEL,
-    OperandName,
-    Site,
-)
-from gpuvirt.cluster.operator.specchecks import is_share
+from gpuvirt.cluster.labels import OPERAND_LABEL, TEMPLATE_LABEL
+from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, OperandName, Site
+from gpuvirt.cluster.operator.operands.specchecks import is_share
 
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
 PRIORITY = "system-node-critical"

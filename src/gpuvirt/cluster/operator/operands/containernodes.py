@@ -8,11 +8,11 @@ its NRI plugin. The containers that wait are of gpuvirt's own image.
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.operandparts import Operand
 from gpuvirt.cluster.kinds.podparts import Container, EnvVar
+from gpuvirt.cluster.labels import deploy_label
 from gpuvirt.cluster.operator.operands import hostpaths
 from gpuvirt.cluster.operator.operands.hostpaths import INTO, mount
 from gpuvirt.cluster.operator.operands.site import Site
 
-DEPLOY = "nvidia.com/gpu.deploy."
 RUNTIME_CLASS = "nvidia"
 ALL_GPUS = "management.nvidia.com/gpu=all"
 NRI_ANNOTATION = "nvidia.cdi.k8s.io/container."
@@ -30,7 +30,7 @@ def is_wanted(site: Site, operand: Operand, *, default: bool = True) -> bool:
 
 def selector(name: str) -> dict[str, str]:
     """Return the nodes that an operand is for: `driver`."""
-    return {f"{DEPLOY}{name}": "true"}
+    return {deploy_label(name): "true"}
 
 
 def runtime_class_of(policy: ClusterPolicy) -> str:

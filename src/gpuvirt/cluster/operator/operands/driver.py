@@ -26,9 +26,10 @@ from gpuvirt.cluster.kinds.podparts import (
     Volume,
 )
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
+from gpuvirt.cluster.labels import NODE_LABEL, OS_LABEL
 from gpuvirt.cluster.operator.operands import assembly, containernodes, hostpaths, images
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, BOTH, FOLDER, INTO, host, mount
-from gpuvirt.cluster.operator.operands.site import AGENT_NODE_LABEL, OS_LABEL, OperandName, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, Site
 from gpuvirt.cluster.operator.operands.vgpumanager import FIRMWARE, Parameters, named_for, parameter_files
 
 PATH = "$.spec.driver"
@@ -55,9 +56,7 @@ WITHOUT_AGENT = Affinity(
     node_affinity=NodeAffinity(
         required=NodeSelector(
             node_selector_terms=(
-                SelectorTerm(
-                    match_expressions=(Requirement(key=AGENT_NODE_LABEL, operator="NotIn", values=("true",)),)
-                ),
+                SelectorTerm(match_expressions=(Requirement(key=NODE_LABEL, operator="NotIn", values=("true",)),)),
             )
         )
     )

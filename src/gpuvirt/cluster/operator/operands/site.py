@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
 from gpuvirt.cluster.kinds.workloads import Manifest
+from gpuvirt.cluster.labels import OPERAND_LABEL
 
 
 class OperandName(StrEnum):
@@ -23,16 +24,8 @@ class OperandName(StrEnum):
     RUNTIME_CLASSES = "nvidia-runtime-classes"
 
 
-OPERAND_LABEL = "gpuvirt.io/operand"
-"""On each object: the operand that it is part of."""
 MANAGED_BY = "app.kubernetes.io/managed-by", "gpuvirt"
 PART_OF = "app.kubernetes.io/part-of", "gpu-operator"
-TEMPLATE_LABEL = "gpuvirt.io/template"
-"""On each pod: a digest of what the pods of its DaemonSet were when it was made."""
-AGENT_NODE_LABEL = "gpuvirt.io/node"
-"""On nodes: whether the agent is to run there (`true`)."""
-OS_LABEL = "gpuvirt.io/os"
-"""On nodes: the tag by which images of drivers are chosen (`ubuntu22.04`)."""
 
 
 @dataclass(frozen=True, slots=True)

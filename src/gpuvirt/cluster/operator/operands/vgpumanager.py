@@ -18,16 +18,15 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Container, EnvVar, KeyToPath, PodSpec, Volume, VolumeMount
 from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
-from gpuvirt.cluster.operator.names import VGPU_DRIVER_LABEL
+from gpuvirt.cluster.labels import OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator.operands import assembly, hostpaths, images
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, BOTH, host, mount
-from gpuvirt.cluster.operator.operands.site import OS_LABEL, OperandName, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, Site
 
 PATH = "$.spec.vgpuManager"
 IMAGE_VARIABLE = "VGPU_MANAGER_IMAGE"
 SERVICE_ACCOUNT = "nvidia-vgpu-manager"
 CONTAINER = "nvidia-vgpu-manager-ctr"
-DEPLOY_LABEL = "nvidia.com/gpu.deploy.vgpu-manager"
 PARAMETERS = "/drivers"
 """Where the image looks for files of module parameters, beside the driver that it has there itself."""
 FIRMWARE = "/sys/module/firmware_class/parameters/path"
@@ -99,7 +98,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, os_tag: str, image: str, para
     )
     pod = PodSpec(
         service_account_name=SERVICE_ACCOUNT,
-        node_selector={VGPU_DRIVER_LABEL if site.coexists else DEPLOY_LABEL: "true", OS_LABEL: os_tag},
+        node_selector={VGPU_DRIVER_LABEL if site.coexists else deploy_label(VGPU_DRIVER): "true", OS_LABEL: os_tag},
         host_pid=True,
         host_ipc=True,
         host_network=assembly.on_host_network(manager),

@@ -1,0 +1,56 @@
+"""What one event of a watch costs the controller, by the number of objects: beside copies of all of them, in turn.
+
+python -m bench.watchevents
+"""
+
+from statistics import median
+from time import process_time
+
+from gpuvirt.clock import Signal
+from gpuvirt.cluster.client import Collection, EventType, Watched
+from gpuvirt.cluster.kinds.core import Pod, PodSpec
+from gpuvirt.cluster.mirror import Mirror, step
+from gpuvirt.cluster.objects import PARTS, ObjectMap, key_of
+from gpuvirt.cluster.operator.store import Store
+from gpuvirt.cluster.resources import Metadata, pods
+
+SIZES = 50, 500, 5_000
+EVENTS = 2_000
+ROUNDS = 5
+
+
+def pod(number: int, version: int) -> Pod:
+    """Return one of the operands' pods."""
+    name = f"nvidia-device-plugin-daemonset-{number:05}"
+    return Pod(Metadata(name, "gpuvirt", resource_version=str(version)), PodSpec(f"node{number % 500:03}"))
+
+
+def told(size: int) -> list[Watched[Pod]]:
+    """Return events, each of another pod."""
+    return [Watched(EventType.MODIFIED, str(number), pod(number * 7 % size, number)) for number in range(1, EVENTS + 1)]
+
+
+def us_an_event(size: int, parts: int) -> float:
+    """Return the processor time of an event from the mirror to the store; in one part each event copies all objects."""
+    store = Store(Collection(pods("gpuvirt"), Pod), Signal())
+    listed = {key_of(one): one for one in (pod(number, 0) for number in range(size))}
+    mirror: Mirror[Pod] = Mirror(ObjectMap.of(listed, parts), "0")
+    events, began_s = told(size), process_time()
+    for event in events:
+        after = step(mirror, event)
+        mirror = after.mirror
+        if after.news is not None:
+            store.hear(after.news)
+    return (process_time() - began_s) / EVENTS * 1e6
+
+
+def main() -> None:
+    """Print a line for each size."""
+    for size in SIZES:
+        rounds = [(us_an_event(size, 1), us_an_event(size, PARTS)) for _ in range(ROUNDS)]
+        copies, now = median(one for one, _ in rounds), median(one for _, one in rounds)
+        print(f"{size:>6,} pods: {copies:7.1f} us with copies of all, {now:6.1f} us now, ratio {now / copies:.2f}")
+
+
+if __name__ == "__main__":
+    main()

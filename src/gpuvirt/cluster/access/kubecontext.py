@@ -1,0 +1,186 @@
+"""A context of a kubeconfig as credentials: everything that kubectl takes from one.
+
+What kubectl refuses is refused here in the same cases, with its place. Source: client-go, tools/clientcmd and rest.
+"""
+
+import base64
+import binascii
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import SplitResult, quote, urlsplit
+
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access import kubeconfig
+from gpuvirt.cluster.access.credentials import Credentials, Material, Password
+from gpuvirt.cluster.access.execplugin import ExecPlugin, command_of
+from gpuvirt.cluster.access.kubeconfig import Cluster, Context, Entry, Merged, User
+from gpuvirt.cluster.access.proxies import PORTS, Proxy, proxy_of
+from gpuvirt.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_REPLACED = {"gcp": "gke-gcloud-auth-plugin", "azure": "kubelogin"}
+"""Credential plugins that do what kubectl's former auth providers did."""
+_HEADER_KEY = "!#$&'*+-.^_`|~"
+"""What a header's name may have beside letters and digits; all else is escaped, % too."""
+
+
+def from_kubeconfig(paths: Path, context: str = "") -> Credentials:
+    """Return what a context of a kubeconfig says, or of several (`a:b`); raise ConfigError.
+
+    Without `context` it is the current one.
+    """
+    merged = kubeconfig.read(paths)
+    found = _context(merged, context)
+    cluster = _named(merged, merged.clusters, found, "cluster", found.content.cluster)
+    # A context that names no user is anonymous.
+    name = found.content.user
+    user = _named(merged, merged.users, found, "user", name) if name else Entry(User(), found.file, found.path)
+    return _credentials(cluster, user, found.content.namespace or "default")
+
+
+def _context(merged: Merged, wanted: str) -> Entry[Context]:
+    name, known = wanted or merged.current_context, ", ".join(merged.contexts) or "none"
+    if name in merged.contexts:
+        return merged.contexts[name]
+    if not name:
+        message = f"no context is the current one; expected --context with one of: {known}"
+        raise ConfigError(message, where=merged.where, path="$.current-context")
+    message = f"there is no context {name!r} in {merged.where}; expected one of: {known}"
+    raise ConfigError(message, where="--context" if wanted else merged.where, path="$.current-context")
+
+
+def _named(merged: Merged, entries: Mapping[str, Entry[T]], context: Entry[Context], kind: str, name: str) -> Entry[T]:
+    if name not in entries:
+        known = ", ".join(entries) or "none"
+        raise context.fault(f"there is no {kind} {name!r} in {merged.where}; expected one of: {known}", kind)
+    return entries[name]
+
+
+def _credentials(cluster: Entry[Cluster], user: Entry[User], namespace: str) -> Credentials:
+    at, who = cluster.content, user.content
+    url = _server(cluster)
+    ca = _material(cluster, "certificate-authority", at.certificate_authority_data, at.certificate_authority)
+    if at.insecure_skip_tls_verify:
+        if ca is not None:
+            raise cluster.fault(
+                "a certificate authority has no meaning for a server that is not checked; expected one of"
+                " certificate-authority and insecure-skip-tls-verify",
+                "insecure-skip-tls-verify",
+            )
+        log.warning("the certificate of %s is not checked: insecure-skip-tls-verify in %s", at.server, cluster.file)
+    certificate = _material(user, "client-certificate", who.client_certificate_data, who.client_certificate)
+    key = _material(user, "client-key", who.client_key_data, who.client_key)
+    if (certificate is None) != (key is None):
+        raise user.fault("a client's certificate and its key go together; expected both or none")
+    found = Credentials(
+        host=url.hostname or "",
+        port=url.port or 443,
+        namespace=namespace,
+        ca=ca,
+        token=_token(user),
+        certificate=certificate,
+        key=key,
+        server_name=at.tls_server_name or None,
+        path=url.path.rstrip("/"),
+        is_insecure=at.insecure_skip_tls_verify,
+        password=_password(user),
+        headers=tuple(_impersonation(user)),
+        tunnel=_proxy(cluster),
+    )
+    return _with_plugin(found, cluster, user)
+
+
+def _server(cluster: Entry[Cluster]) -> SplitResult:
+    url = _url(cluster, "server", cluster.content.server, "https://HOST:PORT")
+    if url.scheme != "https":
+        raise cluster.fault(f"expected https://HOST:PORT, got {cluster.content.server!r}", "server")
+    return url
+
+
+def _proxy(cluster: Entry[Cluster]) -> Proxy | None:
+    written = cluster.content.proxy_url
+    if not written:
+        return None
+    expected = f"SCHEME://HOST:PORT with one of the schemes {', '.join(PORTS)}"
+    if (scheme := _url(cluster, "proxy-url", written, expected).scheme) not in PORTS:
+        raise cluster.fault(f"expected {expected}, got the scheme {scheme!r}", "proxy-url")
+    return proxy_of(written)
+
+
+def _url(cluster: Entry[Cluster], key: str, written: str, expected: str) -> SplitResult:
+    """Return a URL that has a host and a usable port; a proxy's password is not repeated in messages."""
+    try:
+        url = urlsplit(written)
+        usable = bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        shown = written if "@" not in written else f"...@{written.rpartition('@')[2]}"
+        raise cluster.fault(f"expected {expected}, got {shown!r}", key)
+    return urlsplit(written)
+
+
+def _token(user: Entry[User]) -> Material | None:
+    """Return the token, or the file that it is read from, which goes first."""
+    if user.content.token_file:
+        return user.file.parent / user.content.token_file
+    return user.content.token.encode() or None
+
+
+def _password(user: Entry[User]) -> Password | None:
+    who = user.content
+    if not who.username and not who.password:
+        return None
+    if who.token or who.token_file:
+        raise user.fault("there are two ways to log in; expected one of token, tokenFile and username", "username")
+    return Password(who.username, who.password)
+
+
+def _impersonation(user: Entry[User]) -> Iterator[tuple[str, str]]:
+    """Yield the headers that say whom to impersonate."""
+    who = user.content
+    if not who.impersonate:
+        if who.impersonate_uid or who.impersonate_groups or who.impersonate_extra:
+            raise user.fault("whom to impersonate is missing; as-uid, as-groups and as-user-extra go with it", "as")
+        return
+    yield "Impersonate-User", who.impersonate
+    if who.impersonate_uid:
+        yield "Impersonate-Uid", who.impersonate_uid
+    for group in who.impersonate_groups:
+        yield "Impersonate-Group", group
+    for key, values in who.impersonate_extra.items():
+        for value in values:
+            yield f"Impersonate-Extra-{quote(key, safe=_HEADER_KEY)}", value
+
+
+def _with_plugin(found: Credentials, cluster: Entry[Cluster], user: Entry[User]) -> Credentials:
+    """Return the credentials with the user's plugin, where there is one."""
+    provider = user.content.auth_provider
+    if provider is not None:
+        program = _REPLACED.get(provider.name)
+        message = (
+            f"the {provider.name} auth plugin has been removed, from kubectl too (1.26); expected a credential plugin:"
+            f" exec with command {program}"
+            if program is not None
+            else f"the auth provider {provider.name!r} is not supported; expected a credential plugin: exec"
+        )
+        raise user.fault(message, "auth-provider")
+    if user.content.exec is None:
+        return found
+    command = command_of(Entry(user.content.exec, user.file, f"{user.path}.exec"), cluster, found.ca)
+    return replace(found, plugin=ExecPlugin(command, RealClock()))
+
+
+def _material(entry: Entry[T], key: str, data: str, file: str) -> Material | None:
+    if not data:
+        return entry.file.parent / file if file else None
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise entry.fault(f"expected base64, {error}", f"{key}-data") from error

@@ -1,0 +1,60 @@
+"""Everything of KubeVirt that the controller follows: its configuration, and what names devices."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from gpuvirt.clock import Signal
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtHeard, PatchKubeVirt
+from gpuvirt.cluster.operator.store import AnyStore, Store
+from gpuvirt.cluster.resources import KubernetesObject, Metadata
+from gpuvirt.model.heard import Heard
+
+T = TypeVar("T", bound=KubernetesObject)
+
+
+class KubeVirtStores:
+    """One store a kind."""
+
+    def __init__(self, changed: Signal) -> None:
+        self._kubevirts = Store(Collection(KUBEVIRTS, KubeVirt), changed)
+        self._hyper_convergeds = Store(Collection(HYPER_CONVERGEDS, HyperConverged), changed)
+        self._requesting = {kind.name: Store(kind.collection, changed) for kind in DEVICE_KINDS}
+        self.all: tuple[AnyStore, ...] = (self._kubevirts, self._hyper_convergeds, *self._requesting.values())
+
+    def _troubles(self) -> Iterator[str]:
+        """Yield why kinds that were never heard are not."""
+        return (str(store.trouble) for store in self.all if not store.is_heard and store.trouble is not None)
+
+    def heard(self, histories: Histories, kept: str | None) -> KubeVirtHeard:
+        """Return what was heard; `histories` and `kept` are what is known of our patches."""
+        requesting = {name: _heard(store) for name, store in self._requesting.items()}
+        return KubeVirtHeard(
+            kubevirts=self._kubevirts.objects,
+            hyper_convergeds=_heard(self._hyper_convergeds),
+            requesting={name: heard for name, heard in requesting.items() if heard is not None},
+            histories=histories,
+            troubles=tuple(self._troubles()),
+            kept=kept,
+        )
+
+    async def patch(self, client: Client, write: PatchKubeVirt) -> Metadata:
+        """Send a patch, know what came of it, and return the object's metadata; raises ApiError."""
+        if write.target.resource == HYPER_CONVERGEDS:
+            return await _patch(client, self._hyper_convergeds, write)
+        return await _patch(client, self._kubevirts, write)
+
+
+async def _patch(client: Client, store: Store[T], write: PatchKubeVirt) -> Metadata:
+    target, operations = write.target, write.plan.writes
+    found = await client.patch(target.resource, target.name, operations, PatchType.JSON, store.collection.shape)
+    store.take(found)
+    return found.metadata
+
+
+def _heard(store: Store[T]) -> Heard[tuple[T, ...]] | None:
+    """Return what was heard of a kind: None where nothing was, and that there is no such kind where it is not."""
+    if not store.installed:
+        return Heard(None)
+    return Heard(tuple(store.objects.values())) if store.objects is not None else None

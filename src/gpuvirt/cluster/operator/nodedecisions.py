@@ -1,0 +1,109 @@
+"""What follows for each node: what it is for, what it lacks, and whether it is as it should be."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpuvirt.cluster.keys import patch_of
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
+from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
+from gpuvirt.cluster.operator.nodes import resolve
+from gpuvirt.cluster.operator.nodes.labels import keys_beside, keys_of
+from gpuvirt.cluster.operator.nodes.placement import Placement, leaving, placement_of
+from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
+from gpuvirt.cluster.operator.nodes.resolve import Carving, OwnedGpuNode
+from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node
+from gpuvirt.cluster.operator.policy import policies
+from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
+from gpuvirt.cluster.resources import NODES
+from gpuvirt.model.workload import Workload
+
+NodeWrite = PatchNode | ApplyGpuNode | DeleteObject
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDecisions:
+    """What is to be written to nodes and GpuNodes, and how the nodes are."""
+
+    writes: tuple[NodeWrite, ...]
+    verdicts: tuple[NodeVerdict, ...]
+    placements: dict[str, Placement]
+
+
+def decide(
+    picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions, *, beside: bool, has_image: bool
+) -> NodeDecisions:
+    """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
+    writes, verdicts, placements = list[NodeWrite](), list[NodeVerdict](), dict[str, Placement]()
+    defaults, around = policies.defaults_of(policy), policies.around_of(policy)
+    carving = policies.carving_of(policy, kubevirt)
+    pausers = pausers_by_node(picture.there.pods.values())
+    apps = apps_by_node(picture.there.pods.values())
+    deployer = Deployer(policy, has_image, has_daemon_sets=has_image, beside=beside)
+    for key, node in sorted(picture.nodes.items()):
+        gpu_node = picture.gpu_nodes.get(key)
+        placement = placement_of(node.metadata.labels, gpu_node, defaults)
+        wish = _wish(node, placement, carving, gpu_node)
+        placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=wish is not None)
+        placements[key.name] = placement
+        pausing = pausers.get(key.name, frozenset())
+        here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
+        keys = (keys_beside if beside else keys_of)(node.metadata, placement, here)
+        if (patch := patch_of([keys], node.metadata)) is not None:
+            writes.append(PatchNode(Target(NODES, key.name), patch))
+        if wish is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):
+            writes.append(wish)
+        if placement.counts:
+            here_pods = apps.get(key.name, frozenset())
+            observed = ObservedNode(node.metadata.labels, placement, gpu_node, here_pods, node.resources)
+            problems = problems_of(observed, deployer)
+            against = _against(placement, problems, gpu_node)
+            codes = frozenset(one.reason.code for one in problems)
+            verdicts.append(NodeVerdict(key.name, placement.workload, against, codes))
+    writes += _orphans(picture)
+    return NodeDecisions(tuple(writes), tuple(verdicts), placements)
+
+
+def _orphans(picture: Picture) -> Iterator[DeleteObject]:
+    """Yield GpuNodes whose nodes are gone, but for those in which somebody else has said what is wanted."""
+    for key, gpu_node in sorted(picture.gpu_nodes.items()):
+        if key not in picture.nodes and gpu_node.is_ours_alone:
+            yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid, "its node is gone")
+
+
+def _wish(node: Node, placement: Placement, carving: Carving, heard: OwnedGpuNode | None) -> ApplyGpuNode | None:
+    """Return what is to be applied of a node's GpuNode; none is made for a node that has no GPUs."""
+    if placement.workload is None or (not placement.present and heard is None):
+        return None
+    spec = resolve.spec_of(node.metadata.labels, placement, carving, heard)
+    if not resolve.lacks(heard, spec):
+        return None
+    return ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
+
+
+def _against(placement: Placement, problems: Sequence[Problem], gpu_node: OwnedGpuNode | None) -> str | None:
+    """Return why a node is not as it should be; a node for containers is as it should be once its operands are."""
+    if placement.trouble is not None:
+        return placement.trouble.text
+    found = [one.reason.text for one in problems]
+    if placement.leaving:
+        waits = f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
+        said = _agents_word(gpu_node) if gpu_node is not None and gpu_node.status is not None else None
+        found.insert(0, f"{waits}; {said}" if said is not None else waits)
+    if found:
+        return " | ".join(found)
+    return _agents_word(gpu_node) if placement.workload is not Workload.CONTAINER else None
+
+
+def _agents_word(gpu_node: OwnedGpuNode | None) -> str | None:
+    """Return what the node's agent has against it."""
+    if gpu_node is None or gpu_node.status is None:
+        return "its agent has not reported yet"
+    if gpu_node.status.observed_generation < gpu_node.metadata.generation:
+        return "its agent has not seen yet what is wanted"
+    ready = next((one for one in gpu_node.status.conditions if one.type == READY), None)
+    if ready is None:
+        return "its agent does not say whether all is well"
+    return None if ready.status == "True" else ready.message or ready.reason

@@ -1,0 +1,169 @@
+"""Which labels a node is to have, so that what belongs there runs there.
+
+Contract: NVIDIA's operator (its node labelling): `gpu.present`, and `gpu.deploy.*`, one a component. A value that
+somebody has set is left alone, since that is how an admin keeps one component off a node. What pauses a component for a
+change, and died over it, is healed: here the operator sees whether the one who pauses is still at work.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuvirt.cluster.keys import Keys
+from gpuvirt.cluster.labels import (
+    AGENT,
+    ALL,
+    MIG_CAPABLE_LABEL,
+    MIG_CONFIG_LABEL,
+    MIG_MANAGER,
+    NODE_LABEL,
+    OPERANDS_LABEL,
+    OPERANDS_OFF_ANNOTATION,
+    OS_LABEL,
+    OS_SOURCES,
+    PAUSED_FOR_DRIVER,
+    PAUSED_FOR_VGPUS,
+    PRESENT_LABEL,
+    PRODUCT_LABEL,
+    SETS,
+    VGPU_DRIVER,
+    VGPU_DRIVER_LABEL,
+    VGPU_HOST_DRIVER_LABEL,
+    deploy_label,
+)
+from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.operands.images import os_tag
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.workload import Workload
+
+MIG_PRODUCTS = ("h100", "a100", "a30")
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What else decides over one node's labels."""
+
+    vgpus_change: bool = False
+    """Whether a program runs there that pauses others while vGPUs change."""
+    driver_changes: bool = False
+    """Whether one runs there that pauses others while it changes the driver."""
+    mig_default: str | None = None
+    """The MIG config of nodes that have none; None where nobody acts on it."""
+    runs_agent: bool = True
+    """Whether the agent is to run on nodes for machines."""
+
+
+def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
+    """Return what a node is to say; labels that are as they should be may be among them."""
+    labels = metadata.labels
+    wanted: dict[str, str | None] = {}
+    if not placement.present:
+        if labels.get(PRESENT_LABEL) == "true":
+            wanted[PRESENT_LABEL] = "false"
+        return Keys(wanted | _without_all(labels, placement))
+    wanted |= {PRESENT_LABEL: "true", **_os(labels)}
+    if labels.get(OPERANDS_LABEL) == "false":
+        return Keys(wanted | _without_all(labels, placement))
+    if placement.workload is None:
+        healed = _healed(labels, around)
+        return Keys(wanted | healed | _agent(healed, around))
+    if placement.leaving:
+        kept = _healed(labels, around) | _vgpu_driver(labels, placement, around)
+        return Keys(wanted | kept | {NODE_LABEL: "true" if around.runs_agent else None})
+    deploy = _deploy(labels, placement.workload, around)
+    wanted |= deploy | _agent(deploy, around)
+    if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
+        wanted[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
+    return Keys(wanted)
+
+
+def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Keys:
+    """Return the same beside NVIDIA's operator: nodes for machines are ours, and it is asked to leave them alone."""
+    labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
+    machines = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
+    was_ours = ours or labels.get(NODE_LABEL) == "true"
+    leaving = was_ours and (placement.workload is None or bool(placement.leaving))
+    used = placement.workload is Workload.VGPU or placement.vgpus_used
+    driver = (was_ours and placement.leaves_vgpus) or (
+        (used or bool(placement.leaving)) and (machines or VGPU_DRIVER_LABEL in labels)
+    )
+    if machines or leaving:
+        wanted: dict[str, str | None] = {
+            NODE_LABEL: "true" if around.runs_agent else None,
+            VGPU_DRIVER_LABEL: "true" if driver else None,
+            OPERANDS_LABEL: "false",
+            **_os(labels),
+        }
+        off: dict[str, str | None] = {OPERANDS_OFF_ANNOTATION: "true"} if labels.get(OPERANDS_LABEL) != "false" else {}
+        return Keys(wanted, off)
+    gone = (NODE_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
+    return Keys(dict.fromkeys(gone), {OPERANDS_OFF_ANNOTATION: None})
+
+
+def taken_back(metadata: Metadata, *, beside: bool = False) -> Keys:
+    """Return what a node is to say when nothing of ours runs any more; `beside`: what is NVIDIA's operator's stays."""
+    ours = metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
+    own = (NODE_LABEL, OS_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
+    theirs = () if beside else (PRESENT_LABEL, *(label for label in metadata.labels if label in ALL))
+    return Keys(dict.fromkeys((*own, *theirs)), {OPERANDS_OFF_ANNOTATION: None})
+
+
+def _os(labels: Labels) -> dict[str, str | None]:
+    """Return the tag of the node's system; where nobody says it, what it was said to be."""
+    for identity, version in OS_SOURCES:
+        if identity in labels and version in labels:
+            return {OS_LABEL: os_tag(labels[identity], labels[version])}
+    return {}
+
+
+def _without_all(labels: Labels, placement: Placement) -> dict[str, str | None]:
+    """Return that nothing runs, but for a driver under machines that have its vGPUs."""
+    kept = {deploy_label(VGPU_DRIVER)} if placement.vgpus_used else set[str]()
+    return dict.fromkeys(label for label in (*labels, NODE_LABEL) if label in (ALL | {NODE_LABEL}) - kept)
+
+
+def _deploy(labels: Labels, workload: Workload, around: Around) -> dict[str, str | None]:
+    names = [*SETS[workload], *([MIG_MANAGER] if workload is Workload.CONTAINER and _mig_capable(labels) else [])]
+    keys = [deploy_label(name) for name in names]
+    gone: dict[str, str | None] = dict.fromkeys(label for label in labels if label in ALL and label not in keys)
+    return gone | {key: _value(labels.get(key, ""), around) for key in keys}
+
+
+def _healed(labels: Labels, around: Around) -> dict[str, str | None]:
+    return {label: _value(value, around) for label, value in labels.items() if label in ALL}
+
+
+def _vgpu_driver(labels: Labels, placement: Placement, around: Around) -> dict[str, str | None]:
+    """Return the label of the vGPU driver while GPUs carry vGPUs or have VFs, be it that they have them again.
+
+    A node that was never labelled for operands has its driver from somebody else.
+    """
+    label = deploy_label(VGPU_DRIVER)
+    if not placement.leaves_vgpus or ALL.isdisjoint(labels):
+        return {}
+    return {label: _value(labels.get(label, ""), around)}
+
+
+def _value(has: str, around: Around) -> str:
+    """Return what a label is to be that is wanted: as it is, but for what somebody paused who is gone."""
+    if has == PAUSED_FOR_VGPUS and not around.vgpus_change:
+        return "true"
+    if has.endswith(PAUSED_FOR_DRIVER) and not around.driver_changes:
+        return has.removesuffix(PAUSED_FOR_DRIVER).removesuffix("_") or "true"
+    return has or "true"
+
+
+def _agent(deploy: Mapping[str, str | None], around: Around) -> dict[str, str | None]:
+    """Return where the agent runs: where the operand that it replaces would; a pause for vGPUs is nothing to it."""
+    runs = around.runs_agent and deploy.get(deploy_label(AGENT)) in {"true", PAUSED_FOR_VGPUS}
+    return {NODE_LABEL: "true" if runs else None}
+
+
+def _mig_capable(labels: Labels) -> bool:
+    if labels.get(VGPU_HOST_DRIVER_LABEL):
+        return False
+    if (capable := labels.get(MIG_CAPABLE_LABEL)) is not None:
+        return capable == "true"
+    product = labels.get(PRODUCT_LABEL, "").lower()
+    return any(name in product for name in MIG_PRODUCTS)

@@ -1,0 +1,197 @@
+"""What keeps a node with GPUs from being served, other than what its agent reports: each problem with its component."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.labels import (
+    AGENT,
+    GPU_RESOURCES,
+    OPERANDS_LABEL,
+    OS_LABEL,
+    OS_SOURCES,
+    PAUSED,
+    VGPU_DRIVER,
+    deploy_label,
+)
+from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.workload import LABEL, Workload
+
+DEVICE_PLUGIN = "device-plugin"
+CONTAINER_SWITCHES = {"driver": "driver", "container-toolkit": "toolkit", DEVICE_PLUGIN: "devicePlugin"}
+"""The components without which containers get no GPUs, and their parts of the ClusterPolicy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of one node."""
+
+    component: str
+    """The component that it concerns, by its name in `nvidia.com/gpu.deploy.*`."""
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """How one node with GPUs is."""
+
+    name: str
+    workload: Workload | None
+    against: str | None = None
+    """Why it is not as it should be; None where it is."""
+    codes: frozenset[ReasonCode] = frozenset()
+    """The codes of what keeps it from being served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployer:
+    """What is to be deployed, and whether it can be."""
+
+    policy: ClusterPolicy
+    has_image: bool
+    """Whether the controller knows gpuvirt's own image, without which it deploys nothing."""
+    has_daemon_sets: bool
+    """Whether components run by DaemonSets of the controller's namespace; else agents may run by other means."""
+    beside: bool = False
+    """Whether NVIDIA's operator serves the nodes that are for containers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedNode:
+    """One node, as far as its problems show there."""
+
+    labels: Mapping[str, str]
+    placement: Placement
+    gpu_node: GpuNode | None = None
+    pods: frozenset[str] = frozenset()
+    """The operands of which a pod is on the node, by their label `app`."""
+    resources: frozenset[str] = frozenset()
+    """What the node offers: the extended resources of which it has at least one."""
+
+    @property
+    def serves_containers(self) -> bool:
+        """Whether containers can have its GPUs, whoever offers them."""
+        return any(name.startswith(GPU_RESOURCES) for name in self.resources)
+
+
+def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[Problem, ...]:
+    """Return what keeps a node from being served."""
+    placement = node.placement
+    if not placement.counts or placement.workload is None:
+        return ()
+    if placement.workload is Workload.CONTAINER and not placement.leaving:
+        return () if deployer.beside else tuple(_of_container_node(node, deployer))
+    return tuple(_of_vm_node(node, deployer))
+
+
+def _of_vm_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
+    policy = deployer.policy
+    reported = node.gpu_node is not None and node.gpu_node.status is not None
+    switch = policy.spec.sandbox_device_plugin.enabled is False
+    if off := (_switch(policy, "sandboxDevicePlugin") if switch else None) or _off_by_label(node.labels, AGENT):
+        yield Problem(AGENT, _components_off("the node agent", "no GPU is offered to VMs", off))
+    elif not deployer.has_image:
+        if not reported:
+            yield Problem(AGENT, _image_unknown())
+    elif deployer.has_daemon_sets and OperandName.AGENT not in node.pods:
+        known = "; what it reported last may not hold any more" if reported else ""
+        yield Problem(AGENT, _pod_missing(OperandName.AGENT, known))
+    manager, is_vgpu = policy.spec.vgpu_manager, node.placement.workload is Workload.VGPU
+    wanted = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
+    if is_vgpu and wanted and _needs_os(node.labels, VGPU_DRIVER):
+        yield Problem(VGPU_DRIVER, _os_unknown("the vGPU manager"))
+
+
+def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
+    policy = deployer.policy
+    off = dict(_container_components_off(node.labels, policy))
+    if not node.serves_containers:
+        if DEVICE_PLUGIN in off:
+            yield Problem(
+                DEVICE_PLUGIN,
+                _components_off(", ".join(off), "no GPU is offered to containers", "; ".join(off.values())),
+            )
+        elif not deployer.has_image:
+            yield Problem(DEVICE_PLUGIN, _image_unknown())
+        elif deployer.has_daemon_sets and OperandName.DEVICE_PLUGIN not in node.pods and not _paused(node.labels):
+            yield Problem(DEVICE_PLUGIN, _pod_missing(OperandName.DEVICE_PLUGIN))
+    if (
+        "driver" not in off
+        and policy.spec.driver.use_nvidia_driver_crd is not True
+        and _needs_os(node.labels, "driver")
+    ):
+        yield Problem("driver", _os_unknown("NVIDIA's driver"))
+
+
+def _container_components_off(labels: Mapping[str, str], policy: ClusterPolicy) -> Iterator[tuple[str, str]]:
+    """Yield the components that are switched off, each with where."""
+    spec = policy.spec
+    enabled = {"driver": spec.driver, "container-toolkit": spec.toolkit, DEVICE_PLUGIN: spec.device_plugin}
+    for component, part in CONTAINER_SWITCHES.items():
+        switch = _switch(policy, part) if enabled[component].enabled is False else None
+        if off := switch or _off_by_label(labels, component):
+            yield component, off
+
+
+def _switch(policy: ClusterPolicy, part: str) -> str:
+    return f"ClusterPolicy {policy.metadata.name} $.spec.{part}.enabled is false"
+
+
+def _off_by_label(labels: Mapping[str, str], component: str) -> str | None:
+    """Return the label that keeps a component off a node; one that is not set yet will be."""
+    value = labels.get(deploy_label(component), "")
+    return None if value in {"", "true"} or PAUSED in value else f"label {deploy_label(component)}={value}"
+
+
+def _paused(labels: Mapping[str, str]) -> bool:
+    return PAUSED in labels.get(deploy_label(DEVICE_PLUGIN), "")
+
+
+def _needs_os(labels: Mapping[str, str], component: str) -> bool:
+    """Return whether a driver's image can't be chosen, since the node's operating system is not known."""
+    known = OS_LABEL in labels or any(one in labels and other in labels for one, other in OS_SOURCES)
+    return not known and _off_by_label(labels, component) is None
+
+
+def _components_off(subject: str, follows: str, seen: str) -> Reason:
+    verb = "are" if "," in subject else "is"
+    return Reason(
+        ReasonCode.COMPONENTS_OFF,
+        subject,
+        f"{verb} switched off for this node, so {follows}",
+        seen=seen,
+        fix=f"switch it on, or label the node {OPERANDS_LABEL}=false if something else serves it, or {LABEL} for"
+        " what its GPUs are for",
+    )
+
+
+def _image_unknown() -> Reason:
+    return Reason(
+        ReasonCode.IMAGE_UNKNOWN,
+        "the controller",
+        "was not told gpuvirt's own image, so it deploys nothing to this node",
+        fix="run the controller with --image or GPUVIRT_IMAGE, as the chart does",
+    )
+
+
+def _pod_missing(operand: OperandName, known: str = "") -> Reason:
+    return Reason(
+        ReasonCode.POD_MISSING,
+        f"DaemonSet {operand}",
+        f"has no pod on this node{known}",
+        fix="see the node's taints and daemonsets.tolerations: kubectl describe node",
+    )
+
+
+def _os_unknown(driver: str) -> Reason:
+    sources = " or ".join(one for one, _ in OS_SOURCES)
+    return Reason(
+        ReasonCode.OS_UNKNOWN,
+        driver,
+        "can't be deployed to this node: its image is chosen by the operating system, which no label says",
+        seen=f"no label {sources}",
+        fix=f"run gpuvirt discover or NFD, or label the node by hand: {OS_LABEL}=ubuntu22.04",
+    )

@@ -1,0 +1,178 @@
+"""What the API server is asked for once: all that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
+from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
+from gpuvirt.cluster.kinds import core, vmstate
+from gpuvirt.cluster.kinds.core import ENDED
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.vms import states as vmstates
+from gpuvirt.errors import ConfigError
+from gpuvirt.model.kubevirt import KubeVirt, parse
+from gpuvirt.model.vmevidence import ObjectKind, ObjectRef, VmEvidence
+
+T = TypeVar("T", bound=KubernetesObject)
+
+RESOURCES = {
+    ObjectKind.VM: Resource("virtualmachines", "kubevirt.io"),
+    ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
+    ObjectKind.POD: Resource("pods"),
+}
+LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
+
+
+def ask(credentials: Credentials, target: ObjectRef) -> VmEvidence:
+    """Return what the API server knows; what may not be read is said in the evidence. Raises ApiError."""
+    return asyncio.run(_Asker(Client(credentials), target).ask())
+
+
+def ask_kubevirts(kubeconfig: Path, context: str = "") -> tuple[KubeVirt, ...]:
+    """Return what a cluster has, nothing where KubeVirt is not installed; raise ConfigError, ApiError."""
+    client = Client(from_kubeconfig(kubeconfig, context))
+    return asyncio.run(_read_kubevirts(client, f"{KUBEVIRTS.path} of the cluster in {kubeconfig}"))
+
+
+async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:
+    try:
+        return parse(await client.read(KUBEVIRTS), where=where)
+    except NotFoundError:
+        return ()
+
+
+@dataclass(slots=True)
+class _Owners:
+    """The objects of one VM."""
+
+    vm: vmstate.Vm | None = None
+    vmi: vmstate.Vmi | None = None
+    pod: core.RequestingPod | None = None
+    pod_unread: bool = False
+    instancetype: Devices | None = None
+
+
+class _Asker:
+    """One question."""
+
+    def __init__(self, client: Client, target: ObjectRef) -> None:
+        self._client = client
+        self._target = target
+        self._unread: list[str] = []
+
+    async def ask(self) -> VmEvidence:
+        owners = await self._owners()
+        evidence = VmEvidence(
+            target=self._target,
+            vm=vmstates.vm_seen(owners.vm, owners.instancetype) if owners.vm is not None else None,
+            vmi=vmstates.vmi_seen(owners.vmi) if owners.vmi is not None else None,
+            pod=vmstates.pod_seen(owners.pod) if owners.pod is not None else None,
+            pod_unread=owners.pod_unread,
+        )
+        evidence = await (self._with_cluster(evidence) if evidence.found else self._with_neighbours(evidence))
+        return replace(evidence, unread=tuple(dict.fromkeys(self._unread)))
+
+    async def _owners(self) -> _Owners:
+        name, owners = self._target.name, _Owners()
+        if self._target.kind is ObjectKind.POD:
+            owners.pod = await self._get(ObjectKind.POD, name, core.RequestingPod)
+            return owners
+        if self._target.kind is ObjectKind.VM:
+            owners.vm = await self._get(ObjectKind.VM, name, vmstate.Vm)
+            if owners.vm is None:
+                return owners
+            owners.instancetype = await self._instancetype(owners.vm)
+        owners.vmi = await self._get(ObjectKind.VMI, name, vmstate.Vmi)
+        pods = await self._list(self._within(ObjectKind.POD), core.RequestingPod, LAUNCHERS)
+        owners.pod_unread = pods is None
+        owners.pod = vmstates.launcher_of(pods or (), name, owners.vmi)
+        return owners
+
+    async def _instancetype(self, vm: vmstate.Vm) -> Devices | None:
+        """Return what a VM's instance type requests, None where it has none or that is gone."""
+        ref = vm.spec.instancetype
+        if ref is None or not ref.name:
+            return None
+        of_cluster = ref.kind.casefold().startswith("virtualmachinecluster")
+        resource = (CLUSTER_INSTANCETYPES if of_cluster else INSTANCETYPES).collection.resource
+        resource = resource if of_cluster else replace(resource, namespace=self._target.namespace)
+        try:
+            return (await self._client.get(resource, ref.name, Instancetype)).devices
+        except NotFoundError:
+            return None
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return None
+
+    async def _with_cluster(self, evidence: VmEvidence) -> VmEvidence:
+        nodes, gpu_nodes, pods = await asyncio.gather(
+            self._list(NODES, core.Node),
+            self._list(GPU_NODES, GpuNode),
+            self._list(RESOURCES[ObjectKind.POD], core.RequestingPod),
+        )
+        reported = {one.metadata.name: one for one in gpu_nodes or ()}
+        return replace(
+            evidence,
+            kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
+            nodes=None
+            if nodes is None
+            else tuple(vmstates.node_seen(one, reported.get(one.metadata.name)) for one in nodes),
+            pods=None
+            if pods is None
+            else tuple(vmstates.pod_seen(one) for one in pods if one.status.phase not in ENDED),
+        )
+
+    async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
+        """Return the evidence with what else there is of the kind, where the target is not there."""
+        kind, name, namespace = self._target.kind, self._target.name, self._target.namespace
+        try:
+            beside = (await self._client.list(Collection(self._within(kind), core.AnyObject))).items
+        except NotFoundError:
+            return replace(evidence, kubevirt_installed=False)
+        everywhere = await self._list(RESOURCES[kind], core.AnyObject, name=name)
+        return replace(
+            evidence,
+            neighbours=_names(beside),
+            namespaces=tuple(
+                sorted(one.metadata.namespace for one in everywhere or () if one.metadata.namespace != namespace)
+            ),
+        )
+
+    async def _kubevirts(self) -> tuple[KubeVirt, ...] | None:
+        try:
+            return await _read_kubevirts(self._client, KUBEVIRTS.path)
+        except (ForbiddenError, ConfigError) as error:
+            self._unread.append(str(error))
+            return None
+
+    def _within(self, kind: ObjectKind) -> Resource:
+        return replace(RESOURCES[kind], namespace=self._target.namespace)
+
+    async def _get(self, kind: ObjectKind, name: str, shape: type[T]) -> T | None:
+        try:
+            return await self._client.get(self._within(kind), name, shape)
+        except NotFoundError:
+            return None
+
+    async def _list(
+        self, resource: Resource, shape: type[T], labelled: str = "", name: str | None = None
+    ) -> tuple[T, ...] | None:
+        """Return a collection: nothing of a kind that is not installed, None where it may not be read."""
+        try:
+            return (await self._client.list(Collection(resource, shape, name=name, labelled=labelled))).items
+        except NotFoundError:
+            return ()
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return None
+
+
+def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:
+    return tuple(sorted(one.metadata.name for one in found))

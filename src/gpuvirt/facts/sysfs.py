@@ -1,0 +1,34 @@
+"""The paths of sysfs that gpuvirt reads, writes and names to people: PCI functions, drivers, groups, mdevs.
+
+The simulator spells its own, so that a wrong path here is a path that it does not have.
+"""
+
+from gpuvirt.paths import HostPath
+
+PCI_DEVICES = HostPath("/sys/bus/pci/devices")
+PCI_DRIVERS = HostPath("/sys/bus/pci/drivers")
+DRIVERS_PROBE = HostPath("/sys/bus/pci/drivers_probe")
+RESCAN = HostPath("/sys/bus/pci/rescan")
+IOMMU_GROUPS = HostPath("/sys/kernel/iommu_groups")
+MDEVS = HostPath("/sys/bus/mdev/devices")
+MDEV_PARENTS = HostPath("/sys/class/mdev_bus")
+
+
+def device_path(address: str, name: str = "") -> HostPath:
+    """Return the folder of a PCI function, or the path of what it holds: `driver`, `sriov_numvfs`, `nvidia/...`."""
+    return HostPath(f"{PCI_DEVICES}/{address}/{name}" if name else f"{PCI_DEVICES}/{address}")
+
+
+def driver_path(driver: str, name: str) -> HostPath:
+    """Return the path of what a PCI driver holds: `unbind`, `remove_id`."""
+    return HostPath(f"{PCI_DRIVERS}/{driver}/{name}")
+
+
+def members_path(group: int) -> HostPath:
+    """Return the folder that holds the members of an IOMMU group."""
+    return HostPath(f"{IOMMU_GROUPS}/{group}/devices")
+
+
+def mdev_path(uuid: str, name: str = "") -> HostPath:
+    """Return the folder of a mediated device, or the path of what it holds: `mdev_type`, `iommu_group`."""
+    return HostPath(f"{MDEVS}/{uuid}/{name}" if name else f"{MDEVS}/{uuid}")

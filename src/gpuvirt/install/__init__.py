@@ -1,0 +1,1 @@
+"""Installing what helm can't, and uninstalling all that the controller has put into a cluster."""

@@ -1,0 +1,220 @@
+"""Taking away what the controller has put into a cluster: operands, labels, entries of KubeVirt's, GpuNodes, kinds.
+
+No device changes by it: GPUs stay on their drivers, vGPUs and what machines have stay. It may be done again at any
+time, after any failure: each step takes away what is there.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import TypeVar
+
+from gpuvirt.clock import Clock, RealClock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
+from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
+from gpuvirt.cluster.keys import Keys, patch_of
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.cluster.kinds.core import AnyObject, Node, Pod
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.kinds.workloads import made_in
+from gpuvirt.cluster.labels import AGENT_KEYS, OPERAND_LABEL, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
+from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, is_ours
+from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
+from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
+from gpuvirt.cluster.operator.nodes.labels import taken_back
+from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.model import discovery
+
+T = TypeVar("T", bound=KubernetesObject)
+
+HOLDER = "uninstall-"
+"""What the identity of one who uninstalls begins with, in the lease that keeps controllers from leading."""
+HELD_S = 600
+"""For how long no controller leads afterwards: it is taken away meanwhile, or puts all back."""
+GONE_WITHIN_S = 120.0
+LOOK_S = 1.0
+KINDS = ("gpunodes.gpuvirt.io", "clusterpolicies.nvidia.com")
+DISCOVERER = {"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "discover"}
+"""The labels of the discoverer's DaemonSet and of its pods, as an install brings them."""
+DISCOVERED = (discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL)
+
+
+class StillThereError(GpuvirtError):
+    """Something that was to go is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What is to go."""
+
+    namespace: str
+    beside: bool = False
+    """NVIDIA's operator has nodes here too: its labels stay."""
+    crds: bool = False
+    """The kinds, too, with all their objects; those that we have not made stay."""
+
+
+async def run(credentials: Credentials, goals: Goals, say: Callable[[str], None]) -> None:
+    """Take away what is to go, and say each thing that was done; raises ApiError, StillThereError."""
+    client, clock = Client(credentials), RealClock()
+    candidacy = Candidacy(goals.namespace, CONTROLLER_LEASE, f"{HOLDER}{socket.gethostname()}")
+    election = Election(client, candidacy, clock, Random())  # noqa: S311  no secrets
+    async for line in Uninstaller(client, goals, clock, election).run():
+        say(line)
+
+
+def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
+    """Return the nodes on which machines have vGPUs: the driver beneath them stays."""
+    return frozenset(
+        one.metadata.name
+        for one in gpu_nodes
+        if one.status is not None and any(vgpu.users for gpu in one.status.gpus for vgpu in gpu.vgpus)
+    )
+
+
+def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool = False) -> Keys:
+    """Return what a node is to say: nothing of ours, and nothing of its pods' once these can't say it again."""
+    keys = taken_back(metadata, beside=beside)
+    # By these the driver's pod is where it is.
+    kept = {deploy_label(VGPU_DRIVER), VGPU_DRIVER_LABEL, OS_LABEL} if used else set[str]()
+    labels = {label: value for label, value in keys.labels.items() if label not in kept}
+    annotations = dict(keys.annotations)
+    if agents_gone:
+        labels |= dict.fromkeys(key for key in (*AGENT_KEYS, *DISCOVERED) if key in metadata.labels)
+        annotations |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.annotations)
+    return Keys(labels, annotations)
+
+
+def _writes_again(pod: Pod) -> bool:
+    return pod.app == OperandName.AGENT or DISCOVERER.items() <= pod.metadata.labels.items()
+
+
+class Uninstaller:
+    """Takes all away, step by step; each says what it did."""
+
+    def __init__(self, client: Client, goals: Goals, clock: Clock, election: Election) -> None:
+        self._client = client
+        self._goals = goals
+        self._clock = clock
+        self._election = election
+        self._used: frozenset[str] = frozenset()
+        self._gpu_nodes: tuple[GpuNode, ...] = ()
+
+    async def run(self) -> AsyncIterator[str]:
+        """Do it, and yield a line for each thing that was done; raises ApiError, StillThereError."""
+        await self._election.usurp(HELD_S)
+        await self._clock.sleep(2 * RENEW_S)
+        yield f"no controller leads for {HELD_S // 60} minutes"
+        daemon_sets, *others = made_in(self._goals.namespace)
+        self._gpu_nodes = await self._listed(GPU_NODES, GpuNode)
+        if await self._listed(daemon_sets, AnyObject, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
+            self._used = used_nodes(self._gpu_nodes)
+        steps = (
+            self._label(agents_gone=False),
+            self._delete_operands(daemon_sets),
+            self._delete_ours(daemon_sets, "DaemonSet", labelled=",".join(f"{k}={v}" for k, v in DISCOVERER.items())),
+            self._wait(),
+            self._delete_operands(*others),
+            self._label(agents_gone=True),
+            self._leave_kubevirt(),
+            self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
+            self._delete_ours(GPU_NODES, "GpuNode"),
+        )
+        for step in steps:
+            async for line in step:
+                yield line
+        if self._goals.crds:
+            async for line in self._delete_kinds():
+                yield line
+
+    async def _label(self, *, agents_gone: bool) -> AsyncIterator[str]:
+        goals = self._goals
+        for node in await self._listed(NODES, Node):
+            name = node.metadata.name
+            keys = left_of(node.metadata, used=name in self._used, agents_gone=agents_gone, beside=goals.beside)
+            if (patch := patch_of([keys], node.metadata)) is not None:
+                await retried(partial(self._client.patch, NODES, name, patch, PatchType.MERGE, Node), self._clock)
+                gone = sorted({**patch.metadata.labels, **patch.metadata.annotations})
+                yield f"node {name}: took away {', '.join(gone)}"
+
+    async def _delete_operands(self, *collections: Resource) -> AsyncIterator[str]:
+        for resource in collections:
+            for found in await self._listed(resource, AnyObject, labelled=OPERAND_LABEL):
+                name = found.metadata.name
+                if self._used and found.metadata.labels.get(OPERAND_LABEL) == OperandName.VGPU_MANAGER:
+                    nodes = ", ".join(sorted(self._used))
+                    yield f"left {resource.plural} {name}: machines have vGPUs on {nodes}; delete it when they end"
+                    continue
+                await self._delete(resource, found, labelled=OPERAND_LABEL)
+                yield f"deleted {resource.plural} {name}"
+
+    async def _wait(self) -> AsyncIterator[str]:
+        """Wait until no agent and no discoverer runs: these label their nodes again, and an agent makes its GpuNode."""
+        deadline_s = self._clock.monotonic_s() + GONE_WITHIN_S
+        while there := [one for one in await self._pods() if _writes_again(one)]:
+            if self._clock.monotonic_s() > deadline_s:
+                names = ", ".join(f"{pod.metadata.name} on {pod.spec.node_name}" for pod in there)
+                raise StillThereError(f"pods of agents are there after {GONE_WITHIN_S:g} s: {names}; run it again")
+            await self._clock.sleep(LOOK_S)
+        yield "no agent runs any more"
+
+    async def _leave_kubevirt(self) -> AsyncIterator[str]:
+        """Take back what was written into KubeVirt's configuration, and what is kept of that."""
+        async for line in KubeVirtUndoer(self._client, self._clock, self._gpu_nodes).run():
+            yield line
+        kept = config_maps(self._goals.namespace)
+        for found in await self._listed(kept, AnyObject):
+            if found.metadata.name == HISTORY:
+                await self._delete(kept, found)
+                yield f"deleted configmaps {HISTORY}"
+
+    async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
+        for found in await self._listed(resource, AnyObject, labelled=labelled):
+            await self._delete(resource, found, labelled=labelled)
+            yield f"deleted {kind} {found.metadata.name}"
+
+    async def _delete_kinds(self) -> AsyncIterator[str]:
+        for name in KINDS:
+            if (line := await retried(partial(self._delete_kind, name), self._clock)) is not None:
+                yield line
+
+    async def _delete_kind(self, name: str) -> str | None:
+        with suppress(NotFoundError):
+            found = await self._client.get(DEFINITIONS, name, Definition)
+            if not is_ours(found):
+                return f"left the kind {name}, which another product has made"
+            await self._client.delete(DEFINITIONS, name, found.metadata.uid)
+            return f"deleted the kind {name}, and all of it"
+        return None
+
+    async def _pods(self) -> tuple[Pod, ...]:
+        return await self._listed(pods(self._goals.namespace), Pod)
+
+    async def _listed(self, resource: Resource, shape: type[T], *, labelled: str = "") -> tuple[T, ...]:
+        """Return what there is of a collection: nothing of a kind that is not installed."""
+        try:
+            return (await self._client.list(Collection(resource, shape, labelled=labelled))).items
+        except NotFoundError:
+            return ()
+
+    async def _delete(self, resource: Resource, found: KubernetesObject, *, labelled: str = "") -> None:
+        """Delete an object, and one that was made in its place meanwhile and has the labels, too."""
+        name = found.metadata.name
+        with suppress(NotFoundError):
+            try:
+                await self._client.delete(resource, name, found.metadata.uid)
+            except ConflictError:
+                await retried(
+                    partial(self._delete_afresh, Collection(resource, AnyObject, name, labelled=labelled)), self._clock
+                )
+
+    async def _delete_afresh(self, collection: Collection[AnyObject]) -> None:
+        for found in (await self._client.list(collection)).items:
+            await self._client.delete(collection.resource, found.metadata.name, found.metadata.uid)

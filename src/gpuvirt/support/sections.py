@@ -1,0 +1,259 @@
+"""Packs a support archive: what a person who has never seen a host needs, to say what is wrong with its GPUs.
+
+Each section collects one part and tells what it could not read or left out. Nothing is written but the archive.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from gpuvirt import __version__, archive, plain
+from gpuvirt.apps.doctor import Surroundings, diagnose
+from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
+from gpuvirt.documents import from_json
+from gpuvirt.errors import ConfigError, DamagedError
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.discretion import Discreet
+from gpuvirt.hardware.hostcopy import LEFT_OUT, copy_host
+from gpuvirt.kubelet import checkpoint, files
+from gpuvirt.model.pseudonyms import Pseudonyms
+from gpuvirt.model.view import NodeView
+from gpuvirt.node import journal, onelook, originals, statefile
+from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
+
+LOG_BYTES = 4 << 20
+"""Of each log the end is packed."""
+MOST_LOGS = 16
+MOST_LINES = 20
+UNNAMED = "host"
+KUBELET = f"{archive.HOST}/var/lib/kubelet"
+"""Where the kubelet's folder is in the archive, wherever it is on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An archive."""
+
+    name: str
+    """What its file is called, without `.tar.gz`."""
+    content: bytes
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of the archive."""
+
+    name: str
+    about: str
+    collect: Callable[[Packing], Collected]
+
+
+def pack(asked: Asked) -> Packed:
+    """Return the archive of a host."""
+    packing = _begin(asked)
+    members: dict[str, Entry] = {}
+    sections: list[archive.Section] = []
+    for section in SECTIONS:
+        found = section.collect(packing)
+        files_of_it = [entry for entry in found.values() if isinstance(entry, bytes)]
+        sections.append(archive.Section(section.name, section.about, len(files_of_it), sum(map(len, files_of_it))))
+        members |= found
+    if packing.names is not None:
+        packing.left_out.append(
+            LeftOut("names", "of the node, namespaces, pods, their UIDs and containers: pseudonyms")
+        )
+    node = packing.names.node if packing.names is not None else next(iter(asked.nodes), UNNAMED)
+    manifest = Manifest(
+        format=archive.FORMAT,
+        gpuvirt=__version__,
+        at=packing.at,
+        node=node,
+        names_hidden=asked.hide_names,
+        privileged=os.geteuid() == 0,
+        collected=tuple(sections),
+        unread=tuple(NotRead(packing.nameless(one.path), one.errno, one.why) for one in packing.unread),
+        left_out=tuple(LeftOut(packing.nameless(one.what), packing.nameless(one.why)) for one in packing.left_out),
+    )
+    name = f"gpuvirt-support-{_fit_for_files(node)}-{packing.at:%Y%m%dT%H%M%SZ}"
+    return Packed(name, archive.pack(name, manifest, members), manifest)
+
+
+def _begin(asked: Asked) -> Packing:
+    """Look at the host as `gpuvirt devices` does, and learn the names that are to be hidden."""
+    ledger = onelook.read_ledger(*asked.ledgers)
+    view = onelook.take(asked.kernel, asked.settings, asked.ids, asked.clock, ledger)
+    packing = Packing(asked, asked.clock.now().replace(microsecond=0), None, ledger, view)
+    if asked.hide_names:
+        names = packing.names = Pseudonyms(asked.nodes)
+        consumers = [entry.consumer for entry in ledger.entries]
+        consumers += [tenant.consumer for tenant in ledger.former.values()]
+        names.learn(consumer for consumer in consumers if consumer is not None)
+        # What can't be read is told where it is packed.
+        with suppress(OSError, DamagedError):
+            names.learn(checkpoint.holders(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())
+        with suppress(OSError, DamagedError):
+            names.learn_view(from_json((asked.roots.run / statefile.FILE).read_bytes(), NodeView))
+    return packing
+
+
+# --- the sections
+
+
+def _host(packing: Packing) -> Collected:
+    copy = copy_host(packing.asked.kernel)
+    packing.unread += map(_told, copy.unread)
+    packing.left_out += (LeftOut(what, why) for what, why in LEFT_OUT.items())
+    return {f"{archive.HOST}{path}": entry for path, entry in copy.members.items()}
+
+
+def _kubelet(packing: Packing) -> Collected:
+    paths, found = packing.asked.kubelet, dict[str, Entry]()
+    if (content := packing.content(paths.root / "config.yaml")) is not None:
+        found |= packing.understood(paths.root / "config.yaml", f"{KUBELET}/config.yaml", content, files.fit_config)
+        packing.left_out.append(LeftOut(str(paths.root / "config.yaml"), "keys that don't decide on devices"))
+    if (content := packing.content(paths.checkpoint)) is not None:
+        ours = {*packing.ledger.resources, *(resource.name for resource in packing.view.resources)}
+
+        def fit(content: bytes) -> bytes:
+            return files.fit_checkpoint(checkpoint.parse(content), ours, packing.names)
+
+        place = f"{KUBELET}/device-plugins/{paths.checkpoint.name}"
+        found |= packing.understood(paths.checkpoint, place, content, fit)
+        packing.left_out.append(LeftOut(str(paths.checkpoint), "answers of plugins that are not gpuvirt"))
+    if sockets := "".join(f"{name}\n" for name in _sockets(packing)):
+        found["kubelet/sockets.txt"] = sockets.encode()
+    return found
+
+
+def _sockets(packing: Packing) -> Iterable[str]:
+    for folder in ("device-plugins", "pod-resources", "plugins_registry"):
+        try:
+            entries = sorted((packing.asked.kubelet.root / folder).iterdir())
+            yield from (f"{folder}/{entry.name}" for entry in entries if entry.is_socket())
+        except OSError as error:
+            packing.refused(packing.asked.kubelet.root / folder, error)
+
+
+def _agent(packing: Packing) -> Collected:
+    asked, found = packing.asked, dict[str, Entry]()
+    state_file = asked.roots.run / statefile.FILE
+    if (content := packing.content(state_file)) is not None:
+        place = f"{archive.HOST}/run/{statefile.FILE}"
+        found |= packing.understood(state_file, place, content, lambda it: packing.picture(from_json(it, NodeView)))
+    ledger = next((path for path in asked.ledgers if not is_absent(path)), asked.ledgers[0])
+    if (content := packing.content(ledger)) is not None:
+        place = f"{archive.HOST}/var/lib/gpuvirt/ledger.json"
+        found |= packing.understood(ledger, place, content, lambda it: _fit_ledger(packing, it))
+    drivers = asked.roots.local(originals.FILE)
+    if not is_absent(drivers) and (content := packing.content(drivers)) is not None:
+        found[f"{archive.HOST}{originals.FILE}"] = content
+    if asked.config is not None and (content := packing.content(asked.config)) is not None:
+        place = "config/node.yaml"
+        found |= packing.understood(asked.config, place, content, lambda it: packing.text(_without_comments(it)))
+        packing.left_out.append(LeftOut(str(asked.config), "comments"))
+    return found
+
+
+def _without_comments(content: bytes) -> bytes:
+    """Return a YAML file's values alone: what people write beside them may name anything."""
+    try:
+        return plain.write(plain.read(content.decode(), where="node.yaml").content).encode()
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise DamagedError(f"can't be understood: {error}") from error
+
+
+def _fit_ledger(packing: Packing, content: bytes) -> bytes:
+    ledger, _ = journal.decode(content)
+    return content if packing.names is None else journal.encode(packing.names.ledger(ledger))
+
+
+def _devices(packing: Packing) -> Collected:
+    return {"devices.json": packing.picture(packing.view)}
+
+
+def _doctor(packing: Packing) -> Collected:
+    asked = packing.asked
+    around = Surroundings(
+        kubelet=asked.kubelet,
+        settings=asked.settings,
+        ids=asked.ids,
+        clock=asked.clock,
+        ledger=packing.ledger,
+        state_file=asked.roots.run / statefile.FILE,
+        procs=(asked.roots.proc,),
+    )
+    report = msgspec.json.format(msgspec.json.encode(diagnose(Discreet(asked.kernel), around)), indent=1)
+    return {"doctor.json": packing.text(report)}
+
+
+def _logs(packing: Packing) -> Collected:
+    if not packing.asked.logs:
+        how = "none was given: kubectl logs -n gpuvirt POD > agent.log, then gpuvirt support --log agent.log"
+        packing.left_out.append(LeftOut("logs", how))
+    found: dict[str, Entry] = {}
+    for number, path in enumerate(packing.asked.logs, start=1):
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - LOG_BYTES))
+                content = file.read(LOG_BYTES)
+        except OSError as error:
+            packing.refused(path, error)
+            continue
+        if size > LOG_BYTES:
+            packing.left_out.append(LeftOut(str(path), f"all but its last {LOG_BYTES >> 20} MiB"))
+        # Who keeps logs of pods calls them by their names.
+        name = f"{number}-{_fit_for_files(path.name)}" if packing.names is None else f"{number}.log"
+        found[f"logs/{name}"] = packing.text(content, is_log=True)
+    return found
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("host", "what the host's devices are: files of /sys, /proc and /dev in their places", _host),
+    Section("kubelet", "how it places devices, who has which, the sockets of plugins", _kubelet),
+    Section("agent", "its state, ledger, settings, and the drivers that functions came from", _agent),
+    Section("devices", "what a look at the host finds now, as `gpuvirt devices -o json` prints it", _devices),
+    Section("doctor", "what is wrong with the host, as `gpuvirt doctor -o json` prints it", _doctor),
+    Section("logs", "logs that were given with --log", _logs),
+)
+"""The parts of an archive; a part more is a function and a line here."""
+
+
+# --- what they share
+
+
+def _told(unread: Unread) -> NotRead:
+    return NotRead(unread.path, unread.errno, unread.said if unread.errno is None else meaning(unread.errno))
+
+
+def _fit_for_files(name: str) -> str:
+    return "".join(one if one.isascii() and (one.isalnum() or one in "-._") else "_" for one in name)[:100] or "host"
+
+
+def report(packed: Packed, written: str) -> Iterable[str]:
+    """Yield what a person is told of an archive: what is in it, what is not, and why."""
+    manifest = packed.manifest
+    yield f"{written}: {max(1, len(packed.content) >> 10):,} KiB, of node {manifest.node}"
+    for section in manifest.collected:
+        what = f"{section.files:>5} files, {section.bytes:>9,} bytes" if section.files else "nothing"
+        yield f"  {section.name:<8} {what:<23}  {section.about}"
+    absent = [one for one in manifest.unread if one.errno == errno.ENOENT]
+    failed = [one for one in manifest.unread if one.errno != errno.ENOENT]
+    if failed:
+        yield f"{len(failed)} could not be read:"
+        yield from (f"  {one.path}: {one.why}" for one in failed[:MOST_LINES])
+    if len(failed) > MOST_LINES:
+        yield f"  and {len(failed) - MOST_LINES} more, which {archive.MANIFEST} lists"
+    if absent:
+        yield f"not there: {', '.join(one.path for one in absent[:MOST_LINES])}"
+    if not manifest.privileged:
+        yield "root could have read more"
+    yield from (f"no logs: {one.why}" for one in manifest.left_out if one.what == "logs")
+    if not manifest.names_hidden:
+        yield "the names of the node, pods and namespaces are in it; without them: --hide-names"
+    yield f"Look inside before you send it (tar xf); {archive.MANIFEST} says what was left out, and why."

@@ -1,0 +1,42 @@
+"""A mapping of objects that never changes, beside a `dict` that does."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.objects import ObjectKey, ObjectMap
+from gpuvirt.cluster.resources import Metadata
+
+keys = st.builds(ObjectKey, st.sampled_from(["", "a", "b"]), st.integers(0, 300).map(str))
+changes = st.lists(st.tuples(keys, st.integers(0, 5) | st.none()), max_size=200)
+
+
+def node(version: int) -> Node:
+    return Node(Metadata(resource_version=str(version)))
+
+
+@given(st.dictionaries(keys, st.integers(0, 5).map(node), max_size=300), changes)
+def test_it_has_what_a_dict_would_have_and_what_it_was_made_of_stays(
+    first: dict[ObjectKey, Node], changes: Sequence[tuple[ObjectKey, int | None]]
+) -> None:
+    truth, found = dict(first), ObjectMap.of(first)
+    history = [(dict(truth), found)]
+    for key, version in changes:
+        if version is None:
+            truth.pop(key, None)
+            found = found.without(key)
+        else:
+            truth[key] = node(version)
+            found = found.with_object(key, node(version))
+        history.append((dict(truth), found))
+    for expected, objects in history:
+        assert objects == expected
+        assert len(objects) == len(expected)
+        assert set(objects) == expected.keys()
+        assert dict(objects.items()) == expected
+        assert sorted(one.metadata.resource_version for one in objects.values()) == sorted(
+            one.metadata.resource_version for one in expected.values()
+        )
+        assert all(objects.get(key) == expected.get(key) for key, _ in changes)
