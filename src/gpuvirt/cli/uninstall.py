@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.apps.uninstall import run
 from gpuvirt.cli import apiserver
+from gpuvirt.cluster.operator.uninstall import Goals
 
 
 def uninstall(
@@ -27,9 +29,6 @@ def uninstall(
     Operands and the discoverer go, labels, entries in KubeVirt's configuration, GpuNodes, and the ClusterPolicy of an
     install. Each is said, and so is what stays, with why. It may be run again at any time, and goes on where it was.
     """
-    from gpuvirt.apps.uninstall import run
-    from gpuvirt.cluster.operator.uninstall import Goals
-
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     home = apiserver.home_of(namespace, credentials)
     asyncio.run(run(credentials, Goals(home, beside=coexist, crds=crds), lambda line: print(line, flush=True)))
