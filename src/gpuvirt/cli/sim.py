@@ -7,12 +7,14 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
-from gpuvirt.cli import options, simulatedhost
+from gpuvirt.cli import options, render, simulatedhost
+from gpuvirt.cli.options import Output
 from gpuvirt.cli.tables import console, say
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
@@ -46,12 +48,24 @@ Manager = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class MachineRow:
+    """One simulated machine."""
+
+    name: str
+    about: str
+
+
 @app.command()
-def machines() -> None:
+def machines(*, output: options.OutputFormat = Output.TABLE) -> None:
     """List the machines that can be simulated."""
-    out, width = console(), max(len(name) for name in machine_names())
-    for name in machine_names():
-        say(out, load_machine(name).about, head=f"{name:<{width}}  ")
+    rows = [MachineRow(name, load_machine(name).about) for name in machine_names()]
+    if output is Output.JSON:
+        render.json_lines(rows)
+        return
+    out, width = console(), max(len(row.name) for row in rows)
+    for row in rows:
+        say(out, row.about, head=f"{row.name:<{width}}  ")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
