@@ -359,7 +359,7 @@ def test_the_agent_goes_on_with_what_it_heard_before_its_restart(node: LabNode, 
 
     def kept(host: Path) -> NodeRequest | None:
         path = host / "var/lib/gpuvirt/wishes.json"
-        return inlets.decode(path.read_bytes()).vgpu if path.exists() else None
+        return inlets.decode(path.read_bytes()).value.vgpu if path.exists() else None
 
     with node.machine("2xA10") as host:
         with node.agent(options=options):

@@ -113,7 +113,7 @@ def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, im
         kept = host / "var/lib/gpuvirt/wishes.json"
 
         def wish() -> NodeRequest | None:
-            return inlets.decode(kept.read_bytes()).vgpu if kept.exists() else None
+            return inlets.decode(kept.read_bytes()).value.vgpu if kept.exists() else None
 
         node.until(lambda: wish() == NodeRequest(Heard(None), Heard(None), Heard(None), Heard(None)), daemon_set.logs)
         node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config=A10-4Q")

@@ -19,7 +19,7 @@ from gpuvirt.model.checks.firmware import cpu_flags, parse_bars
 from gpuvirt.model.checks.iommu import can_remap
 from gpuvirt.model.checks.kubelet import parse_cpulist
 from gpuvirt.model.findings import FindingCode, Level
-from gpuvirt.model.nearness import distance, nearest
+from gpuvirt.model.nearness import nearest, nearest_names
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.kernel import SimKernel
@@ -162,11 +162,13 @@ def test_bars() -> None:
     assert parse_bars(f"{small}\n0x0 0x7f 0x20040101\n") == {0: 4096}, "ports of I/O are not needed"
 
 
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_distances(one: str, other: str) -> None:
-    assert distance(one, other) == distance(other, one)
-    assert distance(one, one) == 0
-    assert abs(len(one) - len(other)) <= distance(one, other) <= max(len(one), len(other))
+WORDS = st.text("abcdefg0123456789", min_size=1, max_size=30)
+
+
+@given(WORDS, st.lists(WORDS, min_size=1, max_size=5))
+def test_a_name_is_nearest_to_itself_and_to_one_that_differs_in_case(name: str, others: list[str]) -> None:
+    assert nearest(name.upper(), [*others, name]) == name
+    assert nearest_names(name, [*others, name], 1) == (name,)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,9 @@ from gpuvirt.node import inlets
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.inlets import Kept
 from gpuvirt.sim.kernel import SimKernel
+from keptstates import CONFIGS, KEPT, WISH
 from simnode import running_node
 
-CONFIGS = ConfigText("version: v1\n", "ConfigMap gpuvirt/configs, key config.yaml")
-WISH = NodeRequest(Heard("A10-4Q"), Heard(CONFIGS))
-KEPT = Kept(NodeName("node01"), WISH, CONFIGS)
 Machine = Callable[[str], SimKernel]
 
 heards = st.none() | st.builds(Heard, st.none() | st.text(max_size=5))
@@ -30,7 +28,7 @@ wishes = st.builds(NodeRequest, heards, st.none() | st.builds(Heard, st.none() |
 @given(st.builds(Kept, st.just(NodeName("node01")), wishes, st.none() | texts))
 def test_what_is_written_is_read(kept: Kept) -> None:
     """Unheard, heard to be none, and heard stay three."""
-    assert inlets.decode(inlets.encode(kept)) == kept
+    assert inlets.decode(inlets.encode(kept)).value == kept
 
 
 @given(st.integers(0, len(inlets.encode(KEPT)) - 2))
@@ -58,7 +56,7 @@ async def test_a_wish_is_on_disk_before_the_agent_ends(machine: Machine, tmp_pat
     async with running_node(machine("2xA10"), tmp_path) as node:
         node.agent.hear_wish(WISH)
         await node.settle()
-        assert inlets.decode((tmp_path / inlets.FILE).read_bytes()).vgpu == WISH
+        assert inlets.decode((tmp_path / inlets.FILE).read_bytes()).value.vgpu == WISH
 
 
 async def test_a_wish_is_concluded_from_and_one_heard_twice_is_not(machine: Machine, tmp_path: Path) -> None:
@@ -101,4 +99,4 @@ async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(machine: Ma
         blocked.rmdir()
         await node.advance(30)
         assert node.view.notes == ()
-    assert inlets.decode((tmp_path / inlets.FILE).read_bytes()) == Kept(NodeName("node01"), WISH, CONFIGS)
+    assert inlets.decode((tmp_path / inlets.FILE).read_bytes()).value == Kept(NodeName("node01"), WISH, CONFIGS)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commandline import called
-from gpuvirt.cli import schedulers, vfio
+from gpuvirt.cli import schedulers, vfiohost
 from gpuvirt.cli.schedulers import Order
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
@@ -33,7 +33,7 @@ class Place:
 
     def __init__(self, folder: Path, machine: str = "4xT4") -> None:
         self.carver = Carver(machine, folder)
-        self.here = vfio.Host(self.carver.site, self.carver.given, {}, {})
+        self.here = vfiohost.Host(self.carver.site, self.carver.given, {}, {})
         self.roots = HostRoots.under(folder / "host")
         self.roots.local(FILE).parent.mkdir(parents=True)
 

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.apps.controller import ControllerOptions, run_until_told_to_stop
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.cli import apiserver
+from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.addresses import address_of
+from gpuvirt.cluster.operator.decisions import Home
 
 
 def controller(  # noqa: PLR0913  one parameter an option
@@ -49,20 +51,17 @@ def controller(  # noqa: PLR0913  one parameter an option
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Where to serve metrics and probes.")
     ] = ":8080",
-    log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run the controller: it keeps nodes, GpuNodes and operands as the ClusterPolicy and the nodes' labels say.
 
     It runs until SIGTERM or SIGINT. Nothing on any device changes by its start, its end or its absence: agents keep on
     doing what they were last told.
     """
-    from gpuvirt.apps.controller import ControllerOptions, run_until_told_to_stop
-    from gpuvirt.cluster.operator.decisions import Home
-
     set_up(log_format, verbose=verbose)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
-    options = ControllerOptions(
+    served = ControllerOptions(
         credentials=credentials,
         home=Home(
             namespace=apiserver.home_of(namespace, credentials),
@@ -76,4 +75,4 @@ def controller(  # noqa: PLR0913  one parameter an option
         elects=leader_elect,
         listen=address_of(listen),
     )
-    asyncio.run(run_until_told_to_stop(options))
+    asyncio.run(run_until_told_to_stop(served))

@@ -1,16 +1,33 @@
 """`gpuvirt demo`: the real agent on a simulated machine with a simulated kubelet, through a GPU's whole life."""
 
 import asyncio
+import logging
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from gpuvirt.cli.story import Stage
-    from gpuvirt.model.settings import Settings
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.cli.story import Stage, Story
+from gpuvirt.cli.vgpustory import VgpuStory, cast_of
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model import pciids
+from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.agent import Agent
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.pace import Pace
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.tools import SimTools
 
 DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
 """The host of the demo, and the one of its vGPU part, since the first makes none."""
@@ -25,11 +42,6 @@ def demo(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the agent's log as well.")] = False,
 ) -> None:
     """Show what gpuvirt does, on a simulated host with GPUs; needs no GPU, no cluster, and under 20 seconds."""
-    import logging
-    import tempfile
-
-    from gpuvirt.apps.logs import LogFormat, set_up
-
     set_up(LogFormat.TEXT)
     if not verbose:
         logging.disable(logging.CRITICAL)
@@ -39,11 +51,6 @@ def demo(
 
 async def play(machine: str, folder: Path) -> None:
     """Play the demo on a machine; kubelets and agents keep their files in `folder`."""
-    from gpuvirt.cli.story import Story
-    from gpuvirt.cli.vgpustory import VgpuStory, cast_of
-    from gpuvirt.model.settings import Settings
-    from gpuvirt.model.wanted import WantedMode
-
     async with _stage(machine, folder / "one", Settings()) as stage:
         story = Story(stage)
         cast = cast_of(stage.kernel)
@@ -60,23 +67,8 @@ async def play(machine: str, folder: Path) -> None:
 
 
 @asynccontextmanager
-async def _stage(machine: str, folder: Path, settings: "Settings") -> "AsyncIterator[Stage]":
+async def _stage(machine: str, folder: Path, settings: Settings) -> AsyncIterator[Stage]:
     """Have an agent and a kubelet on a machine."""
-    from gpuvirt.apps.node import NodeOptions, run
-    from gpuvirt.cli.story import Stage
-    from gpuvirt.clock import RealClock
-    from gpuvirt.facts.ids import NodeName
-    from gpuvirt.model import pciids
-    from gpuvirt.model.pciids import PciIds
-    from gpuvirt.node.agent import Agent
-    from gpuvirt.node.change.site import Site
-    from gpuvirt.node.pace import Pace
-    from gpuvirt.paths import KubeletPaths
-    from gpuvirt.sim.builder import build_machine
-    from gpuvirt.sim.kubelet.kubelet import running
-    from gpuvirt.sim.machine import load_machine
-    from gpuvirt.sim.tools import SimTools
-
     spec = load_machine(machine)
     kernel, clock = build_machine(spec, where=machine), RealClock()
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()

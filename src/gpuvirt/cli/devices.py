@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import options
+from gpuvirt.cli import options, render
 from gpuvirt.cli.options import Output
+from gpuvirt.clock import RealClock
+from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.node import onelook, statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
@@ -26,11 +29,6 @@ def devices(
     Where the agent runs, this is what the agent sees; elsewhere, and where it is --plugin-only, the host is looked at
     now, and changed in no way. What pods have, and first names, are then those of the agent's ledger, if it left one.
     """
-    from gpuvirt.cli import render
-    from gpuvirt.clock import RealClock
-    from gpuvirt.hardware.kernel import RealKernel
-    from gpuvirt.node import onelook, statefile
-
     roots = HostRoots.under(host_root)
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
     settings, ids = options.read_settings(config), options.read_pci_ids(pci_ids, roots)

@@ -2,20 +2,25 @@
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpuvirt.apps.discover import DiscoverOptions, Discovery, label_once
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.addresses import ListenOption, address_of
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.hardware import sighting
+from gpuvirt.hardware.kernel import Kernel, RealKernel
+from gpuvirt.model.discovery import labels_of
+from gpuvirt.node.discoverer import unread_line
 from gpuvirt.paths import HostRoots
-
-if TYPE_CHECKING:
-    from gpuvirt.cluster.access.credentials import Credentials
-    from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.tasks import until_told_to_stop
 
 
 def discover(  # noqa: PLR0913  one parameter an option
@@ -31,14 +36,12 @@ def discover(  # noqa: PLR0913  one parameter an option
         ),
     ] = False,
     listen: ListenOption,
-    log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Keep labels of this node that say whether it has NVIDIA GPUs, and which system it runs.
 
     It needs no rights on the host, and does not touch devices. It runs until SIGTERM or SIGINT.
     """
-    from gpuvirt.hardware.kernel import RealKernel
-
     kernel = RealKernel(HostRoots.under(host_root))
     node = apiserver.node_name_of(node_name)
     if once:
@@ -46,8 +49,6 @@ def discover(  # noqa: PLR0913  one parameter an option
         return
     if node is None:
         raise ConfigError("is missing: which node is to be labelled? --once looks without one", where="--node-name")
-    from gpuvirt.apps.discover import DiscoverOptions, Discovery
-    from gpuvirt.tasks import until_told_to_stop
 
     set_up(log_format)
     found = _needed(apiserver.credentials_of(kubeconfig, context))
@@ -55,7 +56,7 @@ def discover(  # noqa: PLR0913  one parameter an option
     asyncio.run(until_told_to_stop(discovery.run()))
 
 
-def _needed(found: "Credentials | None") -> "Credentials":
+def _needed(found: Credentials | None) -> Credentials:
     if found is None:
         raise ConfigError(
             "no API server to ask: there is no service account's token here; expected one, or a kubeconfig",
@@ -64,21 +65,13 @@ def _needed(found: "Credentials | None") -> "Credentials":
     return found
 
 
-def _once(kernel: "Kernel", node: NodeName | None, credentials: "Credentials | None") -> None:
+def _once(kernel: Kernel, node: NodeName | None, credentials: Credentials | None) -> None:
     """Print labels as `kubectl label node` takes them; end with 1 where something could not be told."""
-    from gpuvirt.hardware import sighting
-    from gpuvirt.model.discovery import labels_of
-    from gpuvirt.node.discoverer import unread_line
-
     seen = sighting.look(kernel)
     labels = labels_of(seen, before=seen)  # who looks once has waited for what they wanted to wait for
     for label, value in labels.items():
         print(f"{label}={value}" if value is not None else f"{label}-")
     if node is not None:
-        from gpuvirt.apps.discover import label_once
-        from gpuvirt.clock import RealClock
-        from gpuvirt.cluster.client import Client
-
         asyncio.run(label_once(Client(_needed(credentials)), node, labels, RealClock()))
     for one in seen.unread:
         print(f"gpuvirt: {unread_line(one)}", file=sys.stderr)

@@ -4,8 +4,12 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import apiserver, options
+from gpuvirt.apps.doctor import diagnose
+from gpuvirt.cli import apiserver, diagnosis, options
+from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
 from gpuvirt.cli.options import Output
+from gpuvirt.cli.render import json_lines
+from gpuvirt.model.findings import Level
 
 
 def doctor(  # noqa: PLR0913  one parameter an option
@@ -25,12 +29,6 @@ def doctor(  # noqa: PLR0913  one parameter an option
 
     Nothing is changed. Ends with 1 when something can't work as the host is set up, with 0 otherwise.
     """
-    from gpuvirt.apps.doctor import diagnose
-    from gpuvirt.cli import diagnosis
-    from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
-    from gpuvirt.cli.render import json_lines
-    from gpuvirt.model.findings import Level
-
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     report = diagnose(kernel, around)

@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli import apiserver
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client
+from gpuvirt.install import installing
 
 app = typer.Typer(no_args_is_help=True, help="Write what helm can't; the chart's Jobs run it.")
 
@@ -26,10 +29,6 @@ def crds(
 
     Where an uninstall keeps controllers from leading, they may again.
     """
-    from gpuvirt.clock import RealClock
-    from gpuvirt.cluster.client import Client
-    from gpuvirt.install import installing
-
     manifests = installing.read_kinds(folder)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     client, home, clock = Client(credentials), apiserver.home_of(namespace, credentials), RealClock()
@@ -51,10 +50,6 @@ def namespace(
     context: apiserver.ContextOption = "",
 ) -> None:
     """Label a namespace, so that pod security admission lets agents be privileged there."""
-    from gpuvirt.clock import RealClock
-    from gpuvirt.cluster.client import Client
-    from gpuvirt.install import installing
-
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_namespace(client, name, RealClock())))
 
@@ -67,10 +62,6 @@ def policy(
     context: apiserver.ContextOption = "",
 ) -> None:
     """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
-    from gpuvirt.clock import RealClock
-    from gpuvirt.cluster.client import Client
-    from gpuvirt.install import installing
-
     manifest = installing.read_policy(file)
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_policy(client, manifest, RealClock())))

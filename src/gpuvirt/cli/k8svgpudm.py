@@ -8,16 +8,23 @@ does not stop the host's services and does not reboot it: whoever keeps a GPU fr
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
 from gpuvirt.cli import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_name
+from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node import statefile
+from gpuvirt.node.change.site import site_of
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 T = TypeVar("T")
@@ -114,19 +121,16 @@ def run(  # noqa: PLR0913  one parameter an option
 
     It runs until SIGTERM or SIGINT. Starting and ending change no device.
     """
-    from gpuvirt.apps.logs import LogFormat, set_up
-
     set_up(LogFormat.TEXT, verbose=False)
-    no_effect = {
-        "--with-reboot": (with_reboot, "the host is not rebooted"),
-        "--with-shutdown-host-gpu-clients": (with_shutdown, "the host's services are not stopped"),
-        "--gpu-clients-file": (clients_file, "the host's services are not stopped"),
-        "--host-mig-manager-state-file": (state_file, "no other MIG manager is told"),
-        "--host-kubelet-systemd-service": (kubelet_service, "the kubelet is not stopped"),
-    }
-    for option, (value, what) in no_effect.items():
-        if value:
-            log.warning("%s has no effect: %s", option, what)
+    _warn_of_unused(
+        {
+            "--with-reboot": (with_reboot, "the host is not rebooted"),
+            "--with-shutdown-host-gpu-clients": (with_shutdown, "the host's services are not stopped"),
+            "--gpu-clients-file": (clients_file, "the host's services are not stopped"),
+            "--host-mig-manager-state-file": (state_file, "no other MIG manager is told"),
+            "--host-kubelet-systemd-service": (kubelet_service, "the kubelet is not stopped"),
+        }
+    )
     place = _Place(
         _known("--node-name", node_name, parse_node_name),
         _known("--namespace", namespace, parse_namespace),
@@ -152,6 +156,13 @@ class _Place:
     kubelet: KubeletPaths
 
 
+def _warn_of_unused(given: Mapping[str, tuple[str | bool, str]]) -> None:
+    """Log each option that was given and has no effect, with what is not done."""
+    for option, (value, what) in given.items():
+        if value:
+            log.warning("%s has no effect: %s", option, what)
+
+
 def _known(option: str, text: str, parse: Callable[[str], T]) -> T:
     """Return what an option says; raise ConfigError where it says nothing, as the original does, or what can't be."""
     if not text:
@@ -163,13 +174,6 @@ def _known(option: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def _run(place: _Place, kubeconfig: Path | None) -> None:
-    from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
-    from gpuvirt.hardware.kernel import RealKernel
-    from gpuvirt.model.settings import Settings
-    from gpuvirt.model.wanted import WantedMode
-    from gpuvirt.node import statefile
-    from gpuvirt.node.change.site import site_of
-
     cluster = apiserver.cluster_side(place.node, kubeconfig, config_map=None, operands=place.operands)
     if cluster is None:
         raise ConfigError(
@@ -179,20 +183,17 @@ def _run(place: _Place, kubeconfig: Path | None) -> None:
     if not place.config_file.exists():
         log.warning("there is no %s; until there is, the configs are the built-in ones", place.config_file)
     kernel = RealKernel(place.roots)
-    asyncio.run(
-        run_until_told_to_stop(
-            NodeOptions(
-                kernel=kernel,
-                kubelet=place.kubelet,
-                ledger=place.roots.local(options.LEDGER),
-                state_file=place.roots.run / statefile.FILE,
-                settings=Settings(mode=WantedMode.VGPU, vgpu_config=place.default_config),
-                ids=options.read_pci_ids(None, place.roots),
-                carves_only=True,
-                config_file=place.config_file,
-                node_name=place.node,
-                cluster=cluster,
-                moves=site_of(kernel, place.roots, place.driver_root),
-            )
-        )
+    run = NodeOptions(
+        kernel=kernel,
+        kubelet=place.kubelet,
+        ledger=place.roots.local(options.LEDGER),
+        state_file=place.roots.run / statefile.FILE,
+        settings=Settings(mode=WantedMode.VGPU, vgpu_config=place.default_config),
+        ids=options.read_pci_ids(None, place.roots),
+        carves_only=True,
+        config_file=place.config_file,
+        node_name=place.node,
+        cluster=cluster,
+        moves=site_of(kernel, place.roots, place.driver_root),
     )
+    asyncio.run(run_until_told_to_stop(run))

@@ -7,6 +7,7 @@ from pathlib import Path
 from gpuvirt.apps.doctor import Surroundings
 from gpuvirt.cli import options
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.vms.evidence import ask_kubevirts
 from gpuvirt.documents import MOST_BYTES
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.kernel import RealKernel
@@ -61,8 +62,6 @@ def _kubevirts(at: KubeVirtAt) -> tuple[KubeVirt, ...] | None:
     if at.file is not None and at.kubeconfig is not None:
         raise ConfigError("give one of --kubevirt and --kubeconfig", where="--kubeconfig")
     if at.kubeconfig is not None:
-        from gpuvirt.cluster.vms.evidence import ask_kubevirts
-
         return ask_kubevirts(at.kubeconfig, at.context)
     if at.context:
         raise ConfigError("is one of a kubeconfig's; expected --kubeconfig, too", where="--context")

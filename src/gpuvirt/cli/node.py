@@ -7,9 +7,17 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
 from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.addresses import ListenOption, address_of
 from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.settings import CdiUse, Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node import cdifiles, statefile
+from gpuvirt.node.change.site import site_of
+from gpuvirt.node.markers import Markers
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
@@ -49,59 +57,53 @@ def node(  # noqa: PLR0913  one parameter an option
         ),
     ] = False,
     listen: ListenOption,
-    log_format: Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")] = LogFormat.TEXT,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run the agent of this node: find its GPUs and offer them to the kubelet.
 
     It runs until SIGTERM or SIGINT. Starting and ending change no device, so it may be restarted at any time.
     """
-    from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
-    from gpuvirt.facts.ids import parse_config_map_name
-    from gpuvirt.hardware.kernel import RealKernel
-    from gpuvirt.model.settings import CdiUse
-    from gpuvirt.model.wanted import WantedMode
-    from gpuvirt.node import cdifiles, statefile
-    from gpuvirt.node.change.site import site_of
-    from gpuvirt.node.markers import Markers
-
     set_up(log_format, verbose=verbose)
     roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
+    settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
+    kernel = RealKernel(roots)
+    node = None if plugin_only else apiserver.node_name_of(node_name)
+    config_map = parse_config_map_name(settings.vgpu_config_map)
+    cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
+    run = NodeOptions(
+        kernel=kernel,
+        markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
+        moves=site_of(kernel, roots) if settings.manages or cluster is not None else None,
+        kubelet=kubelet,
+        ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
+        state_file=None if plugin_only else roots.run / statefile.FILE,
+        cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
+        settings=settings,
+        ids=options.read_pci_ids(pci_ids, roots),
+        plugin_only=plugin_only,
+        node_name=node,
+        vgpu_configs=options.read_vgpu_configs(settings),
+        cluster=cluster,
+        awaits_controller=await_controller,
+        listen=address_of(listen),
+    )
+    asyncio.run(run_until_told_to_stop(run))
+
+
+def _plugin_only_settings(config: Path | None) -> Settings:
+    """Return settings that an agent without privileges can follow; raise ConfigError."""
     settings = options.read_settings(config)
-    if plugin_only and settings.cdi is CdiUse.ANSWERS:
+    if settings.cdi is CdiUse.ANSWERS:
         raise ConfigError(
             "answers can't name CDI devices with --plugin-only, which writes no specs; expected none or files",
             where=str(config),
             path="$.cdi",
         )
-    if plugin_only and settings.manages:
+    if settings.manages:
         raise ConfigError(
             "GPUs can't be moved with --plugin-only, which may not write to the host; expected unmanaged",
             where=str(config),
             path="$.mode" if settings.mode is not WantedMode.UNMANAGED else "$.modes",
         )
-    kernel = RealKernel(roots)
-    node = None if plugin_only else apiserver.node_name_of(node_name)
-    config_map = parse_config_map_name(settings.vgpu_config_map)
-    cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
-    asyncio.run(
-        run_until_told_to_stop(
-            NodeOptions(
-                kernel=kernel,
-                markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
-                moves=site_of(kernel, roots) if settings.manages or cluster is not None else None,
-                kubelet=kubelet,
-                ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
-                state_file=None if plugin_only else roots.run / statefile.FILE,
-                cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
-                settings=settings,
-                ids=options.read_pci_ids(pci_ids, roots),
-                plugin_only=plugin_only,
-                node_name=node,
-                vgpu_configs=options.read_vgpu_configs(settings),
-                cluster=cluster,
-                awaits_controller=await_controller,
-                listen=address_of(listen),
-            )
-        )
-    )
+    return settings

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt import documents
+from gpuvirt.apps.logs import LogFormat
 from gpuvirt.errors import ConfigError
 from gpuvirt.model import pciids, settings, vgpuconfig
 from gpuvirt.model.heard import ConfigText
@@ -100,6 +101,12 @@ AssumeUnallocated = Annotated[
         " known. A pod that has one loses it.",
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the steps, and take none.")]
+GpuAddresses = Annotated[
+    list[str] | None, typer.Argument(metavar="ADDRESS...", help="These GPUs alone, by PCI address: 0000:65:00.0")
+]
+LogFormatOption = Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")

@@ -9,7 +9,7 @@ import typer
 from gpuvirt.cli import render, vgpuhost
 from gpuvirt.cli.inlane import in_lane
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
-from gpuvirt.cli.vfio import Host
+from gpuvirt.cli.vfiohost import Host
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, Unread

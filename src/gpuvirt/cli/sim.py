@@ -7,13 +7,24 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
-from gpuvirt.cli import options
+from gpuvirt.cli import options, render, simulatedhost
+from gpuvirt.cli.options import Output
+from gpuvirt.cli.tables import console, say
+from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
+from gpuvirt.node.files import replace_file
+from gpuvirt.sim import programs
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.durations import parse_durations
+from gpuvirt.sim.importing import import_archive
+from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt.sim.machine import load_machine, machine_names
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.vgpumanager import VgpuManager
 
@@ -37,15 +48,24 @@ Manager = Annotated[
 ]
 
 
-@app.command()
-def machines() -> None:
-    """List the machines that can be simulated."""
-    from gpuvirt.cli.tables import console, say
-    from gpuvirt.sim.machine import load_machine, machine_names
+@dataclass(frozen=True, slots=True)
+class MachineRow:
+    """One simulated machine."""
 
-    out, width = console(), max(len(name) for name in machine_names())
-    for name in machine_names():
-        say(out, load_machine(name).about, head=f"{name:<{width}}  ")
+    name: str
+    about: str
+
+
+@app.command()
+def machines(*, output: options.OutputFormat = Output.TABLE) -> None:
+    """List the machines that can be simulated."""
+    rows = [MachineRow(name, load_machine(name).about) for name in machine_names()]
+    if output is Output.JSON:
+        render.json_lines(rows)
+        return
+    out, width = console(), max(len(row.name) for row in rows)
+    for row in rows:
+        say(out, row.about, head=f"{row.name:<{width}}  ")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -66,9 +86,6 @@ def run(
     acts as a kernel does. With --snapshot, and where nothing can be mounted (the extra `sim`, libfuse 3 or /dev/fuse
     is missing), it is a snapshot in files: they can be read and edited, but nothing acts, and the programs refuse.
     """
-    from gpuvirt.cli import simulatedhost
-    from gpuvirt.sim.machine import load_machine
-
     spec = load_machine(machine)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the program, which ends by it or does not
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
@@ -122,13 +139,6 @@ def mount(
 
     It is there until Ctrl-C or SIGTERM, or until it is unmounted. Needs the extra `sim` and fuse3.
     """
-    from gpuvirt.cli import simulatedhost
-    from gpuvirt.clock import RealClock
-    from gpuvirt.sim import programs
-    from gpuvirt.sim.builder import build_machine
-    from gpuvirt.sim.durations import parse_durations
-    from gpuvirt.sim.machine import load_machine
-
     durations = parse_durations(slow or (), where="--slow")
     simulatedhost.check_mountable()
     from gpuvirt.sim.mounted.mounting import serve
@@ -161,9 +171,6 @@ def import_(
     What a machine can't show as that host did is said on standard error, a line each. Nothing of the archive is
     unpacked, and nothing is written where it is damaged.
     """
-    from gpuvirt.node.files import replace_file
-    from gpuvirt.sim.importing import import_archive
-
     if output is not None:
         options.check_folder(output)
     imported = import_archive(archive)
@@ -186,9 +193,6 @@ def _opened(record: Path | None) -> AbstractContextManager[IO[bytes] | None]:
 
 
 async def _run(command: list[str], environment: Mapping[str, str], kubelet_dir: Path, *, with_kubelet: bool) -> int:
-    from gpuvirt.clock import RealClock
-    from gpuvirt.sim.kubelet.kubelet import running
-
     if not with_kubelet:
         return await _spawn(command, environment)
     async with running(kubelet_dir, RealClock()):
@@ -215,8 +219,6 @@ async def _spawn(command: list[str], environment: Mapping[str, str]) -> int:
 
 def _environment(root: Path, kubelet_dir: Path, manager: VgpuManager) -> Mapping[str, str]:
     """Return the environment of a program on a simulated host."""
-    from gpuvirt.sim import programs
-
     outer = os.environ  # noqa: TID251  handed on, not read
     path = f"{programs.search_path(root, manager)}:{outer.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
     return outer | {"GPUVIRT_HOST_ROOT": str(root), "GPUVIRT_KUBELET_DIR": str(kubelet_dir), "PATH": path}

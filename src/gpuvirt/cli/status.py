@@ -4,8 +4,9 @@ import asyncio
 
 import typer
 
-from gpuvirt.cli import apiserver, options
+from gpuvirt.cli import apiserver, options, render, statusrender
 from gpuvirt.cli.options import Output
+from gpuvirt.cluster.operator.clusterstatus import ask
 
 
 def status(
@@ -19,9 +20,6 @@ def status(
 
     They have the names of NVIDIA's operator's, also where they are parts of one agent.
     """
-    from gpuvirt.cli import render, statusrender
-    from gpuvirt.cluster.operator.clusterstatus import ask
-
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     found = asyncio.run(ask(credentials, apiserver.home_of(namespace, credentials)))
     if output is Output.JSON:

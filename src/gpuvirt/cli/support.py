@@ -7,8 +7,15 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli import options
+from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
+from gpuvirt.hardware import attributes
+from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.settings import Settings
+from gpuvirt.node.files import replace_file
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
+from gpuvirt.support import sections as archive
+from gpuvirt.support.packing import Asked
 
 HOSTNAME = HostPath("/proc/sys/kernel/hostname")
 STANDARD_OUTPUT = Path("-")
@@ -45,49 +52,43 @@ def support(  # noqa: PLR0913  one parameter an option
     Nothing is written but the archive, and nothing is read that can hang or that acts when it is read. As root it sees
     more. `gpuvirt sim import` makes a simulated machine of it.
     """
-    from gpuvirt.clock import RealClock
-    from gpuvirt.hardware import attributes
-    from gpuvirt.hardware.kernel import RealKernel
-    from gpuvirt.model.settings import Settings
-    from gpuvirt.support import sections as app
-    from gpuvirt.support.packing import Asked
-
     if output == STANDARD_OUTPUT and sys.stdout.isatty():
         raise ConfigError("an archive is nothing to see on a terminal; name a file, or redirect it", where="--output")
-    if len(log or ()) > app.MOST_LOGS:
-        raise ConfigError(f"expected at most {app.MOST_LOGS} logs, got {len(log or ())}", where="--log")
+    if len(log or ()) > archive.MOST_LOGS:
+        raise ConfigError(f"expected at most {archive.MOST_LOGS} logs, got {len(log or ())}", where="--log")
     roots = HostRoots.under(host_root)
     kubelet, kernel = KubeletPaths(kubelet_dir or roots.local(options.KUBELET)), RealKernel(roots)
     hostname = attributes.text(kernel, HOSTNAME)
-    try:
-        settings = options.read_settings(config)
-    except ConfigError as error:  # what is wrong with them may be what is asked about
-        typer.echo(f"gpuvirt: the settings are packed, but are not used: {error}", err=True)
-        settings = Settings()
-    packed = app.pack(
-        Asked(
-            kernel=kernel,
-            roots=roots,
-            kubelet=kubelet,
-            ledgers=(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
-            settings=settings,
-            ids=options.read_pci_ids(pci_ids, roots),
-            clock=RealClock(),
-            nodes=tuple(name for name in (node_name, hostname) if isinstance(name, str) and name),
-            config=config,
-            logs=tuple(log or ()),
-            hide_names=hide_names,
-        )
+    asked = Asked(
+        kernel=kernel,
+        roots=roots,
+        kubelet=kubelet,
+        ledgers=(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
+        settings=_settings(config),
+        ids=options.read_pci_ids(pci_ids, roots),
+        clock=RealClock(),
+        nodes=tuple(name for name in (node_name, hostname) if isinstance(name, str) and name),
+        config=config,
+        logs=tuple(log or ()),
+        hide_names=hide_names,
     )
+    packed = archive.pack(asked)
     written = _write(packed.name, packed.content, output)
     # On standard error, as standard output may be the archive.
-    typer.echo("\n".join(app.report(packed, written)), err=True)
+    typer.echo("\n".join(archive.report(packed, written)), err=True)
+
+
+def _settings(config: Path | None) -> Settings:
+    """Return the settings in a file, the defaults where it can't be used: that may be what is asked about."""
+    try:
+        return options.read_settings(config)
+    except ConfigError as error:
+        typer.echo(f"gpuvirt: the settings are packed, but are not used: {error}", err=True)
+        return Settings()
 
 
 def _write(name: str, content: bytes, output: Path | None) -> str:
     """Write an archive, and return where."""
-    from gpuvirt.node.files import replace_file
-
     if output == STANDARD_OUTPUT:
         sys.stdout.buffer.write(content)
         return "standard output"

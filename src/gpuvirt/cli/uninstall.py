@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli import apiserver
+from gpuvirt.install.uninstall import Goals, run
 
 
 def uninstall(
@@ -27,8 +28,6 @@ def uninstall(
     Operands and the discoverer go, labels, entries in KubeVirt's configuration, GpuNodes, and the ClusterPolicy of an
     install. Each is said, and so is what stays, with why. It may be run again at any time, and goes on where it was.
     """
-    from gpuvirt.install.uninstall import Goals, run
-
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     home = apiserver.home_of(namespace, credentials)
     asyncio.run(run(credentials, Goals(home, beside=coexist, crds=crds), lambda line: print(line, flush=True)))

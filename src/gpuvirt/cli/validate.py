@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpuvirt import validator as validation
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.cli import apiserver, options
+from gpuvirt.cli import apiserver, options, vfiohost
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client
 from gpuvirt.errors import ConfigError
+from gpuvirt.hardware.containerdriver import DriverRoots
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath, HostRoots
-
-if TYPE_CHECKING:
-    from gpuvirt.model.change.state import UnitState
-    from gpuvirt.validator import Check
+from gpuvirt.validator import Check
 
 app = typer.Typer(
     name="validate",
@@ -60,9 +63,6 @@ def driver(
     wait: Wait = False,
 ) -> None:
     """Check that NVIDIA's driver works, on the host or in its container, and write where it is: driver-ready."""
-    from gpuvirt import validator as validation
-    from gpuvirt.hardware.containerdriver import DriverRoots
-
     roots = DriverRoots(system_root or Path("/"), driver_root, HostPath(driver_dir), Path(started) if started else None)
     _validate(validation.driver_check(roots), validations_dir / validation.DRIVER, wait=wait)
 
@@ -70,8 +70,6 @@ def driver(
 @app.command()
 def toolkit(*, validations_dir: Folder = FOLDER, wait: Wait = False) -> None:
     """Check that the container toolkit has given this container GPUs: toolkit-ready."""
-    from gpuvirt import validator as validation
-
     _validate(validation.toolkit_check(), validations_dir / validation.TOOLKIT, wait=wait)
 
 
@@ -85,9 +83,6 @@ def plugin(
     wait: Wait = False,
 ) -> None:
     """Check that the node offers GPUs to containers: plugin-ready."""
-    from gpuvirt import validator as validation
-    from gpuvirt.cluster.client import Client
-
     node = apiserver.node_name_of(node_name)
     if node is None:
         raise ConfigError("is needed: the node that is to offer GPUs", where="--node-name")
@@ -106,13 +101,9 @@ def unused(
     It holds while no GPU on a VFIO driver is in use and none carries vGPUs. What can't be read counts as used. NVIDIA's
     driver-manager takes all GPUs of a host from their drivers, whoever uses them; it runs after this check.
     """
-    from gpuvirt import validator as validation
-    from gpuvirt.cli import vfio
-    from gpuvirt.clock import RealClock
-    from gpuvirt.node.change.observation import observe
 
-    def look() -> "UnitState":
-        here = vfio.host(vfio.account(HostRoots.under(host_root), kubelet_dir))
+    def look() -> UnitState:
+        here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
         return observe(here.site, here.inputs).host_state()
 
     _run(validation.validate(validation.unused_check(look), None, RealClock(), wait=wait))
@@ -125,9 +116,6 @@ def await_file(
     validations_dir: Folder = FOLDER,
 ) -> None:
     """Wait until a file is there."""
-    from gpuvirt import validator as validation
-    from gpuvirt.clock import RealClock
-
     if "/" in name or name.startswith("."):
         raise typer.BadParameter(f"{name!r} is none; expected toolkit-ready", param_hint="NAME")
     _run(validation.await_marker(validation.Marker(validations_dir / name), RealClock()))
@@ -136,15 +124,10 @@ def await_file(
 @app.command()
 def rest(*, validations_dir: Folder = FOLDER) -> None:
     """Stay until told to stop, and take the files away then."""
-    from gpuvirt import validator as validation
-
     _run(validation.rest(validations_dir))
 
 
-def _validate(check: "Check", file: Path, *, wait: bool) -> None:
-    from gpuvirt import validator as validation
-    from gpuvirt.clock import RealClock
-
+def _validate(check: Check, file: Path, *, wait: bool) -> None:
     _run(validation.validate(check, validation.Marker(file), RealClock(), wait=wait))
 
 

@@ -6,18 +6,20 @@ for each device and ends with 1; `unbind` gives devices back to their drivers, w
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import options, vfio
+from gpuvirt.cli import options, vfio, vfiohost
 from gpuvirt.cli.options import Output
+from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.cli.vfio import Chosen
+from gpuvirt.cli.vfiohost import Host
+from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
+from gpuvirt.hardware.pci import read_function
+from gpuvirt.hardware.processes import shows_all
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.paths import HostRoots
-
-if TYPE_CHECKING:
-    from gpuvirt.cli.podaccount import PodAccount
-    from gpuvirt.model.change.desired import DesiredDriver
 
 app = typer.Typer(
     name="vfio-manage",
@@ -49,9 +51,7 @@ def bind(
     nvswitches: BindSwitches = False,
 ) -> None:
     """Bind GPUs to the VFIO driver that knows them best."""
-    from gpuvirt.model.change.desired import DesiredDriver
-
-    account = vfio.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    account = vfiohost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     _manage(DesiredDriver.PASSTHROUGH, account, device_id, every=every, nvswitches=nvswitches)
 
 
@@ -66,30 +66,21 @@ def unbind(
     nvswitches: UnbindSwitches = False,
 ) -> None:
     """Give GPUs back to the drivers that they came from."""
-    from gpuvirt.model.change.desired import DesiredDriver
-
-    account = vfio.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    account = vfiohost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     _manage(DesiredDriver.NATIVE, account, device_id, every=every, nvswitches=nvswitches)
 
 
 def _roots(host_root: Path) -> HostRoots:
     """Return the host's folders: in a pod, the host's `/proc` shows all processes, or else this one's own may."""
-    from gpuvirt.hardware.processes import shows_all
-
     roots = HostRoots.under(host_root)
     own = HostRoots.under(options.ROOT).proc
     return replace(roots, proc=own) if shows_all(own) and not shows_all(roots.proc) else roots
 
 
-def _manage(
-    wish: "DesiredDriver", account: "PodAccount", device_id: str | None, *, every: bool, nvswitches: bool
-) -> None:
-    from gpuvirt.facts.pci import NVIDIA
-    from gpuvirt.model.change.desired import DesiredGpu
-
+def _manage(wish: DesiredDriver, account: PodAccount, device_id: str | None, *, every: bool, nvswitches: bool) -> None:
     if every == (device_id is not None):
         raise typer.BadParameter("give exactly one of --all and --device-id")
-    host = vfio.host(account)
+    host = vfiohost.host(account)
     if device_id is not None and (why := _why_skipped(host, device_id, nvswitches=nvswitches)) is not None:
         typer.echo(f"{device_id}: {why}", err=True)
         return
@@ -97,12 +88,9 @@ def _manage(
     vfio.change(host, DesiredGpu(wish), chosen, Output.TABLE, dry_run=False)
 
 
-def _why_skipped(host: vfio.Host, device_id: str, *, nvswitches: bool) -> str | None:
+def _why_skipped(host: Host, device_id: str, *, nvswitches: bool) -> str | None:
     """Return why nothing is done to a device, which is no failure, as it is none of the original's."""
-    from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
-    from gpuvirt.hardware.pci import read_function
-
-    (address,) = vfio.parsed([device_id])
+    (address,) = vfiohost.parsed([device_id])
     function = read_function(host.site.kernel, address, None)
     if not isinstance(function, PciFunction) or function.id.vendor != NVIDIA:
         return "not one of NVIDIA's devices; nothing is done"

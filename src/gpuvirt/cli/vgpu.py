@@ -4,8 +4,14 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import options, vgpuscheduler
+from gpuvirt.cli import options, render, vgpuapply, vgpuhost, vgpurender, vgpuscheduler
 from gpuvirt.cli.options import Output
+from gpuvirt.cli.vgpuoptions import Address, ConfigFile, Selected, ValidConfig
+from gpuvirt.errors import ConfigError
+from gpuvirt.model import vgpuconfig
+from gpuvirt.model.nearness import nearest
+from gpuvirt.model.vgpudefaults import builtin_configs
+from gpuvirt.node.change.observation import observe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,31 +21,9 @@ app = typer.Typer(
 app.add_typer(vgpuscheduler.app, name="scheduler")
 
 
-ConfigFile = Annotated[
-    str | None,
-    typer.Option(
-        "--config-file",
-        "-f",
-        envvar="VGPU_DM_CONFIG_FILE",
-        metavar="FILE",
-        help="vGPU configs; - for standard input. Without it, the built-in ones.",
-    ),
-]
-Selected = Annotated[
-    str | None,
-    typer.Option(
-        "--selected-config",
-        "-c",
-        envvar="VGPU_DM_SELECTED_CONFIG",
-        metavar="NAME",
-        help="Which of them: default, A10-4Q, ...; the only one where the file has just one.",
-    ),
-]
 Rebind = Annotated[
     bool, typer.Option("--rebind", help="First give GPUs that are bound to a VFIO driver back to their own drivers.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the next steps, and take none.")]
-Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address of a GPU: 0000:65:00.0")]
 
 
 @app.command("apply")
@@ -48,15 +32,13 @@ def apply(  # noqa: PLR0913  a command's options
     config_file: ConfigFile = None,
     selected: Selected = None,
     rebind: Rebind = False,
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Have GPUs carry the vGPUs that a config wants of them; one that is in use is never removed."""
-    from gpuvirt.cli import vgpuapply
-
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.apply(site, config_file, selected, rebind=rebind, dry_run=dry_run)
 
@@ -66,19 +48,12 @@ def assert_(
     *,
     config_file: ConfigFile = None,
     selected: Selected = None,
-    valid_config: Annotated[
-        bool,
-        typer.Option(
-            "--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only see that the file has that config."
-        ),
-    ] = False,
+    valid_config: ValidConfig = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """End with 0 if the GPUs that a config is for carry what it wants, and with 1 and the reasons if not."""
-    from gpuvirt.cli import vgpuapply
-
     site = vgpuapply.Where(host_root, kubelet_dir, output)
     vgpuapply.check(site, config_file, selected, valid_only=valid_config)
 
@@ -91,9 +66,6 @@ def list_(
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Show the vGPUs of this host, and who uses them."""
-    from gpuvirt.cli import render, vgpuhost, vgpurender
-    from gpuvirt.node.change.observation import observe
-
     here = vgpuhost.host(host_root, kubelet_dir)
     rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.site, here.inputs, None)))
     render.json_lines(rows) if output is Output.JSON else vgpurender.vgpus(rows)
@@ -101,16 +73,13 @@ def list_(
 
 @app.command("types")
 def types(
-    addresses: Annotated[list[str] | None, typer.Argument(metavar="ADDRESS...", help="These GPUs alone.")] = None,
+    addresses: options.GpuAddresses = None,
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Show the vGPU types of each GPU, and how many more of each could be made as it is carved now."""
-    from gpuvirt.cli import render, vgpuhost, vgpurender
-    from gpuvirt.node.change.observation import observe
-
     here = vgpuhost.host(host_root, kubelet_dir)
     seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))
@@ -124,15 +93,13 @@ def create(  # noqa: PLR0913  a command's options
     vgpu_type: Annotated[str, typer.Argument(metavar="TYPE", help="A10-4Q, or as the host has it: NVIDIA A10-4Q")],
     *,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Make vGPUs on a GPU beside those that it carries."""
-    from gpuvirt.cli import vgpuapply
-
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.create(site, address, vgpu_type, count, dry_run=dry_run)
 
@@ -141,15 +108,13 @@ def create(  # noqa: PLR0913  a command's options
 def delete(
     vgpus: Annotated[list[str], typer.Argument(metavar="VGPU...", help="Ids of vGPUs (gpuvirt vgpu list).")],
     *,
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Remove vGPUs; one that is in use stays, and the command says whose it is."""
-    from gpuvirt.cli import vgpuapply
-
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.delete(site, vgpus, dry_run=dry_run)
 
@@ -165,11 +130,6 @@ def default_config(
 
     The file has nothing that NVIDIA's vgpu-device-manager doesn't take.
     """
-    from gpuvirt.errors import ConfigError
-    from gpuvirt.model import vgpuconfig
-    from gpuvirt.model.nearness import nearest
-    from gpuvirt.model.vgpudefaults import builtin_configs
-
     configs = builtin_configs()
     if name is not None and name not in configs:
         meant = nearest(name, configs)

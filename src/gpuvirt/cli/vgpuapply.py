@@ -7,8 +7,9 @@ from pathlib import Path
 
 import typer
 
-from gpuvirt.cli import vfio, vgpuconfigs, vgpuhost, vgpurender
+from gpuvirt.cli import vgpuconfigs, vgpuhost, vgpurender
 from gpuvirt.cli.options import Output
+from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
@@ -91,7 +92,7 @@ def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
         raise typer.Exit(1)
 
 
-def _seen(where: Where) -> tuple[vfio.Host, Observation]:
+def _seen(where: Where) -> tuple[Host, Observation]:
     here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
     return here, observe(here.site, here.inputs, None)
 
@@ -104,7 +105,7 @@ def _wished(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]
 
 
 def _carry(
-    where: Where, here: vfio.Host, seen: Observation, desired: Mapping[PciAddress, DesiredGpu], *, dry_run: bool
+    where: Where, here: Host, seen: Observation, desired: Mapping[PciAddress, DesiredGpu], *, dry_run: bool
 ) -> None:
     results: list[Result] = []
     for gpu, wanted_gpu in sorted(desired.items()):

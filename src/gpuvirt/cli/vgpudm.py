@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt import __version__
-from gpuvirt.cli import options
+from gpuvirt.apps import logs
+from gpuvirt.cli import options, vgpuapply
 from gpuvirt.cli.options import Output
+from gpuvirt.cli.version import Version
+from gpuvirt.cli.vgpuoptions import NeededConfigFile, Selected, ValidConfig
 
 app = typer.Typer(
     name="nvidia-vgpu-dm",
@@ -22,50 +24,21 @@ app = typer.Typer(
     help="Apply vGPU configs to the GPUs of this host, and see whether they are applied.",
 )
 
-ConfigFile = Annotated[
-    str,
-    typer.Option(
-        "--config-file",
-        "-f",
-        envvar="VGPU_DM_CONFIG_FILE",
-        metavar="FILE",
-        help="vGPU configs; - for standard input.",
-    ),
-]
-Selected = Annotated[
-    str | None,
-    typer.Option(
-        "--selected-config",
-        "-c",
-        envvar="VGPU_DM_SELECTED_CONFIG",
-        metavar="NAME",
-        help="Which of them; the only one where the file has just one.",
-    ),
-]
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"gpuvirt {__version__}")
-        raise typer.Exit
-
 
 @app.callback()
 def root(
     *,
     debug: Annotated[bool, typer.Option("--debug", "-d", envvar="VGPU_DM_DEBUG", help="Say more.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,  # noqa: ARG001
+    version: Version = False,  # noqa: ARG001
 ) -> None:
     """Apply vGPU configs, and see whether they are applied."""
     if debug:
-        from gpuvirt.apps import logs
-
         logs.set_up(logs.LogFormat.TEXT, verbose=True)
 
 
 @app.command("apply")
 def apply(
-    config_file: ConfigFile,
+    config_file: NeededConfigFile,
     selected: Selected = None,
     *,
     host_root: options.HostRoot = options.ROOT,
@@ -73,24 +46,17 @@ def apply(
     assume_unallocated: options.AssumeUnallocated = False,
 ) -> None:
     """Have the GPUs of this host carry what a config wants of them."""
-    from gpuvirt.cli import vgpuapply
-
     where = vgpuapply.Where(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
     vgpuapply.apply(where, config_file, selected, rebind=False, dry_run=False)
 
 
 @app.command("assert")
 def assert_(
-    config_file: ConfigFile,
+    config_file: NeededConfigFile,
     selected: Selected = None,
     *,
-    valid_config: Annotated[
-        bool,
-        typer.Option("--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only see that the file has it."),
-    ] = False,
+    valid_config: ValidConfig = False,
     host_root: options.HostRoot = options.ROOT,
 ) -> None:
     """End with 0 if the GPUs that a config is for carry what it wants, with 1 if not."""
-    from gpuvirt.cli import vgpuapply
-
     vgpuapply.check(vgpuapply.Where(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config)

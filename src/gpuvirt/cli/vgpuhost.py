@@ -5,9 +5,9 @@ from pathlib import Path
 
 import typer
 
-from gpuvirt.cli import vfio
+from gpuvirt.cli import vfiohost
 from gpuvirt.cli.inlane import changed_in_lane, in_lane, teller
-from gpuvirt.cli.vfio import Host
+from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model import refusals
@@ -22,8 +22,8 @@ from gpuvirt.paths import HostRoots
 
 def host(host_root: Path, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> Host:
     """Return the host that is meant, with who tells what pods have of it."""
-    account = vfio.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
-    return vfio.host(account)
+    account = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    return vfiohost.host(account)
 
 
 def gpu_states(seen: Observation) -> Mapping[PciAddress, GpuState]:
@@ -34,7 +34,7 @@ def gpu_states(seen: Observation) -> Mapping[PciAddress, GpuState]:
 
 def gpus_named(seen: Observation, addresses: Iterable[str]) -> list[PciAddress]:
     """Return the GPUs that are meant; raise BadParameter for what is none."""
-    found = list(vfio.parsed(addresses))
+    found = list(vfiohost.parsed(addresses))
     for address in found:
         if address not in seen.inventory.gpus:
             raise typer.BadParameter(f"{address} is no GPU of this host (gpuvirt devices)")

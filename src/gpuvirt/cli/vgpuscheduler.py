@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import options
+from gpuvirt.cli import options, schedulers, vgpuhost
 from gpuvirt.cli.options import Output
-from gpuvirt.facts.vgpu import SchedulerPolicy
+from gpuvirt.cli.vgpuoptions import Address
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,22 +18,20 @@ app = typer.Typer(
 
 @app.command("get")
 def get(
-    addresses: Annotated[list[str] | None, typer.Argument(metavar="ADDRESS...", help="These GPUs alone.")] = None,
+    addresses: options.GpuAddresses = None,
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Show the vGPU scheduler that each GPU has, and the one that is kept for when its driver is loaded again."""
-    from gpuvirt.cli import schedulers, vgpuhost
-
     here = vgpuhost.host(host_root, kubelet_dir)
     schedulers.get(here, schedulers.roots(host_root), addresses or (), as_json=output is Output.JSON)
 
 
 @app.command("set")
 def set_(  # noqa: PLR0913  a command's options
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address of a GPU: 0000:65:00.0")],
+    address: Address,
     policy: Annotated[SchedulerPolicy, typer.Argument(metavar="best-effort|equal-share|fixed-share")],
     *,
     timeslice_ms: Annotated[
@@ -42,7 +41,7 @@ def set_(  # noqa: PLR0913  a command's options
     persist: Annotated[
         bool, typer.Option("--persist", help="Have the driver set it whenever it is loaded, too: a modprobe file.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+    dry_run: options.DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     assume_unallocated: options.AssumeUnallocated = False,
@@ -52,9 +51,6 @@ def set_(  # noqa: PLR0913  a command's options
 
     It is not set while machines run on the GPU; `--persist` counts from the next load of the driver on all the same.
     """
-    from gpuvirt.cli import schedulers, vgpuhost
-    from gpuvirt.facts.vgpu import Scheduler
-
     here = vgpuhost.host(host_root, kubelet_dir, assume_unallocated=assume_unallocated)
     roots = schedulers.roots(host_root)
     order = schedulers.Order(Scheduler(policy, timeslice_ms), persist=persist, dry_run=dry_run)

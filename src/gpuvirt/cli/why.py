@@ -1,18 +1,20 @@
 """`gpuvirt why`: the one thing that keeps a device from virtual machines, or a VM or pod from its devices."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpuvirt.cli import apiserver, options
+from gpuvirt.apps.doctor import gather
+from gpuvirt.cli import apiserver, diagnosis, options, whyvm
+from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
 from gpuvirt.cli.options import Output
+from gpuvirt.cli.render import json_lines
 from gpuvirt.errors import InvalidIdError
-
-if TYPE_CHECKING:
-    from gpuvirt.facts.ids import ObjectName
-    from gpuvirt.model.vmevidence import ObjectKind
-
+from gpuvirt.facts.ids import ObjectName
+from gpuvirt.model.target import is_target, object_target
+from gpuvirt.model.vmevidence import ObjectKind
+from gpuvirt.model.walk import walk
 
 ClusterFile = Annotated[
     Path | None,
@@ -61,12 +63,6 @@ def why(  # noqa: PLR0913  one parameter an option
     KUBECONFIG or ~/.kube/config: what it requests, what the scheduler says, and what is in the way on each node.
     Ends with 0 when nothing is in the way, with 1 when something is.
     """
-    from gpuvirt.apps.doctor import gather
-    from gpuvirt.cli import diagnosis, whyvm
-    from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
-    from gpuvirt.cli.render import json_lines
-    from gpuvirt.model.walk import walk
-
     if (found := _object_in(target)) is not None:
         whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output)
         return
@@ -80,10 +76,8 @@ def why(  # noqa: PLR0913  one parameter an option
     raise typer.Exit(1 if way.blocker is not None else 0)
 
 
-def _object_in(target: str) -> "tuple[ObjectKind, ObjectName] | None":
+def _object_in(target: str) -> tuple[ObjectKind, ObjectName] | None:
     """Return the object that is meant, None for a device or a resource; raise BadParameter for what is nothing."""
-    from gpuvirt.model.target import is_target, object_target
-
     try:
         found = object_target(target)
     except InvalidIdError as error:

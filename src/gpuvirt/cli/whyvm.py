@@ -1,7 +1,5 @@
 """`gpuvirt why vm/NAME`, `vmi/NAME` and `pod/NAME`: what is asked, and how the explanation is shown."""
 
-from typing import TYPE_CHECKING
-
 import typer
 from rich.text import Text
 
@@ -10,24 +8,21 @@ from gpuvirt.cli.diagnosis import WAY_STYLES, finding
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.render import json_lines
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.vms.evidence import ask
 from gpuvirt.facts.ids import ObjectName
+from gpuvirt.model import vmexplanation
 from gpuvirt.model.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.model.vmexplanation import Explanation
 from gpuvirt.model.vmfindings import in_words
 from gpuvirt.model.vmnodes import NodeVerdict
 from gpuvirt.model.way import NOT_REACHED
 
-if TYPE_CHECKING:
-    from gpuvirt.cluster.access.credentials import Credentials
-
 NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
 
 
-def explain(target: tuple[ObjectKind, ObjectName], credentials: "Credentials", namespace: str, output: Output) -> None:
+def explain(target: tuple[ObjectKind, ObjectName], credentials: Credentials, namespace: str, output: Output) -> None:
     """Explain why a VM, a VMI or a pod does not have its GPUs; end with 1 where something is in the way."""
-    from gpuvirt.cluster.vms.evidence import ask
-    from gpuvirt.model import vmexplanation
-
     kind, name = target
     found = vmexplanation.explain(ask(credentials, ObjectRef(kind, name, apiserver.home_of(namespace, credentials))))
     if output is Output.JSON:

@@ -1,20 +1,14 @@
-"""Which of several names somebody meant: the nearest by edit distance, where it is near enough to be a slip."""
+"""Which of several names somebody meant: one that differs by a slip, or that is written out in full."""
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 MOST_CHARACTERS = 200
-"""Of what is compared; a longer text is nobody's slip."""
-
-
-def distance(one: str, other: str) -> int:
-    """Return how many characters must be put in, taken out or changed to make one text the other (Levenshtein)."""
-    row = list(range(len(other) + 1))
-    for index, left in enumerate(one, 1):
-        before, row[0] = row[0], index
-        for place, right in enumerate(other, 1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (left != right))
-    return row[-1]
+"""Of what is compared; a longer text is not a slip."""
+SIMILAR, SIMILAR_SHORT = 0.75, 0.6
+"""How much two names have in common where one is a slip for the other; in a short one, a slip is a larger part."""
+SHORT = 6
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -25,23 +19,26 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     if len(name) > MOST_CHARACTERS:
         return None
-    folded = _folded(name)
-    scored = sorted((distance(folded, _folded(one)), one) for one in known if len(one) <= MOST_CHARACTERS)
-    for score, one in scored:
-        if score <= max(1, len(folded) // 4) or _abbreviates(name, one) or _abbreviates(one, name):
-            return one
-    return None
+    names = [candidate for candidate in known if len(candidate) <= MOST_CHARACTERS]
+    close = _close(name, names, 1, SIMILAR if len(_folded(name)) >= SHORT else SIMILAR_SHORT)
+    written_out = sorted(full for full in names if _abbreviates(name, full) or _abbreviates(full, name))
+    return next(iter((*close, *written_out)), None)
 
 
 def nearest_names(name: str, known: Iterable[str], most: int) -> tuple[str, ...]:
-    """Return the names that are nearest to one, the nearest first; equally near ones keep their order."""
-    folded = _folded(name[:MOST_CHARACTERS])
-    ranked = sorted((distance(folded, _folded(one[:MOST_CHARACTERS])), at, one) for at, one in enumerate(known))
-    return tuple(one for _, _, one in ranked[:most])
+    """Return the names that are nearest to one, the nearest first."""
+    return _close(name[:MOST_CHARACTERS], known, most, 0)
+
+
+def _close(name: str, known: Iterable[str], most: int, similarity: float) -> tuple[str, ...]:
+    names: dict[str, str] = {}
+    for candidate in known:
+        names.setdefault(_folded(candidate[:MOST_CHARACTERS]), candidate)
+    return tuple(names[match] for match in get_close_matches(_folded(name), names, most, similarity))
 
 
 def _folded(name: str) -> str:
-    return "".join(one for one in name.rpartition("/")[2].lower() if one.isalnum())
+    return "".join(character for character in name.rpartition("/")[2].lower() if character.isalnum())
 
 
 def _abbreviates(short: str, long: str) -> bool:

@@ -92,6 +92,7 @@ class ReasonCode(StrEnum):
     SCAN_FAILED = "ScanFailed"
     LEDGER_LOST = "LedgerLost"
     LEDGER_NOT_WRITTEN = "LedgerNotWritten"
+    DRIVERS_LOST = "DriversLost"
     CDI_NOT_WRITTEN = "CdiNotWritten"
     HOLDERS_UNHEARD = "HoldersUnheard"
     WISHES_LOST = "WishesLost"

@@ -28,7 +28,7 @@ from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.inlets import Inlets
-from gpuvirt.node.journal import Journal
+from gpuvirt.node.journal import journal_at
 from gpuvirt.node.lane import LaneBlockedError
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
@@ -63,12 +63,13 @@ class Agent:
         self._stale = Signal()
         self._inlets = Inlets(site.wishes, site.node_name, site.writing, site.clock)
         self._inlets.load()
-        self._journal = Journal(site.ledger, site.writing, site.clock)
+        self._journal = journal_at(site.ledger, site.writing, site.clock)
+        self._journal.load()
         self._operands = Operands(site.clock, pace) if site.carves_only else None
         self.notice = Notice(site.clock, pace, self._stale.set) if site.tells_scheduler else None
         """What the scheduler is to count; None where nobody tells it."""
         self._state = NodeState(
-            settings, ids, self._journal.load(), agent, notice=self.notice, carves_only=site.carves_only
+            settings, ids, self._journal.value, agent, notice=self.notice, carves_only=site.carves_only
         )
         self._review = NameReview(
             site.clock, pace.review_most_s, self._stale.set, self._note, expected=site.awaits_controller

@@ -77,6 +77,7 @@ class Reconciler:
         if inventory is None:
             return {}
         journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
+        agent.hear_trouble("drivers", originals.lost(self._site.originals) if journal.damaged else None)
         units = _units(agent, inventory, journal)
         drivers = {unit: desired_drivers(desired) for unit, desired in units.items()}
         self._differing = frozenset(unit for unit, wanted in drivers.items() if unmet(inventory, wanted, journal))

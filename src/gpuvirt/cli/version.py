@@ -1,0 +1,18 @@
+"""The option `--version`, which several programs have."""
+
+from typing import Annotated
+
+import typer
+
+from gpuvirt import __version__
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gpuvirt {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+]

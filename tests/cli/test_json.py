@@ -1,0 +1,231 @@
+"""What commands print as JSON is what docs/reference.md says of it."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from certificates import Authority
+from commandline import GPUVIRT, PATH, ran
+from gpuvirt.cli.main import COMMANDS, program_for
+from gpuvirt.plain import Plain
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.export import export
+from gpuvirt.sim.machine import load_machine
+from scriptedapi import NOT_FOUND, Call, Reply, scripted
+
+REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference.md").read_text()
+WITHOUT_TABLES = {
+    "node",
+    "controller",
+    "uninstall",
+    "discover",
+    "demo",
+    "support",
+    "install crds",
+    "install namespace",
+    "install policy",
+    "sim run",
+    "sim mount",
+    "sim import",
+    "validate driver",
+    "validate toolkit",
+    "validate plugin",
+    "validate unused",
+    "validate await",
+    "validate rest",
+    "vgpu default-config",
+}
+"""Programs that stay, that tell what they do line by line, or that print a file."""
+
+
+def table(heading: str) -> Mapping[str, str]:
+    """Return the rows of the table with a heading."""
+    rows = REFERENCE.partition(f"{heading}\n|---|---|\n")[2].partition("\n\n")[0].partition("\n<!--")[0]
+    cells = (re.split(r"(?<!\\)\|", row.strip("|"), maxsplit=1) for row in rows.splitlines())
+    return {name.strip().strip("`").replace("\\|", "|"): text.strip() for name, text in cells}
+
+
+PRINTS = table("| `gpuvirt ... -o json` | prints |")
+OBJECTS = {
+    name: dict(re.findall(r"`([^`]+)` (.*?)(?:; (?=`)|$)", text)) for name, text in table("| object | fields |").items()
+}
+
+
+def fits(value: Plain, words: str) -> bool:
+    """Return whether a value is what the words say."""
+    alternatives = re.split(r" or (?![^(]*\))", words)
+    return any(_fits(value, alternative) for alternative in alternatives)
+
+
+def _fits(value: Plain, words: str) -> bool:
+    if words.startswith("(") and words.endswith(")"):
+        return fits(value, words[1:-1])
+    kind, _, inner = words.partition(" of ")
+    match value:
+        case list():
+            return kind == "list" and all(fits(item, inner) for item in value)
+        case dict() if kind == "object":
+            item, _, key = inner.rpartition(" by ")
+            return all(fits(name, key) and fits(member, item) for name, member in value.items())
+        case dict():
+            fields = OBJECTS.get(words, {})
+            return fields.keys() == value.keys() and all(fits(value[name], text) for name, text in fields.items())
+        case str():
+            members = re.findall(r"`([^`]+)`", inner)
+            return (
+                words in {"text", "code"}
+                or (words == "time" and _is_time(value))
+                or (kind == "one" and value in members)
+            )
+        case bool():
+            return words == "boolean"
+        case None:
+            return words == "null"
+        case _:
+            return words == "number"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("x", "number"),
+        (True, "number"),
+        (1, "boolean"),
+        (None, "text"),
+        ("x", "time"),
+        ("x", "one of `a`, `b`"),
+        (["x", 1], "list of text"),
+        ({"a": None}, "object of text by text"),
+        ({"name": "x"}, "MachineRow"),
+        ({"name": "x", "about": "y", "more": 1}, "MachineRow"),
+    ],
+)
+def test_what_is_not_as_documented_is_noticed(value: Plain, words: str) -> None:
+    assert not fits(value, words)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def leaves(group: TyperGroup, *names: str) -> Iterator[tuple[str, bool]]:
+    """Yield each command below a group, and whether it has `-o json`."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from leaves(command, *names, name)
+        else:
+            choices = {choice for option in command.params for choice in getattr(option.type, "choices", ())}
+            yield " ".join((*names, name)), {"table", "json"} <= {str(choice) for choice in choices}
+
+
+def test_every_command_with_a_table_has_json_and_its_shape_is_documented() -> None:
+    programs = (typer.main.get_group(program_for([name])).commands[name] for name in COMMANDS)
+    groups = dict(zip(COMMANDS, programs, strict=True))
+    found = dict(leaves(TyperGroup(name="gpuvirt", commands=groups)))
+    assert {name for name, has_json in found.items() if not has_json} == WITHOUT_TABLES
+    documented = {re.sub(r" [A-Z].*| vm/.*", "", name) for name in PRINTS}
+    assert {name for name, has_json in found.items() if has_json} == documented
+
+
+def test_every_object_in_the_tables_is_explained_and_used() -> None:
+    used = {
+        word
+        for text in (*PRINTS.values(), *(text for fields in OBJECTS.values() for text in fields.values()))
+        for word in re.findall(r"\b[A-Z]\w+", text)
+    }
+    assert used == OBJECTS.keys()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    found = {name: tmp_path_factory.mktemp(name) / "host" for name in ("8xH100", "2xA10-vgpu", "2xA10-no-iommu")}
+    for name, folder in found.items():
+        export(build_machine(load_machine(name)), folder)
+    return found
+
+
+ON_HOSTS = {
+    "devices": ("devices",),
+    "doctor": ("doctor",),
+    "why ADDRESS|RESOURCE": ("why", "0000:65:00.0"),
+    "vfio status": ("vfio", "status"),
+    "vfio bind": ("vfio", "bind", "--all", "--dry-run"),
+    "vfio unbind": ("vfio", "unbind", "--all", "--dry-run"),
+    "vgpu apply": ("vgpu", "apply", "-c", "default", "--dry-run"),
+    "vgpu assert": ("vgpu", "assert", "-c", "default"),
+    "vgpu list": ("vgpu", "list"),
+    "vgpu types": ("vgpu", "types"),
+    "vgpu create": ("vgpu", "create", "{gpu}", "A10-4Q", "--dry-run"),
+    "vgpu delete": ("vgpu", "delete", "{vgpu}", "--dry-run"),
+    "vgpu scheduler get": ("vgpu", "scheduler", "get"),
+    "vgpu scheduler set": ("vgpu", "scheduler", "set", "{gpu}", "equal-share", "--dry-run"),
+    "sim machines": ("sim", "machines"),
+}
+OF_CLUSTERS = {"status", "why vm/NAME|vmi/NAME|pod/NAME"}
+
+
+def test_every_shape_is_tried() -> None:
+    assert {*ON_HOSTS, *OF_CLUSTERS} == PRINTS.keys()
+
+
+@pytest.mark.parametrize("command", ON_HOSTS)
+def test_commands_of_a_host_print_what_is_documented(hosts: Mapping[str, Path], command: str) -> None:
+    printed: list[Plain] = []
+    for name, folder in hosts.items():
+        environment = {"GPUVIRT_HOST_ROOT": str(folder)}
+        vgpus = json.loads(ran("vgpu", "list", "-o", "json", environment=environment).stdout)
+        if "{vgpu}" in ON_HOSTS[command] and not vgpus:
+            continue
+        places = {"gpu": vgpus[0]["gpu"] if vgpus else "0000:65:00.0", "vgpu": vgpus[0]["id"] if vgpus else ""}
+        arguments = [argument.format(**places) for argument in ON_HOSTS[command]]
+        done = ran(*arguments, "-o", "json", environment=environment)
+        if done.returncode == 2:
+            assert "no GPU of this host" in done.stderr or "no such" in done.stderr, (name, done.stderr)
+            continue
+        printed.append(json.loads(done.stdout))
+        assert fits(printed[-1], PRINTS[command]), (name, done.stdout)
+    assert any(printed), "something was printed on one host at least"
+
+
+KUBECONFIG = """
+current-context: x
+contexts: [{{name: x, context: {{cluster: c, user: u, namespace: default}}}}]
+clusters: [{{name: c, cluster: {{server: "https://127.0.0.1:{port}", certificate-authority: {authority}}}}}]
+users: [{{name: u, user: {{token: x}}}}]
+"""
+
+
+@pytest.mark.parametrize("command", sorted(OF_CLUSTERS))
+async def test_commands_of_a_cluster_print_what_is_documented(tmp_path: Path, command: str) -> None:
+    authority = Authority(tmp_path)
+
+    def answer(call: Call) -> Reply:
+        is_list = call.path.rpartition("/")[2].isalpha() and not call.path.endswith("/vm")
+        return (200, {"metadata": {"resourceVersion": "1"}, "items": []}) if is_list else NOT_FOUND
+
+    async with scripted(answer, authority.server("api", alternatives="IP:127.0.0.1"), authority.certificate) as api:
+        config = tmp_path / "config"
+        config.write_text(KUBECONFIG.format(port=api.port, authority=authority.certificate))
+        arguments = ["status"] if command == "status" else ["why", "vm/vm"]
+        process = await asyncio.create_subprocess_exec(
+            *GPUVIRT,
+            *arguments,
+            "-o",
+            "json",
+            "--kubeconfig",
+            str(config),
+            env={"PATH": PATH},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await process.communicate()
+    assert fits(json.loads(printed), PRINTS[command]), printed

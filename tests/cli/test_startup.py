@@ -1,0 +1,89 @@
+"""What the command line loads before a command is called, and how shells complete it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from commandline import GPUVIRT, PATH, ran
+from gpuvirt.cli.main import COMMANDS, program_for
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Return the modules that a command line has loaded when it has ended."""
+    script = (
+        "import sys\nfrom gpuvirt.cli.main import run\n"
+        f"try: run({list(arguments)!r})\n"
+        "finally: print('\\n' + ' '.join(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["--version"], ["no-such-command"]])
+def test_no_command_is_loaded_that_is_not_called(arguments: list[str]) -> None:
+    modules = loaded_by(*arguments)
+    ours = {name for name in modules if name.startswith("gpuvirt.")}
+    assert ours == {"gpuvirt.cli", "gpuvirt.cli.main", "gpuvirt.cli.version", "gpuvirt.errors"}
+    assert not {"yaml", "msgspec", "rich", "grpc", "asyncio"} & modules
+
+
+@pytest.mark.parametrize("command", ["node", "validate", "discover", "controller"])
+def test_what_runs_in_a_cluster_loads_no_tables(command: str) -> None:
+    modules = loaded_by(command, "--help")
+    assert f"gpuvirt.cli.{command}" in modules
+    assert not {"rich", "gpuvirt.sim"} & modules
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_begins_as_the_list_of_commands_says(name: str) -> None:
+    listed = typer.main.get_group(program_for([])).commands[name]
+    loaded = typer.main.get_group(program_for([name])).commands[name]
+    assert (listed.help or "").removesuffix(".") == (loaded.help or "").split("\n\n")[0].split(". ")[0].removesuffix(
+        "."
+    )
+    assert listed.get_short_help_str() == loaded.get_short_help_str()
+
+
+def test_a_mistyped_command_is_told_with_what_may_be_meant() -> None:
+    done = ran("vfo")
+    assert done.returncode == 2
+    assert "No such command 'vfo'. Did you mean 'vfio'?" in done.stderr
+
+
+def completed(line: str) -> list[str]:
+    """Return what bash is given for the last word of a line."""
+    words = line.split(" ")
+    environment = {"_GPUVIRT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(GPUVIRT, capture_output=True, text=True, check=True, env={"PATH": PATH, **environment})
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("gpuvirt v", ["validate", "vfio", "vgpu"]),
+        ("gpuvirt vfio b", ["bind"]),
+        ("gpuvirt vfio bind --dry", ["--dry-run"]),
+        ("gpuvirt vgpu scheduler ", ["get", "set"]),
+        ("gpuvirt devices -o ", ["json", "table"]),
+    ],
+)
+def test_shells_complete_commands_options_and_values(line: str, words: list[str]) -> None:
+    assert sorted(completed(line)) == words
+
+
+def test_bash_completes_by_the_script_that_is_installed() -> None:
+    folder = Path(sys.executable).parent
+    script = """
+eval "$(gpuvirt --show-completion)"
+COMP_WORDS=(gpuvirt vfio u) COMP_CWORD=2
+_gpuvirt_completion gpuvirt
+echo "${COMPREPLY[@]}"
+"""
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": f"{folder}:{PATH}"}
+    )
+    assert done.stdout.split() == ["unbind"], done.stderr

@@ -1,0 +1,39 @@
+"""States of an agent as they lie on disk."""
+
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.model.candidates import Target
+from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
+from gpuvirt.node.inlets import Kept
+from gpuvirt.sim.clock import BEGINNING
+
+A10 = "nvidia.com/GA102GL_A10"
+FIRST = "0000:65:00.0"
+
+LEDGER = Ledger(
+    entries=(
+        Entry(
+            ResourceName(A10),
+            DeviceId(FIRST),
+            Target(PciAddress(FIRST)),
+            IommuGroup(12),
+            "allocate:1",
+            BEGINNING,
+            Consumer(namespace="default", pod="vm-a", container="compute"),
+        ),
+        Entry(
+            ResourceName("nvidia.com/GRID_T4-8Q"),
+            DeviceId("aaaaaaaa-0000-4000-8000-000000000001"),
+            Target(PciAddress("0000:3b:00.0"), VgpuId("aaaaaaaa-0000-4000-8000-000000000001"), VgpuType("GRID T4-8Q")),
+            None,
+            "allocate:2",
+            BEGINNING,
+        ),
+    ),
+    first_names={"10de:2236": "GA102GL_A10"},
+    former={PciAddress(FIRST): FormerTenant(Consumer(namespace="default", pod="vm-b"), BootId("boot"))},
+)
+
+CONFIGS = ConfigText("version: v1\n", "ConfigMap gpuvirt/configs, key config.yaml")
+WISH = NodeRequest(Heard("A10-4Q"), Heard(CONFIGS))
+KEPT = Kept(NodeName("node01"), WISH, CONFIGS)

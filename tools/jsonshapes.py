@@ -1,0 +1,133 @@
+"""What `-o json` prints, as Markdown: for each command a shape, and below them the fields of each object."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from datetime import datetime
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, NewType, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from gpuvirt.cli import schedulers, sim, vfiorender, vgpurender
+from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
+from gpuvirt.cluster.operator.report import Row as ComponentRow
+from gpuvirt.model import findings
+from gpuvirt.model.view import NodeView
+from gpuvirt.model.vmexplanation import Explanation
+from gpuvirt.model.way import Way
+
+COMMANDS: Mapping[str, object] = {
+    "devices": NodeView,
+    "doctor": findings.Report,
+    "why ADDRESS|RESOURCE": Way,
+    "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
+    "status": ClusterStatus,
+    "vfio status": list[vfiorender.Row],
+    "vfio bind": list[vfiorender.Result],
+    "vfio unbind": list[vfiorender.Result],
+    "vgpu apply": list[vgpurender.Result],
+    "vgpu assert": list[vgpurender.Result],
+    "vgpu list": list[vgpurender.VgpuRow],
+    "vgpu types": list[vgpurender.TypeRow],
+    "vgpu create": list[vgpurender.Result],
+    "vgpu delete": list[vgpurender.Result],
+    "vgpu scheduler get": list[schedulers.SchedulerRow],
+    "vgpu scheduler set": schedulers.SchedulerResult,
+    "sim machines": list[sim.MachineRow],
+}
+NAMES: Mapping[type, str] = {
+    ComponentRow: "Component",
+    findings.Result: "CheckResult",
+    vfiorender.Result: "VfioResult",
+    vfiorender.Row: "VfioGpu",
+    vgpurender.Result: "VgpuResult",
+    vgpurender.TypeRow: "VgpuType",
+    vgpurender.VgpuRow: "Vgpu",
+}
+"""What objects are called where their class has a name that others have, too."""
+MOST_MEMBERS = 10
+"""Of an enum whose values are listed; the codes of reasons have tables of their own."""
+
+
+Shape = object
+"""A type as an annotation has it."""
+
+_PLAIN: Mapping[Shape, str] = {
+    str: "text",
+    int: "number",
+    float: "number",
+    bool: "boolean",
+    NoneType: "null",
+    datetime: "time",
+}
+
+
+def markdown() -> str:
+    """Return both tables."""
+    lines = ["| `gpuvirt ... -o json` | prints |", "|---|---|"]
+    escaped = {command.replace("|", r"\|"): shape for command, shape in COMMANDS.items()}
+    lines += [f"| `{command}` | {text(shape)} |" for command, shape in escaped.items()]
+    lines += ["", "| object | fields |", "|---|---|"]
+    for name, shape in _objects(COMMANDS.values()):
+        fields = "; ".join(f"`{field}` {text(inner)}" for field, inner in fields_of(shape).items())
+        lines.append(f"| {name} | {fields} |")
+    return "\n".join(lines) + "\n"
+
+
+def text(shape: Shape) -> str:
+    """Return a shape in words."""
+    shape, origin, parts = _parsed(shape)
+    if isinstance(shape, type) and (is_dataclass(shape) or issubclass(shape, msgspec.Struct)):
+        return NAMES.get(shape, shape.__name__)
+    if isinstance(shape, type) and issubclass(shape, Enum):
+        members = [str(member.value) for member in shape]
+        return "code" if len(members) > MOST_MEMBERS else "one of " + ", ".join(f"`{member}`" for member in members)
+    if origin in {Union, UnionType}:
+        return " or ".join(dict.fromkeys(text(part) for part in parts))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"object of {_one(parts[1])} by {_one(parts[0])}"
+    return f"list of {_one(parts[0])}" if origin is not None else _PLAIN[shape]
+
+
+def _one(shape: Shape) -> str:
+    """Return a shape in words that can stand among others."""
+    words = text(shape)
+    return f"({words})" if " or " in words else words
+
+
+def _parsed(shape: Shape) -> tuple[Shape, Shape, tuple[Shape, ...]]:
+    """Return a shape without what JSON does not tell, and what it is made of."""
+    while isinstance(shape, NewType) or get_origin(shape) is Annotated:
+        shape = shape.__supertype__ if isinstance(shape, NewType) else get_args(shape)[0]
+    parts = tuple(part for part in get_args(shape) if part is not Ellipsis)
+    return shape, get_origin(shape), parts
+
+
+def fields_of(shape: Shape) -> Mapping[str, Shape]:
+    """Return the fields of an object, as they are called in JSON; of anything else there are none."""
+    if not isinstance(shape, type):
+        return {}
+    if issubclass(shape, msgspec.Struct):
+        hints = get_type_hints(shape, include_extras=True)
+        return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(shape)}
+    return get_type_hints(shape, include_extras=True) if is_dataclass(shape) else {}
+
+
+def _objects(shapes: Iterable[Shape]) -> Iterator[tuple[str, Shape]]:
+    """Yield each object with its name, in the order in which they come."""
+    seen: dict[str, Shape] = {}
+    waiting = list(shapes)
+    while waiting:
+        shape, _, parts = _parsed(waiting.pop(0))
+        fields = fields_of(shape)
+        if not fields:
+            waiting[:0] = parts
+            continue
+        name = text(shape)
+        if name in seen and seen[name] is not shape:
+            raise ValueError(f"two objects are called {name}; expected a name for one of them in NAMES")
+        if name not in seen:
+            seen[name] = shape
+            yield name, shape
+            waiting[:0] = fields.values()
