@@ -10,7 +10,7 @@ from explore.randomly import scenario_of
 from explore.run import Outcome, run
 from explore.scenario import Scenario
 from explore.scenarios import SCENARIOS
-from explore.seeds import Seed
+from explore.seeds import RANDOM, Seed
 from explore.strategies import Scripted, Uniform
 
 Departures = tuple[tuple[int, int], ...]
@@ -54,12 +54,14 @@ class Explorer:
     @classmethod
     def of(cls, name: str, folder: Path) -> "Explorer":
         """Return the explorer of a scenario by its name, which is a random one's number after `random-`."""
-        number = name.removeprefix("random-")
+        number = name.removeprefix(RANDOM)
         return cls(name, scenario_of(int(number)) if number != name else SCENARIOS[name], folder)
 
     def try_seed(self, seed: Seed, *, told: bool = False) -> Outcome:
         """Run the schedule that a seed says."""
-        return run(seed.of(self.scenario), Scripted(dict(seed.departures)), self.folder, told=told)
+        number = self.name.removeprefix(RANDOM)
+        drawn = Uniform.drawn(Random(int(number))) if seed.is_drawn else Scripted(dict(seed.departures))
+        return run(seed.of(self.scenario), drawn, self.folder, told=told)
 
     def explore(self, bound: int, stop: Callable[[], bool]) -> Iterator[Found]:
         """Yield the schedules with at most `bound` departures that violate an invariant, the fewest departures first.
@@ -93,7 +95,7 @@ class Explorer:
         for _ in range(most):
             if stop():
                 return
-            strategy = Uniform(random, random.choice((0.02, 0.05, 0.15, 0.4)))
+            strategy = Uniform.drawn(random)
             outcome = run(self.scenario, strategy, self.folder)
             self.tally.add(outcome)
             if outcome.failure is not None:
@@ -114,7 +116,7 @@ def sample_random(first: int, most: int, folder: Path, tally: Tally, stop: Calla
     for number in range(first, first + most):
         if stop():
             return
-        explorer = Explorer.of(f"random-{number}", folder)
+        explorer = Explorer.of(f"{RANDOM}{number}", folder)
         yield from explorer.sample(Random(number), 1, stop)
         tally.schedules += explorer.tally.schedules
         tally.operations += explorer.tally.operations

@@ -120,6 +120,17 @@ def test_a_crash_without_a_guard_says_nothing_about_it(tmp_path: Path) -> None:
         find_missing(takes_nothing, tmp_path, lambda: next(count, None) is None)
 
 
+@pytest.mark.timeout(60)
+def test_a_random_seed_plays_the_random_schedule(tmp_path: Path) -> None:
+    """Of this one, the agent was killed before it ran; the explorer then waited for itself."""
+    explorer = Explorer.of("random-5129", tmp_path)
+    drawn, plain = (explorer.try_seed(parse(text), told=True) for text in ("random-5129", "random-5129:0.0"))
+    assert drawn.failure is None
+    assert [line[0] for line in drawn.story].count("*") > 1
+    assert "*" not in [line[0] for line in plain.story]
+    assert [str(parse(text)) for text in ("random-5129", "random-5129:0.0")] == ["random-5129", "random-5129:0.0"]
+
+
 def test_a_seed_plays_the_same_schedule_each_time(tmp_path: Path) -> None:
     explorer = Explorer("killed", SCENARIOS["killed"], tmp_path)
     seed = parse("killed:12.1,30.2:-2.0")
