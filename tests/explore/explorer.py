@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -10,7 +10,7 @@ from explore.randomly import scenario_of
 from explore.run import Outcome, run
 from explore.scenario import Scenario
 from explore.scenarios import SCENARIOS
-from explore.seeds import RANDOM, Seed
+from explore.seeds import RANDOM, WHOLE, Seed
 from explore.strategies import Scripted, Uniform
 
 Departures = tuple[tuple[int, int], ...]
@@ -53,15 +53,15 @@ class Explorer:
 
     @classmethod
     def of(cls, name: str, folder: Path) -> "Explorer":
-        """Return the explorer of a scenario by its name, which is a random one's number after `random-`."""
-        number = name.removeprefix(RANDOM)
-        return cls(name, scenario_of(int(number)) if number != name else SCENARIOS[name], folder)
+        """Return the explorer of a scenario by its name: a random one's number follows `random-`."""
+        plain = name.removesuffix(WHOLE)
+        scenario = scenario_of(_number(name)) if name.startswith(RANDOM) else SCENARIOS[plain]
+        return cls(name, replace(scenario, whole=True) if name != plain else scenario, folder)
 
     def try_seed(self, seed: Seed, *, told: bool = False) -> Outcome:
         """Run the schedule that a seed says."""
-        number = self.name.removeprefix(RANDOM)
-        drawn = Uniform.drawn(Random(int(number))) if seed.is_drawn else Scripted(dict(seed.departures))
-        return run(seed.of(self.scenario), drawn, self.folder, told=told)
+        strategy = Uniform.drawn(Random(_number(self.name))) if seed.is_drawn else Scripted(dict(seed.departures))
+        return run(seed.of(self.scenario), strategy, self.folder, told=told)
 
     def explore(self, bound: int, stop: Callable[[], bool]) -> Iterator[Found]:
         """Yield the schedules with at most `bound` departures that violate an invariant, the fewest departures first.
@@ -111,12 +111,21 @@ def _children(level: "list[tuple[Departures, array[int]]]") -> Iterator[Departur
                 yield (*chosen, (step, option))
 
 
-def sample_random(first: int, most: int, folder: Path, tally: Tally, stop: Callable[[], bool]) -> Iterator[Found]:
-    """Yield those of `most` random scenarios, from a number on, whose random schedule violates an invariant."""
-    for number in range(first, first + most):
+def _number(name: str) -> int:
+    return int(name.removeprefix(RANDOM).removesuffix(WHOLE))
+
+
+def sample_random(
+    numbers: range, folder: Path, tally: Tally, stop: Callable[[], bool], level: str = ""
+) -> Iterator[Found]:
+    """Yield those of the random scenarios with these numbers whose random schedule violates an invariant.
+
+    `level` is `WHOLE` for all of them at the whole level.
+    """
+    for number in numbers:
         if stop():
             return
-        explorer = Explorer.of(f"{RANDOM}{number}", folder)
+        explorer = Explorer.of(f"{RANDOM}{number}{level}", folder)
         yield from explorer.sample(Random(number), 1, stop)
         tally.schedules += explorer.tally.schedules
         tally.operations += explorer.tally.operations

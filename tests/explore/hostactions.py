@@ -37,6 +37,8 @@ class StartVm(Action):
 class Reboot(Action):
     """The host loses its power and starts again: its drivers are native, and the kubelet has its checkpoint."""
 
+    loses_power = True
+
     @override
     def act(self, world: World) -> None:
         world.reboot()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class Action:
     """What an actor does next; the name of its class and its fields tell what."""
 
+    loses_power = False
+    """Whether the host then has nothing but what was synced."""
+
     def enabled(self, world: "World") -> bool:
         """Return whether it could be done now."""
         del world
@@ -45,3 +48,8 @@ class Scenario:
     """How long the agent runs before the actors begin."""
     whole: bool = False
     """Whether each operation of the kernel is a point, and each ready handle may be the next."""
+
+    @property
+    def loses_power(self) -> bool:
+        """Whether the host may lose its power."""
+        return any(action.loses_power for actions in (self.first, *self.actors) for action in actions)

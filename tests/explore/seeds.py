@@ -3,7 +3,7 @@
 `killed:12.1,40.2:-0.1` is the scenario `killed`, in which step 12 takes its option 1 and step 40 its option 2, without
 the second action (1) of the first actor (0). Each other step takes the default. `random-7` is the 7th random scenario
 with its random schedule; `random-7:12.1` is the same scenario with the schedule that is written down, `random-7:0.0`
-with the one that never departs.
+with the one that never departs. `killed+whole` is `killed` at the whole level.
 """
 
 import re
@@ -17,6 +17,7 @@ from explore.scenario import Scenario
 _DEPARTURE = re.compile(r"(\d+)\.(\d+)")
 
 RANDOM = "random-"
+WHOLE = "+whole"
 
 Place = tuple[int, int]
 """An actor, and one of its actions."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -21,7 +21,7 @@ from explore.scenario import Action, Scenario
 from explore.scheduler import KilledError, Process, Scheduler
 from explore.seam import ExploredKernel, ExploredTools
 from explore.strategies import Strategy
-from gpuvirt.facts.ids import DeviceId, NodeName
+from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.podresources import Devices, Held
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
@@ -39,6 +39,8 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.tasks import keep_going
 from simnode import IDS
+
+Lists = Mapping[ResourceName, Mapping[DeviceId, bool]]
 
 LOCK_S = 0.05
 """How long who waits for a gate's lock waits before it asks again: each time is a few steps of a schedule."""
@@ -68,7 +70,7 @@ class World:
         self.scenario = scenario
         self.clock = SimClock()
         self.scheduler = Scheduler(strategy, self.happenings, told=told)
-        self.disk = Disk(folder, self.scheduler)
+        self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
         self.random = Random(0)
         self.spec = scenario.spec
         self.wishes = 0
@@ -93,6 +95,8 @@ class World:
         """The driver that takes no function."""
         self.pulled: set[str] = set()
         """The GPUs that were taken out of the host, in use or not."""
+        self._listed: tuple[NodeView, Lists] | None = None
+        """What the agent lists by its picture."""
         self.vgpu_ids: dict[str, frozenset[str]] = {}
         """The ids of the vGPUs when each config was reached first."""
 
@@ -297,24 +301,25 @@ class World:
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
         running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
 
-    def _lists(self) -> dict[object, object]:
+    def _lists(self) -> Lists:
         view = self.view
         if view is None or not view.looked:
             return {}
-        return {
-            one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
-        }
+        if self._listed is None or self._listed[0] is not view:
+            lists = {
+                one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
+            }
+            self._listed = view, lists
+        return self._listed[1]
 
     def _list(self) -> None:
-        view, running = self.view, self.running
-        if view is None or running is None:
+        running = self.running
+        if running is None:
             return
-        for one in view.resources:
-            if one.name not in self.kubelet.lists and one.devices:
-                running.loop.call_soon(running.agent.hear_registration, one.name, Registration(registered=True))
-        self.kubelet.take_lists(
-            {one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices}
-        )
+        lists = self._lists()
+        for name in [one for one in lists if one not in self.kubelet.lists]:
+            running.loop.call_soon(running.agent.hear_registration, name, Registration(registered=True))
+        self.kubelet.take_lists(lists)
 
     # --- the surroundings of what is explored
 

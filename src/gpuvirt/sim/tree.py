@@ -130,26 +130,27 @@ class Tree:
     def _resolve(self, path: HostPath, *, follow: bool, links: int = 0) -> tuple[HostPath, Node]:
         parts = _parts(path)
         trail: list[tuple[str, Folder]] = [("", self.root)]
+        last = len(parts) - 1
         for index, name in enumerate(parts):
             if name == "..":
                 trail = trail[:-1] or trail
                 continue
             above, folder = trail[-1]
-            here, rest = f"{above}/{name}", parts[index + 1 :]
             child = folder.entries.get(name)
-            if isinstance(child, Link) and (rest or follow):
+            if type(child) is Folder:
+                trail.append((f"{above}/{name}", child))
+            elif type(child) is Link and (index < last or follow):
                 if links >= MOST_LINKS:
                     raise fails(errno.ELOOP, path)
                 start = child.target if child.target.startswith("/") else f"{above}/{child.target}"
-                return self._resolve(HostPath("/".join([start, *rest])), follow=follow, links=links + 1)
-            if isinstance(child, Folder):
-                trail.append((here, child))
-                continue
-            if child is None or rest:
+                rest = "/".join([start, *parts[index + 1 :]])
+                return self._resolve(HostPath(rest), follow=follow, links=links + 1)
+            elif child is None or index < last:
                 raise fails(errno.ENOENT if child is None else errno.ENOTDIR, path)
-            return HostPath(here), child
+            else:
+                return HostPath(f"{above}/{name}"), child
         return HostPath(trail[-1][0] or "/"), trail[-1][1]
 
 
 def _parts(path: str) -> Sequence[str]:
-    return [part for part in path.split("/") if part not in {"", "."}]
+    return [part for part in path.split("/") if part and part != "."]
