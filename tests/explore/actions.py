@@ -174,6 +174,32 @@ class Start(Action):
 
 
 @dataclass(frozen=True)
+class StartBeside(Action):
+    """Another agent is started beside the one that runs, as where the pods of two DaemonSets overlap."""
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.running is not None and world.older is None
+
+    @override
+    def act(self, world: World) -> None:
+        world.start_beside()
+
+
+@dataclass(frozen=True)
+class EndOlder(Action):
+    """The older of two agents is killed."""
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.older is not None
+
+    @override
+    def act(self, world: World) -> None:
+        world.end_older()
+
+
+@dataclass(frozen=True)
 class AdmitUnknown(Action):
     """A pod has a GPU by an id that nobody can map to a GPU of this host, as a MIG device's."""
 

@@ -28,8 +28,9 @@ class StartVm(Action):
             try:
                 world.processes[self.pod] = world.kernel.start_machine(IommuGroup(group))
             except (OSError, KeyError) as error:
-                if world.pulled & world.observer.devices_of(world.kubelet.pods[self.pod]):
-                    continue  # whatever it is by now
+                devices = world.observer.devices_of(world.kubelet.pods[self.pod])
+                if world.pulled & devices or any(any(world.observer.users(device)) for device in devices):
+                    continue  # whatever it is by now, or somebody else was faster
                 world.observer.fail("unusable", f"the VM of {self.pod} can't open group {group}: {error}")
 
 

@@ -61,6 +61,7 @@ class Running:
     """What is desired by the last of them."""
     mode_at: int = 0
     """How often its event loop had come to rest when it heard that; it has concluded from it at the next rest."""
+    main_task: asyncio.Task[None] | None = None
 
 
 class World:
@@ -80,6 +81,10 @@ class World:
         """Until when time may pass by itself, and until when if nothing else can happen."""
         self.actors = [deque(actions) for actions in scenario.actors]
         self.running: Running | None = None
+        self.older: Running | None = None
+        """The agent that runs on beside the one that was started after it."""
+        self.serving: Running | None = None
+        """The agent whose devices the kubelet lists, and which it asks for them."""
         self.starts = 0
         self._dead: list[Process] = []
         self._owners: dict[Process, Owner] = {}
@@ -117,10 +122,13 @@ class World:
         self.start_agent()
 
     def _desired_by(self, process: Process) -> str | None:
-        running = self.running
-        if running is None or running.process is not process or not self.scenario.judges_desired:
+        if not self.scenario.judges_desired:
             return None
-        return running.mode if running.loop.rests > running.mode_at else None
+        running = next((one for one in self._agents() if one.process is process), None)
+        return running.mode if running is not None and running.loop.rests > running.mode_at else None
+
+    def _agents(self) -> Iterator[Running]:
+        return (one for one in (self.running, self.older) if one is not None)
 
     def _owner(self, process: Process) -> Owner:
         return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
@@ -145,7 +153,15 @@ class World:
         own.symlink_to(folder)
         return own
 
-    def start_agent(self) -> None:
+    def start_beside(self) -> None:
+        """Start an agent beside the one that runs: the kubelet asks it as soon as it has listed its devices.
+
+        Its ledger is its own. Where both have one folder, the lock on it lets only one of them run.
+        """
+        self.older = self.running
+        self.start_agent(ledger="state/ledger of another.json")
+
+    def start_agent(self, ledger: str = "state/ledger.json") -> None:
         """Start the agent as a new process."""
         self.starts += 1
         process = Process(f"agent {self.starts}")
@@ -164,9 +180,9 @@ class World:
             watching=worker("watching"),
             writing=worker("writing"),
             giving=worker("giving"),
-            ledger=self.disk.folder / "state/ledger.json",
+            ledger=self.disk.folder / ledger,
             state_file=None,
-            wishes=self.disk.folder / "state/wishes.json",
+            wishes=(self.disk.folder / ledger).with_name(f"wishes beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
             hears_spec=True,
             moving=Moving(host, worker),
@@ -181,19 +197,31 @@ class World:
                 group.create_task(agent.run())
                 group.create_task(keep_going("holders", lambda: holders.run(agent), self.clock))
 
-        self._main_task = loop.create_task(live())
-        self.running = Running(process, loop, agent)
+        self.running = Running(process, loop, agent, main_task=loop.create_task(live()))
 
     def end_agent(self) -> None:
-        """Kill the agent."""
+        """Kill the agent, the newer one where there are two."""
         if (running := self.running) is not None:
-            self.running = None
-            self._dead.append(running.process)
-            self.scheduler.kill(running.process)
+            self.running = self.older
+            self.older = None
+            self._end(running)
+
+    def end_older(self) -> None:
+        """Kill the older of two agents."""
+        if (older := self.older) is not None:
+            self.older = None
+            self._end(older)
+
+    def _end(self, running: Running) -> None:
+        self._dead.append(running.process)
+        self.scheduler.kill(running.process)
+        if self.serving in {running, None}:
+            self.serving = None
             self.kubelet.lose_plugins()
 
     def reboot(self) -> None:
         """Stop the host, and start it again: nothing is on disk that was not synced, and no device is as it was."""
+        self.end_older()
         self.end_agent()
         self.kubelet.stop()
         self.disk.lose_power()
@@ -222,7 +250,7 @@ class World:
 
     def admit(self, name: str, keys: tuple[Key, ...]) -> None:
         """Have the kubelet ask the agent for a pod's devices."""
-        running, kubelet = self.running, self.kubelet
+        running, kubelet = self.serving or self.running, self.kubelet
         if running is None:
             return
         pod = kubelet.begin(name, keys)
@@ -260,8 +288,10 @@ class World:
         """Return what can happen now besides strands that go on."""
         soon: list[Option] = []
         running, kubelet = self.running, self.kubelet
-        if running is not None and running.heard != self.wishes:
-            soon.append(Option("the agent hears what is desired", self._hear, "desired"))
+        for one in self._agents():
+            if one.heard != self.wishes:
+                hear = partial(self._hear, one)
+                soon.append(Option(f"{one.process.name} hears what is desired", hear, ("desired", one.process)))
         if running is not None and kubelet.up and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.happenings()
@@ -290,11 +320,9 @@ class World:
         self.horizon_s = self.clock.monotonic_s() + ECHO_S
         self.patience_s = self.clock.monotonic_s() + WAIT_S if any(self.actors) else 0.0
 
-    def _hear(self) -> None:
-        running = self.running
-        if running is not None:
-            running.heard = self.wishes
-            running.loop.call_soon(self._deliver, running)
+    def _hear(self, running: Running) -> None:
+        running.heard = self.wishes
+        running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:
         """Deliver what is desired by now: of two changes the later one is never overtaken."""
@@ -304,7 +332,7 @@ class World:
     def _lists(self) -> Lists:
         view = self.view
         if view is None or not view.looked:
-            return {}
+            return self.kubelet.lists
         if self._listed is None or self._listed[0] is not view:
             lists = {
                 one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
@@ -319,6 +347,7 @@ class World:
         lists = self._lists()
         for name in [one for one in lists if one not in self.kubelet.lists]:
             running.loop.call_soon(running.agent.hear_registration, name, Registration(registered=True))
+        self.serving = running
         self.kubelet.take_lists(lists)
 
     # --- the surroundings of what is explored
