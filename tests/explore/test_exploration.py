@@ -47,8 +47,9 @@ MENDED = {
 }
 """Findings that were mended, by their schedules, each with the guard that mends it."""
 
-UNGUARDED = ("container-is-taken:23.1:-1.1",)
-"""Those that no single guard mends: a change that took longer than its worker waits kept its GPU from being offered."""
+UNGUARDED = ("container-is-taken:23.1:-1.1", "command-or-admission:3.1,15.2")
+"""Those that no single guard mends: a change that took longer than its worker waits kept its GPU from being offered; an
+allocation waited for a command's change, and gave what that had left."""
 
 RANDOM_SCHEDULES = 100
 SCHEDULES = 30
