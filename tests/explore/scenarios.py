@@ -162,6 +162,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "command-or-admission": Scenario(
         ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
     ),
+    "command-or-admission-by-its-own-node": Scenario(
+        CDEVS, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
+    ),
     "command-and-pod": Scenario(
         ON_VFIO,
         NodeSpec("unmanaged"),
