@@ -72,8 +72,9 @@ def explore(extent: Extent, names: list[str]) -> int:
             worst = max(worst, found)
             rate = tally.schedules / (monotonic() - began_s)
             complete = f", all with at most {tally.complete} departures" if tally.complete >= 0 else ""
+            left_out = f"; {tally.redundant} left out as equal to others" if tally.redundant else ""
             judged = f"{tally.operations} destructive operations judged"
-            print(f"{name}: {tally.schedules} schedules, {rate:.0f} a second{complete}; {judged}", flush=True)
+            print(f"{name}: {tally.schedules} schedules, {rate:.0f} a second{complete}{left_out}; {judged}", flush=True)
     return worst
 
 

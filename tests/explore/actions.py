@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from explore.kubelet import Key
+from explore.reduction import DESIRED
 from explore.scenario import Action
 from explore.world import World
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
@@ -17,6 +18,7 @@ from gpuvirt.sim.nvidia import gpu_uuid
 class Want(Action):
     """The cluster wants a node's GPUs in a mode."""
 
+    touches = frozenset({DESIRED})
     mode: str
     vgpu_config: str | None = None
     after_s: float = 0.0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from explore.reduction import KERNEL
 from explore.scenario import Action
 from explore.world import World
 from gpuvirt.facts.ids import IommuGroup, PciAddress
@@ -50,6 +51,8 @@ class Reboot(Action):
 class Open(Action):
     """A process of the host opens a GPU through its native driver, where that still lets somebody in."""
 
+    is_by_hand = True
+    touches = frozenset({KERNEL})
     name: str
     gpu: PciAddress
 
@@ -66,6 +69,8 @@ class Open(Action):
 class OpenGroup(Action):
     """Somebody starts a VM by hand, without the kubelet."""
 
+    is_by_hand = True
+    touches = frozenset({KERNEL})
     name: str
     group: int
 
@@ -83,6 +88,7 @@ class OpenGroup(Action):
 class OpenVgpu(Action):
     """Somebody starts a VM with the first vGPU by hand, without the kubelet."""
 
+    is_by_hand = True
     name: str
 
     @override
@@ -120,6 +126,7 @@ class Close(Action):
 class Refuse(Action):
     """The kernel refuses writes to a file from now on."""
 
+    touches = frozenset({KERNEL})
     path: str
     errno: int
 
@@ -132,6 +139,8 @@ class Refuse(Action):
 class Mend(Action):
     """The kernel refuses nothing any more."""
 
+    touches = frozenset({KERNEL})
+
     @override
     def act(self, world: World) -> None:
         world.kernel.faults.heal()
@@ -141,6 +150,7 @@ class Mend(Action):
 class Unplug(Action):
     """A GPU that nobody uses is taken out of the host."""
 
+    is_by_hand = True
     gpu: PciAddress
 
     @override
@@ -173,6 +183,7 @@ class PlugIn(Action):
 class OpenDevice(Action):
     """A VM that is about to start has a device's own node open, and has not bound the device yet."""
 
+    is_by_hand = True
     name: str
     gpu: PciAddress
     before_lease: bool = False

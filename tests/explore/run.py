@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from explore.observer import ViolationError
+from explore.reduction import Choice
 from explore.rest import find_wrong
 from explore.scenario import Scenario
 from explore.scheduler import Scheduler
@@ -31,6 +32,8 @@ class Outcome:
     story: tuple[str, ...]
     operations: int
     """How many destructive operations were judged."""
+    choices: Sequence[Choice]
+    """The steps of the exploration."""
 
 
 class _Errors(logging.Handler):
@@ -72,7 +75,8 @@ def run(scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = Fa
             failure = error
         finally:
             world.close()
-    return Outcome(failure, tuple(world.scheduler.story or ()), world.observer.operations)
+    scheduler = world.scheduler
+    return Outcome(failure, tuple(scheduler.story or ()), world.observer.operations, scheduler.choices)
 
 
 def _collect_now_and_then() -> None:

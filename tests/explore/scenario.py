@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from explore.reduction import ALL, Touches
 from gpuvirt.model.heard import NodeRequest, NodeSpec
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.machine import MachineSpec
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 class Action:
     """What an actor does next; the name of its class and its fields tell what."""
 
-    loses_power = False
+    touches: ClassVar[Touches] = frozenset({ALL})
+    """What it touches when it acts."""
+    is_by_hand: ClassVar[bool] = False
+    """Whether it takes a device without asking anybody: nothing keeps it from doing so during an allocation."""
+    loses_power: ClassVar[bool] = False
     """Whether the host then has nothing but what was synced."""
 
     def enabled(self, world: "World") -> bool:

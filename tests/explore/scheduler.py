@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from greenlet import getcurrent, greenlet
 
 from explore.agenda import Agenda, Happenings, Option
+from explore.reduction import ALL, KERNEL, STRANDS, Choice
 from explore.strategies import Strategy
 
 MOST_STEPS = 20_000
@@ -83,6 +84,8 @@ class Scheduler:
         """Whether strands stand still at points; else only one that has to wait lets others go on."""
         self.failure: BaseException | None = None
         self.agenda = Agenda()
+        self.choices: list[Choice] = []
+        """What each step of the exploration had to choose from, and what followed."""
         self._happenings = happenings
         self._strands: list[Strand] = []
         self._main = Strand(Process("main"), "main", lambda: None, fiber=getcurrent())
@@ -102,8 +105,14 @@ class Scheduler:
         if self.story is not None:
             self.story.append(what)
 
+    def touch(self, what: str) -> None:
+        """Take that something is read or changed before the next step."""
+        if self.choices:
+            self.choices[-1].touched.add(what)
+
     def spawn(self, strand: Strand) -> None:
         """Have a strand run from now on, when it is chosen."""
+        self.touch(STRANDS)
         self._strands.append(strand)
 
     def has_strands(self, process: Process) -> bool:
@@ -183,9 +192,11 @@ class Scheduler:
             options = self._options(me) if self.failure is None else []
             if not options:
                 return None
-            index = self.strategy.choose(len(options)) if self.exploring else 0
+            index = self._choose_from(options) if self.exploring else 0
             option = options[index]
             chosen = option.key if option.goes_on and isinstance(option.key, Strand) else None
+            if chosen is None:
+                self.touch(ALL)
             if self.story is not None and (chosen is not me or index):
                 at = f": {self._at[chosen]}" if chosen in self._at else ""
                 self.tell(f"{'*' if index else ' '} {option.name}{at}")
@@ -198,6 +209,13 @@ class Scheduler:
                 return chosen
             if me.process.dead and not me.unkillable and me in self._strands:
                 raise KilledError
+
+    def _choose_from(self, options: Sequence[Option]) -> int:
+        movable = tuple((index, one.name, one.touches) for index, one in enumerate(options) if ALL not in one.touches)
+        self.choices.append(Choice(movable))
+        if any(strand.unkillable for strand in self._strands):
+            self.touch(KERNEL)  # what changes there may wake one
+        return self.strategy.choose(len(options))
 
     def _choose(self, me: Strand) -> None:
         """Let others go on until `me` is chosen."""

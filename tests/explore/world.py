@@ -17,6 +17,7 @@ from explore.kubelet import Key, Kubelet
 from explore.loop import ExploredLoop
 from explore.observer import Observer
 from explore.pace import PACE
+from explore.reduction import DESIRED, KERNEL
 from explore.scenario import Action, Scenario
 from explore.scheduler import KilledError, Process, Scheduler
 from explore.seam import ExploredKernel, ExploredTools
@@ -98,6 +99,8 @@ class World:
         """The processes that actors have started, by what actors call them."""
         self.refusing: str | None = None
         """The driver that takes no function."""
+        self.by_hand_at = -1
+        """The step at which somebody last took a device without asking anybody."""
         self.pulled: set[str] = set()
         """The GPUs that were taken out of the host, in use or not."""
         self._listed: tuple[NodeView, Lists] | None = None
@@ -118,8 +121,12 @@ class World:
         """Start the host, the kubelet and the agent, once the world's seams are in place."""
         self._boot()
         self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
-        self.observer = Observer(lambda: self.kernel, self.kubelet, self.scheduler, self._desired_by)
+        self.observer = Observer(self._observed, self.kubelet, self.scheduler, self._desired_by)
         self.start_agent()
+
+    def _observed(self) -> SimKernel:
+        self.scheduler.touch(KERNEL)
+        return self.kernel
 
     def _desired_by(self, process: Process) -> str | None:
         if not self.scenario.judges_desired:
@@ -254,6 +261,7 @@ class World:
         if running is None:
             return
         pod = kubelet.begin(name, keys)
+        reached_at = 0
 
         async def ask() -> None:
             ids = [DeviceId(device) for _, device in keys]
@@ -267,7 +275,7 @@ class World:
             pod.answered, pod.nodes = True, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
             self.scheduler.tell(f"  {name} is given {', '.join(ids)}")
-            self.observer.given(pod)
+            self.observer.given(pod, disturbed=self.by_hand_at >= reached_at)
 
         async def ask_unless_killed() -> None:
             try:
@@ -277,7 +285,8 @@ class World:
                     kubelet.reject(pod)
 
         def reach() -> None:
-            pod.asked = None
+            nonlocal reached_at
+            pod.asked, reached_at = None, len(self.scheduler.choices)
             self._asking = running.loop.create_task(ask_unless_killed())
 
         pod.asked = reach
@@ -309,10 +318,13 @@ class World:
     def _acts(self) -> Iterator[Option]:
         for actions in self.actors:
             if actions and actions[0].enabled(self):
-                yield Option(f"{actions[0]}", partial(self._act, actions))
+                yield Option(f"{actions[0]}", partial(self._act, actions), touches=actions[0].touches)
 
     def _act(self, actions: "deque[Action]") -> None:
-        actions.popleft().act(self)
+        action = actions.popleft()
+        if action.is_by_hand:
+            self.by_hand_at = len(self.scheduler.choices)
+        action.act(self)
         self.look_ahead()
 
     def look_ahead(self) -> None:
@@ -326,6 +338,7 @@ class World:
 
     def _deliver(self, running: Running) -> None:
         """Deliver what is desired by now: of two changes the later one is never overtaken."""
+        self.scheduler.touch(DESIRED)
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
         running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
 
