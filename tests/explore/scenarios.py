@@ -170,6 +170,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         NodeSpec("unmanaged"),
         ((StartVm("vm"), EndPod("vm")), (Command(GPU, DesiredDriver.NATIVE),)),
         first=(Admit("vm"),),
+        begin_s=33.0,
     ),
     "two-agents": Scenario(ON_VFIO, PASSTHROUGH, (OVERLAP, (Admit("vm"),), (AWAY,))),
     "two-agents-and-back": Scenario(ON_VFIO, PASSTHROUGH, ((StartBeside(),), (AWAY, BACK), (Admit("vm"),))),
