@@ -4,9 +4,11 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from time import monotonic  # noqa: TID251  how long a person lets it explore
@@ -78,6 +80,24 @@ def explore(extent: Extent, names: list[str]) -> int:
     return worst
 
 
+def explore_by(jobs: int, extent: Extent, names: list[str]) -> int:
+    """Explore by several processes: each has a share of the scenarios and of the random ones' numbers."""
+    if jobs == 1:
+        return explore(extent, names)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        return max(pool.map(partial(_explore_share, extent, names, jobs), range(jobs)))
+
+
+def _explore_share(extent: Extent, names: list[str], jobs: int, job: int) -> int:
+    named = [name for name in names if not _is_all_random(name)]
+    share = [*named[job::jobs], *(name for name in names if _is_all_random(name))]
+    return explore(replace(extent, numbers=extent.numbers[job::jobs]), share)
+
+
+def _is_all_random(name: str) -> bool:
+    return name.removesuffix(WHOLE) == ALL_RANDOM
+
+
 def _is_over(end_s: float) -> bool:
     return monotonic() > end_s
 
@@ -86,7 +106,7 @@ def _explore_one(name: str, extent: Extent, folder: Path, stop: Callable[[], boo
     """Explore one scenario, or all random ones; return how much was explored, and 1 for a new finding."""
     tally, worst = Tally(), 0
     kinds: set[str] = set()
-    if is_random := name.removesuffix(WHOLE) == ALL_RANDOM:
+    if is_random := _is_all_random(name):
         search = sample_random(extent.numbers, folder, tally, stop, name.removeprefix(ALL_RANDOM))
     else:
         explorer = Explorer.of(name, folder)
@@ -118,6 +138,7 @@ def main() -> int:
     parser.add_argument("--only-bounded", action="store_true", help="run no random schedules of named scenarios")
     parser.add_argument("--first", type=int, default=0, help="number of the first random scenario")
     parser.add_argument("--count", type=int, default=MOST_RANDOM, help="of random scenarios, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--seed", help="one schedule to run again")
     parser.add_argument("names", nargs="*", help="scenarios (all, if none is named), `random`, `NAME+whole`")
     options = parser.parse_args()
@@ -125,7 +146,7 @@ def main() -> int:
         return again(options.seed)
     numbers = range(options.first, options.first + options.count)
     extent = Extent(options.seconds, options.bound, options.only_bounded, numbers)
-    return explore(extent, options.names or [*SCENARIOS, ALL_RANDOM])
+    return explore_by(options.jobs, extent, options.names or [*SCENARIOS, ALL_RANDOM])
 
 
 if __name__ == "__main__":
