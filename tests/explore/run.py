@@ -16,6 +16,7 @@ from explore.scenario import Scenario
 from explore.scheduler import Scheduler
 from explore.seams import explored
 from explore.strategies import Strategy
+from explore.surroundings import WorldSurroundings
 from explore.world import World
 
 BEGIN_S = 3.0
@@ -67,7 +68,7 @@ def run(scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = Fa
     failure: BaseException | None = None
     _collect_now_and_then()
     world = World(scenario, strategy, folder, told=told)
-    with explored(world), _Errors(world.scheduler).listening():
+    with explored(WorldSurroundings(world)), _Errors(world.scheduler).listening():
         try:
             world.open()
             _play(world)

@@ -4,10 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from random import Random
 
 from explore.agenda import Happenings, Option
 from explore.blocking import ScheduledBlocking
@@ -24,7 +22,6 @@ from explore.seam import ExploredKernel, ExploredTools
 from explore.strategies import Strategy
 from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.kubelet.holders import HolderWatch
-from gpuvirt.kubelet.podresources import Devices, Held
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.view import AgentView, NodeView, Registration
@@ -42,11 +39,6 @@ from gpuvirt.tasks import keep_going
 from simnode import IDS
 
 Lists = Mapping[ResourceName, Mapping[DeviceId, bool]]
-
-LOCK_S = 0.05
-"""How long who waits for a gate's lock waits before it asks again: each time is a few steps of a schedule."""
-ANSWER_S = 0.01
-"""How long the kubelet's API takes to answer: what it says is that much older when it is heard."""
 
 
 @dataclass(eq=False)
@@ -73,7 +65,6 @@ class World:
         self.clock = SimClock()
         self.scheduler = Scheduler(strategy, self.happenings, told=told)
         self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
-        self.random = Random(0)
         self.spec = scenario.spec
         self.wishes = 0
         """How often the cluster's wishes have changed."""
@@ -137,7 +128,8 @@ class World:
     def _agents(self) -> Iterator[Running]:
         return (one for one in (self.running, self.older) if one is not None)
 
-    def _owner(self, process: Process) -> Owner:
+    def owner(self, process: Process) -> Owner:
+        """Return a process as the gates know it."""
         return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
 
     # --- the agent
@@ -155,7 +147,7 @@ class World:
     def _gates_of(self, process: Process) -> Path:
         """Return the folder of the gates by a path that only this process uses: what it keeps in memory is its own."""
         folder = self.disk.volatile / "units"
-        own = self.disk.volatile / f"units of process {self._owner(process).pid}"
+        own = self.disk.volatile / f"units of process {self.owner(process).pid}"
         folder.mkdir(exist_ok=True)
         own.symlink_to(folder)
         return own
@@ -362,44 +354,6 @@ class World:
             running.loop.call_soon(running.agent.hear_registration, name, Registration(registered=True))
         self.serving = running
         self.kubelet.take_lists(lists)
-
-    # --- the surroundings of what is explored
-
-    def now(self) -> datetime:
-        return self.clock.now()
-
-    def sync(self, fd: int) -> None:
-        self.disk.sync(fd)
-
-    def lock(self, fd: int, operation: int) -> None:
-        self.disk.lock(fd, operation)
-
-    def monotonic_s(self) -> float:
-        return self.clock.monotonic_s()
-
-    def sleep(self, seconds: float) -> None:
-        passed: list[None] = []
-        self.clock.call_later(max(seconds, LOCK_S), lambda: passed.append(None))
-        self.scheduler.wait(lambda: bool(passed))
-
-    def this_process(self) -> Owner:
-        return self._owner(self.scheduler.current.process)
-
-    async def ask_held(self) -> Held:
-        self.scheduler.point("ask the kubelet's API who has what")
-        answer = self.kubelet.holders()
-        await self.clock.sleep(ANSWER_S)
-        return answer
-
-    async def ask_counted(self) -> Devices:
-        self.scheduler.point("ask the kubelet's API what it counts")
-        answer = self.kubelet.allocatable()
-        await self.clock.sleep(ANSWER_S)
-        return answer
-
-    def ask_now(self) -> Held:
-        self.scheduler.point("ask the kubelet's API who has what")
-        return self.kubelet.holders()
 
 
 WAIT_S = 100.0
