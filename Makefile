@@ -5,6 +5,7 @@ HOST ?= 2xA10
 FLAVOUR ?= groups
 SECONDS ?= 600
 SEED ?=
+JOBS ?= 1
 VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
@@ -42,8 +43,8 @@ lab-shell: .venv/made-for-dev  ## Open a shell with kubectl for it
 lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 	@$(VENV)/python -m lab.cluster down
 
-explore: .venv/made-for-dev  ## Explore schedules of the agent for harm (SECONDS=600; SEED=... runs one again)
-	@PYTHONPATH=tests $(VENV)/python -m explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS)) $(ARGS)
+explore: .venv/made-for-dev  ## Explore schedules of the agent for harm (SECONDS=600; JOBS=2; SEED=... runs one again)
+	@PYTHONPATH=tests $(VENV)/python -m explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS) --jobs $(JOBS)) $(ARGS)
 
 explore-mutations: .venv/made-for-dev  ## Remove each guard in turn, and see that exploration notices
 	@PYTHONPATH=tests $(VENV)/python -m explore.removal $(ARGS)

@@ -4,8 +4,11 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from time import monotonic  # noqa: TID251  how long a person lets it explore
@@ -13,10 +16,10 @@ from time import monotonic  # noqa: TID251  how long a person lets it explore
 from explore.explorer import Explorer, Found, Tally, sample_random
 from explore.known import is_known
 from explore.scenarios import SCENARIOS
-from explore.seeds import parse
+from explore.seeds import WHOLE, parse
 from explore.shrink import kind_of, shrink
 
-RANDOM = "random"
+ALL_RANDOM = "random"
 """All random scenarios, in the place of one by its name."""
 MOST_RANDOM = 1_000_000
 MEMORY = Path("/dev/shm")  # noqa: S108  files there are synced at no cost
@@ -46,39 +49,71 @@ def tell(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
-def explore(seconds: float, bound: int, names: list[str]) -> int:
+@dataclass(frozen=True)
+class Extent:
+    """How much is explored."""
+
+    seconds: float
+    bound: int
+    """Up to how many departures all schedules of a scenario are run."""
+    only_bounded: bool
+    """Whether no random schedules follow."""
+    numbers: range
+    """Of the random scenarios."""
+
+
+def explore(extent: Extent, names: list[str]) -> int:
     """Explore scenarios by turns, each to a bound and then at random, and random ones; return 1 for a new finding."""
-    end_s = monotonic() + seconds
+    end_s = monotonic() + extent.seconds
     worst = 0
     with own_folder() as folder:
         for number, name in enumerate(names):
             began_s = monotonic()
             share_s = began_s + (end_s - began_s) / (len(names) - number)
-            tally, found = _explore_one(name, bound, folder, partial(_is_over, share_s))
+            tally, found = _explore_one(name, extent, folder, partial(_is_over, share_s))
             worst = max(worst, found)
             rate = tally.schedules / (monotonic() - began_s)
             complete = f", all with at most {tally.complete} departures" if tally.complete >= 0 else ""
+            left_out = f"; {tally.redundant} left out as equal to others" if tally.redundant else ""
             judged = f"{tally.operations} destructive operations judged"
-            print(f"{name}: {tally.schedules} schedules, {rate:.0f} a second{complete}; {judged}", flush=True)
+            print(f"{name}: {tally.schedules} schedules, {rate:.0f} a second{complete}{left_out}; {judged}", flush=True)
     return worst
+
+
+def explore_by(jobs: int, extent: Extent, names: list[str]) -> int:
+    """Explore by several processes: each has a share of the scenarios and of the random ones' numbers."""
+    if jobs == 1:
+        return explore(extent, names)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        return max(pool.map(partial(_explore_share, extent, names, jobs), range(jobs)))
+
+
+def _explore_share(extent: Extent, names: list[str], jobs: int, job: int) -> int:
+    named = [name for name in names if not _is_all_random(name)]
+    share = [*named[job::jobs], *(name for name in names if _is_all_random(name))]
+    return explore(replace(extent, numbers=extent.numbers[job::jobs]), share)
+
+
+def _is_all_random(name: str) -> bool:
+    return name.removesuffix(WHOLE) == ALL_RANDOM
 
 
 def _is_over(end_s: float) -> bool:
     return monotonic() > end_s
 
 
-def _explore_one(name: str, bound: int, folder: Path, stop: Callable[[], bool]) -> tuple[Tally, int]:
+def _explore_one(name: str, extent: Extent, folder: Path, stop: Callable[[], bool]) -> tuple[Tally, int]:
     """Explore one scenario, or all random ones; return how much was explored, and 1 for a new finding."""
     tally, worst = Tally(), 0
     kinds: set[str] = set()
-    if name == RANDOM:
-        search = sample_random(0, MOST_RANDOM, folder, tally, stop)
+    if is_random := _is_all_random(name):
+        search = sample_random(extent.numbers, folder, tally, stop, name.removeprefix(ALL_RANDOM))
     else:
         explorer = Explorer.of(name, folder)
-        tally, search = explorer.tally, _search(explorer, bound, stop)
+        tally, search = explorer.tally, _search(explorer, extent, stop)
     for found in search:
         kind = kind_of(found.failure)
-        if kind in kinds and name != RANDOM:
+        if kind in kinds and not is_random:
             continue
         kinds.add(kind)
         known = is_known(found.seed.name, kind)
@@ -89,9 +124,10 @@ def _explore_one(name: str, bound: int, folder: Path, stop: Callable[[], bool]) 
     return tally, worst
 
 
-def _search(explorer: Explorer, bound: int, stop: Callable[[], bool]) -> Iterator[Found]:
-    yield from explorer.explore(bound, stop)
-    yield from explorer.sample(Random(0), MOST_RANDOM, stop)
+def _search(explorer: Explorer, extent: Extent, stop: Callable[[], bool]) -> Iterator[Found]:
+    yield from explorer.explore(extent.bound, stop)
+    if not extent.only_bounded:
+        yield from explorer.sample(Random(0), MOST_RANDOM, stop)
 
 
 def main() -> int:
@@ -99,12 +135,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="explore")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--bound", type=int, default=3, help="departures from the default schedule")
+    parser.add_argument("--only-bounded", action="store_true", help="run no random schedules of named scenarios")
+    parser.add_argument("--first", type=int, default=0, help="number of the first random scenario")
+    parser.add_argument("--count", type=int, default=MOST_RANDOM, help="of random scenarios, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--seed", help="one schedule to run again")
-    parser.add_argument("names", nargs="*", help="scenarios; all, if none is named")
+    parser.add_argument("names", nargs="*", help="scenarios (all, if none is named), `random`, `NAME+whole`")
     options = parser.parse_args()
     if options.seed:
         return again(options.seed)
-    return explore(options.seconds, options.bound, options.names or [*SCENARIOS, RANDOM])
+    numbers = range(options.first, options.first + options.count)
+    extent = Extent(options.seconds, options.bound, options.only_bounded, numbers)
+    return explore_by(options.jobs, extent, options.names or [*SCENARIOS, ALL_RANDOM])
 
 
 if __name__ == "__main__":

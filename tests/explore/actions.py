@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from explore.kubelet import Key
+from explore.reduction import DESIRED
 from explore.scenario import Action
 from explore.world import World
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
@@ -17,6 +18,7 @@ from gpuvirt.sim.nvidia import gpu_uuid
 class Want(Action):
     """The cluster wants a node's GPUs in a mode."""
 
+    touches = frozenset({DESIRED})
     mode: str
     vgpu_config: str | None = None
     after_s: float = 0.0
@@ -171,6 +173,32 @@ class Start(Action):
     @override
     def act(self, world: World) -> None:
         world.start_agent()
+
+
+@dataclass(frozen=True)
+class StartBeside(Action):
+    """Another agent is started beside the one that runs, as where the pods of two DaemonSets overlap."""
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.running is not None and world.older is None
+
+    @override
+    def act(self, world: World) -> None:
+        world.start_beside()
+
+
+@dataclass(frozen=True)
+class EndOlder(Action):
+    """The older of two agents is killed."""
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.older is not None
+
+    @override
+    def act(self, world: World) -> None:
+        world.end_older()
 
 
 @dataclass(frozen=True)

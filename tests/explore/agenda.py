@@ -8,6 +8,8 @@ let go on; something that is held goes on; an actor acts now; or time passes now
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from explore.reduction import ALL, Touches
+
 Key = object
 """What can be held: a strand, or what the kubelet would do by itself."""
 
@@ -20,6 +22,8 @@ class Option:
     act: Callable[[], None]
     key: Key = None
     """None for what can't be held."""
+    touches: Touches = frozenset({ALL})
+    """What it touches by itself, where it is what an actor does."""
     goes_on: bool = False
     """Whether a strand goes on by it; all stand still through anything else."""
 

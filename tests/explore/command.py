@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from explore.reduction import STRANDS
 from explore.scenario import Action
 from explore.scheduler import Process, Strand
 from explore.world import World
@@ -23,6 +24,7 @@ from gpuvirt.paths import HostRoots
 class Command(Action):
     """Somebody moves a GPU by hand; the agent that runs leaves GPUs as they are."""
 
+    touches = frozenset({STRANDS})
     gpu: PciAddress
     wish: DesiredDriver
 

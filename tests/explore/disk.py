@@ -14,8 +14,10 @@ _flock = fcntl.flock
 class Disk:
     """The folder of all files that the processes of one schedule keep."""
 
-    def __init__(self, folder: Path, scheduler: Scheduler) -> None:
+    def __init__(self, folder: Path, scheduler: Scheduler, *, may_lose_power: bool = True) -> None:
+        """Without a loss of power ahead nothing is kept of what was synced: that takes longer than all else here."""
         self.folder = folder
+        self._may_lose_power = may_lose_power
         self.volatile = folder / "run"
         """Gone after a reboot."""
         self._scheduler = scheduler
@@ -30,12 +32,14 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         """Have a process make a file or folder durable, which takes its time."""
-        path = Path(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115  a descriptor's
-        self._scheduler.point(f"sync {path.name}")
-        self.keep(path)
+        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  a descriptor's
+        self._scheduler.point(f"sync {path.rpartition('/')[2]}")
+        self.keep(Path(path))
 
     def keep(self, path: Path) -> None:
         """Take that a file or folder is as durable as it is now."""
+        if not self._may_lose_power:
+            return
         if path.is_dir():
             self._names[path] = {one.name: one.stat().st_ino for one in path.iterdir() if one.is_file()}
         else:

@@ -1,19 +1,31 @@
 """Explores a scenario: all schedules with at most so many departures from the default, then random ones."""
 
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 from explore.randomly import scenario_of
+from explore.reduction import redundant
 from explore.run import Outcome, run
 from explore.scenario import Scenario
 from explore.scenarios import SCENARIOS
-from explore.seeds import Seed
+from explore.seeds import RANDOM, WHOLE, Seed
 from explore.strategies import Scripted, Uniform
 
 Departures = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A schedule that was run, from which others depart."""
+
+    chosen: Departures
+    counts: "array[int]"
+    """How many options each step had."""
+    redundant: frozenset[tuple[int, int]]
+    """The departures that make the same execution as a later one."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,8 @@ class Tally:
     schedules: int = 0
     operations: int = 0
     """How many destructive operations were judged."""
+    redundant: int = 0
+    """How many schedules were left out, since another makes the same execution."""
     complete: int = -1
     """Up to how many departures all schedules were run."""
 
@@ -50,38 +64,51 @@ class Explorer:
     tally: Tally = field(default_factory=Tally)
     spread: Random | None = None
     """Puts the schedules with equally many departures in a random order, for whoever runs a part of them."""
+    reduces: bool = True
+    """Whether schedules are left out that make the same execution as others."""
 
     @classmethod
     def of(cls, name: str, folder: Path) -> "Explorer":
-        """Return the explorer of a scenario by its name, which is a random one's number after `random-`."""
-        number = name.removeprefix("random-")
-        return cls(name, scenario_of(int(number)) if number != name else SCENARIOS[name], folder)
+        """Return the explorer of a scenario by its name: a random one's number follows `random-`."""
+        plain = name.removesuffix(WHOLE)
+        scenario = scenario_of(_number(name)) if name.startswith(RANDOM) else SCENARIOS[plain]
+        return cls(name, replace(scenario, whole=True) if name != plain else scenario, folder)
 
     def try_seed(self, seed: Seed, *, told: bool = False) -> Outcome:
         """Run the schedule that a seed says."""
-        return run(seed.of(self.scenario), Scripted(dict(seed.departures)), self.folder, told=told)
+        strategy = Uniform.drawn(Random(_number(self.name))) if seed.is_drawn else Scripted(dict(seed.departures))
+        return run(seed.of(self.scenario), strategy, self.folder, told=told)
 
     def explore(self, bound: int, stop: Callable[[], bool]) -> Iterator[Found]:
         """Yield the schedules with at most `bound` departures that violate an invariant, the fewest departures first.
 
         `stop` ends it early; `tally.complete` says how far it came.
         """
-        level: list[tuple[Departures, array[int]]] = []
+        level: list[_Node] = []
         for departures in range(bound + 1):
-            following: list[tuple[Departures, array[int]]] = []
-            for chosen in self._in_order(level) if departures else iter([()]):
+            following: list[_Node] = []
+            for chosen, is_redundant in self._in_order(level) if departures else iter([((), False)]):
                 if stop():
                     return
+                if is_redundant and departures == bound:
+                    self.tally.redundant += 1
+                    continue
                 strategy = Scripted(dict(chosen))
                 outcome = run(self.scenario, strategy, self.folder)
                 self.tally.add(outcome)
                 if outcome.failure is not None:
                     yield Found(Seed(self.name, dict(chosen)), outcome.failure)
                 elif departures < bound:
-                    following.append((chosen, array("B", (min(one, 255) for one in strategy.counts))))
+                    following.append(self._node(chosen, strategy.counts, outcome, is_redundant=is_redundant))
             level, self.tally.complete = following, departures
 
-    def _in_order(self, level: "list[tuple[Departures, array[int]]]") -> Iterator[Departures]:
+    def _node(self, chosen: Departures, counts: Sequence[int], outcome: Outcome, *, is_redundant: bool) -> _Node:
+        """Return what departs from a schedule: of a redundant one only what departs at once."""
+        steps = counts[: chosen[-1][0] + 2] if is_redundant else counts
+        found = frozenset(redundant(outcome.choices)) if self.reduces else frozenset()
+        return _Node(chosen, array("B", (min(one, 255) for one in steps)), found)
+
+    def _in_order(self, level: "list[_Node]") -> "Iterator[tuple[Departures, bool]]":
         if self.spread is None:
             return _children(level)
         found = list(_children(level))
@@ -93,28 +120,40 @@ class Explorer:
         for _ in range(most):
             if stop():
                 return
-            strategy = Uniform(random, random.choice((0.02, 0.05, 0.15, 0.4)))
+            strategy = Uniform.drawn(random)
             outcome = run(self.scenario, strategy, self.folder)
             self.tally.add(outcome)
             if outcome.failure is not None:
                 yield Found(Seed(self.name, strategy.departures), outcome.failure)
 
 
-def _children(level: "list[tuple[Departures, array[int]]]") -> Iterator[Departures]:
-    """Yield the schedules that depart once more, after the last step at which their parents do."""
-    for chosen, counts in level:
-        first = chosen[-1][0] + 1 if chosen else 0
-        for step in range(first, len(counts)):
-            for option in range(1, counts[step]):
-                yield (*chosen, (step, option))
+def _children(level: list[_Node]) -> Iterator[tuple[Departures, bool]]:
+    """Yield the schedules that depart once more, after the last step at which their parents do.
+
+    With each goes whether it makes the same execution as another.
+    """
+    for node in level:
+        first = node.chosen[-1][0] + 1 if node.chosen else 0
+        for step in range(first, len(node.counts)):
+            for option in range(1, node.counts[step]):
+                yield (*node.chosen, (step, option)), (step, option) in node.redundant
 
 
-def sample_random(first: int, most: int, folder: Path, tally: Tally, stop: Callable[[], bool]) -> Iterator[Found]:
-    """Yield those of `most` random scenarios, from a number on, whose random schedule violates an invariant."""
-    for number in range(first, first + most):
+def _number(name: str) -> int:
+    return int(name.removeprefix(RANDOM).removesuffix(WHOLE))
+
+
+def sample_random(
+    numbers: range, folder: Path, tally: Tally, stop: Callable[[], bool], level: str = ""
+) -> Iterator[Found]:
+    """Yield those of the random scenarios with these numbers whose random schedule violates an invariant.
+
+    `level` is `WHOLE` for all of them at the whole level.
+    """
+    for number in numbers:
         if stop():
             return
-        explorer = Explorer.of(f"random-{number}", folder)
+        explorer = Explorer.of(f"{RANDOM}{number}{level}", folder)
         yield from explorer.sample(Random(number), 1, stop)
         tally.schedules += explorer.tally.schedules
         tally.operations += explorer.tally.operations

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from explore.reduction import KERNEL
 from explore.scenario import Action
 from explore.world import World
 from gpuvirt.facts.ids import IommuGroup, PciAddress
@@ -28,14 +29,17 @@ class StartVm(Action):
             try:
                 world.processes[self.pod] = world.kernel.start_machine(IommuGroup(group))
             except (OSError, KeyError) as error:
-                if world.pulled & world.observer.devices_of(world.kubelet.pods[self.pod]):
-                    continue  # whatever it is by now
+                devices = world.observer.devices_of(world.kubelet.pods[self.pod])
+                if world.pulled & devices or any(any(world.observer.users(device)) for device in devices):
+                    continue  # whatever it is by now, or somebody else was faster
                 world.observer.fail("unusable", f"the VM of {self.pod} can't open group {group}: {error}")
 
 
 @dataclass(frozen=True)
 class Reboot(Action):
     """The host loses its power and starts again: its drivers are native, and the kubelet has its checkpoint."""
+
+    loses_power = True
 
     @override
     def act(self, world: World) -> None:
@@ -47,6 +51,8 @@ class Reboot(Action):
 class Open(Action):
     """A process of the host opens a GPU through its native driver, where that still lets somebody in."""
 
+    is_by_hand = True
+    touches = frozenset({KERNEL})
     name: str
     gpu: PciAddress
 
@@ -63,6 +69,8 @@ class Open(Action):
 class OpenGroup(Action):
     """Somebody starts a VM by hand, without the kubelet."""
 
+    is_by_hand = True
+    touches = frozenset({KERNEL})
     name: str
     group: int
 
@@ -80,6 +88,7 @@ class OpenGroup(Action):
 class OpenVgpu(Action):
     """Somebody starts a VM with the first vGPU by hand, without the kubelet."""
 
+    is_by_hand = True
     name: str
 
     @override
@@ -117,6 +126,7 @@ class Close(Action):
 class Refuse(Action):
     """The kernel refuses writes to a file from now on."""
 
+    touches = frozenset({KERNEL})
     path: str
     errno: int
 
@@ -129,6 +139,8 @@ class Refuse(Action):
 class Mend(Action):
     """The kernel refuses nothing any more."""
 
+    touches = frozenset({KERNEL})
+
     @override
     def act(self, world: World) -> None:
         world.kernel.faults.heal()
@@ -138,6 +150,7 @@ class Mend(Action):
 class Unplug(Action):
     """A GPU that nobody uses is taken out of the host."""
 
+    is_by_hand = True
     gpu: PciAddress
 
     @override
@@ -170,6 +183,7 @@ class PlugIn(Action):
 class OpenDevice(Action):
     """A VM that is about to start has a device's own node open, and has not bound the device yet."""
 
+    is_by_hand = True
     name: str
     gpu: PciAddress
     before_lease: bool = False

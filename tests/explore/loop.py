@@ -1,7 +1,6 @@
 """An event loop whose ready handles are run in the order that the scheduler chooses, in virtual time."""
 
 import asyncio
-from asyncio import events
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TypeVarTuple, Unpack
@@ -34,7 +33,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
         self._reorders = reorders
         self._picked = 0
         self._inside = False
-        self._strand = Strand(process, f"{process.name}'s event loop", self._live, picks=self._ways)
+        self._strand = Strand(process, f"{process.name}'s event loop", self._live, loop=self, picks=self._ways)
         self._strand.until = self._has_ready
         scheduler.spawn(self._strand)
 
@@ -61,7 +60,6 @@ class ExploredLoop(asyncio.BaseEventLoop):
 
     def _live(self) -> None:
         self._strand.until = None
-        events._set_running_loop(self)
         try:
             while not self._process.dead:
                 if not self._handles:
@@ -77,7 +75,6 @@ class ExploredLoop(asyncio.BaseEventLoop):
         finally:
             if self._process.dead:
                 self._unwind()
-            events._set_running_loop(None)
 
     def _unwind(self) -> None:
         """Have the tasks of a dead process end, each where it stands, so that files and leases are let go."""

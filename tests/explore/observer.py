@@ -137,12 +137,18 @@ class Observer(Watch):
             if file.pid != OUR_PID:
                 yield f"a VM (pid {file.pid})"
 
-    def given(self, pod: Pod) -> None:
-        """Judge what a pod was just given."""
+    def given(self, pod: Pod, *, disturbed: bool) -> None:
+        """Judge what a pod was just given.
+
+        Where the allocation was `disturbed`, since somebody took a device or started a VM by hand meanwhile, a check
+        that came a moment before is no worse than an answer that did: then only other pods count.
+        """
         kernel = self._now()
         for other in self._kubelet.pods.values():
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
                 self.violated("shared", f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
+        if disturbed:
+            return
         for device in sorted(self.devices_of(pod)):
             for who in self.users(device):
                 self.violated("given", f"{pod.name} was given {device}, which {who} has open")

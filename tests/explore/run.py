@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing_extensions import override
 
 from explore.observer import ViolationError
+from explore.reduction import Choice
 from explore.rest import find_wrong
 from explore.scenario import Scenario
 from explore.scheduler import Scheduler
 from explore.seams import explored
 from explore.strategies import Strategy
+from explore.surroundings import WorldSurroundings
 from explore.world import World
 
 BEGIN_S = 3.0
@@ -31,6 +33,8 @@ class Outcome:
     story: tuple[str, ...]
     operations: int
     """How many destructive operations were judged."""
+    choices: Sequence[Choice]
+    """The steps of the exploration."""
 
 
 class _Errors(logging.Handler):
@@ -64,7 +68,7 @@ def run(scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = Fa
     failure: BaseException | None = None
     _collect_now_and_then()
     world = World(scenario, strategy, folder, told=told)
-    with explored(world), _Errors(world.scheduler).listening():
+    with explored(WorldSurroundings(world)), _Errors(world.scheduler).listening():
         try:
             world.open()
             _play(world)
@@ -72,14 +76,21 @@ def run(scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = Fa
             failure = error
         finally:
             world.close()
-    return Outcome(failure, tuple(world.scheduler.story or ()), world.observer.operations)
+    scheduler = world.scheduler
+    return Outcome(failure, tuple(scheduler.story or ()), world.observer.operations, scheduler.choices)
 
 
 def _collect_now_and_then() -> None:
-    """Have cycles be collected between schedules alone, and not after each: that halves what a schedule takes."""
+    """Have cycles be collected between schedules alone, and not after each: that halves what a schedule takes.
+
+    What the first schedule has loaded lives on, and is not looked through each time.
+    """
     gc.disable()
     _Collected.runs += 1
-    if _Collected.runs % COLLECT_EVERY == 0:
+    if _Collected.runs == 2:
+        gc.collect()
+        gc.freeze()
+    elif _Collected.runs % COLLECT_EVERY == 0:
         gc.collect()
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from explore.reduction import ALL, Touches
 from gpuvirt.model.heard import NodeRequest, NodeSpec
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.machine import MachineSpec
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
 
 class Action:
     """What an actor does next; the name of its class and its fields tell what."""
+
+    touches: ClassVar[Touches] = frozenset({ALL})
+    """What it touches when it acts."""
+    is_by_hand: ClassVar[bool] = False
+    """Whether it takes a device without asking anybody: nothing keeps it from doing so during an allocation."""
+    loses_power: ClassVar[bool] = False
+    """Whether the host then has nothing but what was synced."""
 
     def enabled(self, world: "World") -> bool:
         """Return whether it could be done now."""
@@ -45,3 +53,8 @@ class Scenario:
     """How long the agent runs before the actors begin."""
     whole: bool = False
     """Whether each operation of the kernel is a point, and each ready handle may be the next."""
+
+    @property
+    def loses_power(self) -> bool:
+        """Whether the host may lose its power."""
+        return any(action.loses_power for actions in (self.first, *self.actors) for action in actions)

@@ -9,6 +9,7 @@ from explore.actions import (
     Admit,
     AdmitOther,
     AdmitUnknown,
+    EndOlder,
     EndPod,
     Kill,
     LoseAccount,
@@ -16,6 +17,7 @@ from explore.actions import (
     MendAccount,
     Pause,
     Start,
+    StartBeside,
     StartKubelet,
     StopKubelet,
     Want,
@@ -91,6 +93,7 @@ def of_vfs(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scena
 
 
 RESTART = (Kill(), Start())
+OVERLAP = (StartBeside(), EndOlder())
 
 SCENARIOS: Mapping[str, Scenario] = {
     "return-or-admission": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (AWAY,)), judges_desired=True),
@@ -159,12 +162,21 @@ SCENARIOS: Mapping[str, Scenario] = {
     "command-or-admission": Scenario(
         ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
     ),
+    "command-or-admission-by-its-own-node": Scenario(
+        CDEVS, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
+    ),
     "command-and-pod": Scenario(
         ON_VFIO,
         NodeSpec("unmanaged"),
         ((StartVm("vm"), EndPod("vm")), (Command(GPU, DesiredDriver.NATIVE),)),
         first=(Admit("vm"),),
+        begin_s=33.0,
     ),
+    "two-agents": Scenario(ON_VFIO, PASSTHROUGH, (OVERLAP, (Admit("vm"),), (AWAY,))),
+    "two-agents-and-back": Scenario(ON_VFIO, PASSTHROUGH, ((StartBeside(),), (AWAY, BACK), (Admit("vm"),))),
+    "two-agents-killed": Scenario(ON_VFIO, PASSTHROUGH, ((StartBeside(), *RESTART), (Admit("vm"),), (AWAY,))),
+    "two-agents-of-a-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, (OVERLAP, (Admit("vm-a"),), (Admit("vm-b"),))),
+    "two-agents-of-vgpus": of_vgpus(OVERLAP, (Admit("vm"),), (TO_WHOLE,)),
     "unplugged": Scenario(
         ON_VFIO,
         PASSTHROUGH,

@@ -1,14 +1,20 @@
 """The scheduler: runs one strand of execution at a time, and asks a strategy at each point who goes next.
 
-A strand is a thread that has the baton or waits for it: the event loop of an agent, a job of one of its serial workers,
-a command. Actors and timers act in the strand that stands at a point, between two of its operations.
+A strand is a greenlet: the event loop of an agent, a job of one of its serial workers, a command. Actors and timers act
+in the strand that stands at a point, between two of its operations.
 """
 
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import sys
+from asyncio import events
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from greenlet import getcurrent, greenlet
 
 from explore.agenda import Agenda, Happenings, Option
+from explore.reduction import ALL, KERNEL, STRANDS, Choice
 from explore.strategies import Strategy
 
 MOST_STEPS = 20_000
@@ -27,13 +33,6 @@ class DeadlockError(Exception):
     """Strands wait for each other, and nothing can happen that would let one of them go on."""
 
 
-def _taken() -> threading.Lock:
-    """Return a lock that somebody waits for by taking it once more; it is a third of the price of a Semaphore."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
 def _nothing() -> None:
     return
 
@@ -48,19 +47,21 @@ class Process:
 
 @dataclass(eq=False)
 class Strand:
-    """A thread that runs only while it has the baton."""
+    """One line of execution of a process."""
 
     process: Process
     name: str
     body: Callable[[], None]
-    baton: threading.Lock = field(default_factory=_taken)
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop that runs in the strand."""
+    fiber: greenlet | None = None
+    """Where the strand stands; None until it goes on for the first time."""
     until: Callable[[], bool] | None = None
     """What the strand waits for."""
     unkillable: bool = False
     """The kernel keeps the strand asleep: no signal ends it before the kernel lets it go on."""
     picks: Callable[[], Sequence[Option]] | None = None
     """In which ways the strand can go on; None: in one."""
-    started: bool = False
 
     def __post_init__(self) -> None:
         self.way = Option(self.name, _nothing, self, goes_on=True)
@@ -69,39 +70,6 @@ class Strand:
     def ready(self) -> bool:
         """Whether the strand could go on."""
         return self.until is None or self.until()
-
-
-class _Pool:
-    """Threads that are used again, since starting one takes longer than most schedules' steps."""
-
-    def __init__(self) -> None:
-        self._idle: list[_Thread] = []
-
-    def run(self, work: Callable[[], None], hand_on: Callable[[], None]) -> None:
-        """Run `work` in a thread, and `hand_on` once that thread could take other work."""
-        thread = self._idle.pop() if self._idle else _Thread(self._idle)
-        thread.take(work, hand_on)
-
-
-class _Thread:
-    def __init__(self, idle: "list[_Thread]") -> None:
-        self._idle = idle
-        self._wake = _taken()
-        self._box: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        threading.Thread(target=self._live, daemon=True).start()
-
-    def take(self, work: Callable[[], None], hand_on: Callable[[], None]) -> None:
-        """Have the thread do some work."""
-        self._box.append((work, hand_on))
-        self._wake.release()
-
-    def _live(self) -> None:
-        while True:
-            self._wake.acquire()
-            work, hand_on = self._box.pop()
-            work()
-            self._idle.append(self)
-            hand_on()
 
 
 class Scheduler:
@@ -116,9 +84,11 @@ class Scheduler:
         """Whether strands stand still at points; else only one that has to wait lets others go on."""
         self.failure: BaseException | None = None
         self.agenda = Agenda()
+        self.choices: list[Choice] = []
+        """What each step of the exploration had to choose from, and what followed."""
         self._happenings = happenings
         self._strands: list[Strand] = []
-        self._main = Strand(Process("main"), "main", lambda: None)
+        self._main = Strand(Process("main"), "main", lambda: None, fiber=getcurrent())
         self._current = self._main
         self._reaper: Strand | None = None
         self._steps = 0
@@ -127,7 +97,7 @@ class Scheduler:
 
     @property
     def current(self) -> Strand:
-        """The strand that has the baton."""
+        """The strand that runs."""
         return self._current
 
     def tell(self, what: str) -> None:
@@ -135,8 +105,14 @@ class Scheduler:
         if self.story is not None:
             self.story.append(what)
 
+    def touch(self, what: str) -> None:
+        """Take that something is read or changed before the next step."""
+        if self.choices:
+            self.choices[-1].touched.add(what)
+
     def spawn(self, strand: Strand) -> None:
         """Have a strand run from now on, when it is chosen."""
+        self.touch(STRANDS)
         self._strands.append(strand)
 
     def has_strands(self, process: Process) -> bool:
@@ -146,8 +122,7 @@ class Scheduler:
     def run(self) -> None:
         """Run until nothing can happen any more, or a failure was found."""
         if (chosen := self._next(self._main)) is not None:
-            self._give(chosen)
-            self._main.baton.acquire()
+            self._switch(chosen)
         if self.failure is not None:
             raise self.failure
 
@@ -181,8 +156,7 @@ class Scheduler:
         for strand in [one for one in self._strands if one.process is process and one is not me]:
             if not strand.unkillable:
                 self._reaper = me
-                self._give(strand)
-                me.baton.acquire()
+                self._switch(strand)
         self._reaper = before
 
     def stop(self) -> None:
@@ -218,9 +192,11 @@ class Scheduler:
             options = self._options(me) if self.failure is None else []
             if not options:
                 return None
-            index = self.strategy.choose(len(options)) if self.exploring else 0
+            index = self._choose_from(options) if self.exploring else 0
             option = options[index]
             chosen = option.key if option.goes_on and isinstance(option.key, Strand) else None
+            if chosen is None:
+                self.touch(ALL)
             if self.story is not None and (chosen is not me or index):
                 at = f": {self._at[chosen]}" if chosen in self._at else ""
                 self.tell(f"{'*' if index else ' '} {option.name}{at}")
@@ -234,34 +210,57 @@ class Scheduler:
             if me.process.dead and not me.unkillable and me in self._strands:
                 raise KilledError
 
+    def _choose_from(self, options: Sequence[Option]) -> int:
+        movable = tuple((index, one.name, one.touches) for index, one in enumerate(options) if ALL not in one.touches)
+        self.choices.append(Choice(movable))
+        if any(strand.unkillable for strand in self._strands):
+            self.touch(KERNEL)  # what changes there may wake one
+        return self.strategy.choose(len(options))
+
     def _choose(self, me: Strand) -> None:
         """Let others go on until `me` is chosen."""
         chosen = self._next(me)
         if chosen is not me:
-            self._give(chosen or self._main)
-            me.baton.acquire()
+            self._switch(chosen or self._main)
         if me.process.dead and not me.unkillable:
             raise KilledError
 
-    def _give(self, strand: Strand) -> None:
+    def _switch(self, strand: Strand) -> None:
+        """Have a strand go on; return when whoever runs goes on again."""
+        me = self._current
+        with _set_aside(me.loop):
+            self._fiber_of(strand).switch()
+        self._take_up(me)
+
+    def _fiber_of(self, strand: Strand) -> greenlet:
+        if strand.fiber is None:
+            strand.fiber = greenlet(lambda *_: self._live(strand), parent=self._main.fiber)
+        return strand.fiber
+
+    def _take_up(self, strand: Strand) -> None:
         self._current = strand
-        if strand.started or strand is self._main:
-            strand.baton.release()
-            return
-        strand.started = True
-        _POOL.run(lambda: self._live(strand), lambda: self._end(strand))
+        events._set_running_loop(strand.loop)
 
     def _live(self, strand: Strand) -> None:
+        self._take_up(strand)
         try:
             strand.body()
         except KilledError:
             pass
         except BaseException as error:  # noqa: BLE001  it belongs to whoever reads what the schedule has shown
             self.fail(error)
-
-    def _end(self, strand: Strand) -> None:
         self._strands.remove(strand)
-        self._give(self._reaper or self._next(strand) or self._main)
+        following = self._reaper or self._next(strand) or self._main
+        getcurrent().parent = self._fiber_of(following)
 
 
-_POOL = _Pool()
+@contextmanager
+def _set_aside(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+    """Have the thread run tasks of other loops for as long as the context lasts: from 3.12 on it has one at a time."""
+    if sys.version_info >= (3, 12) and loop is not None:
+        task = asyncio.tasks._swap_current_task(loop, None)
+        yield
+        events._set_running_loop(loop)
+        asyncio.tasks._swap_current_task(loop, task)
+    else:
+        yield

@@ -7,6 +7,7 @@ of nodes or of processes. At the whole level each operation is one.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from explore.reduction import KERNEL
 from explore.scheduler import KilledError, Process, Scheduler
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
@@ -62,6 +63,10 @@ class ExploredKernel:
             self._scheduler.point(what)
         if core and self._scheduler.story is not None:
             self._scheduler.tell(f"    {self._process.name}: {what}")
+        return self._touched()
+
+    def _touched(self) -> SimKernel:
+        self._scheduler.touch(KERNEL)
         return self._now()
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
@@ -88,21 +93,25 @@ class ExploredKernel:
         kernel = self._point(f"open group {group}", core=True)
         with kernel.lease(group):
             yield
+            self._touched()
 
     @contextmanager
     def lease_devices(self, names: Sequence[str], /) -> Iterator[None]:
         kernel = self._point(f"open {' '.join(names)}", core=True)
         with kernel.lease_devices(names):
             yield
+            self._touched()
 
     def open_files(self) -> Iterator[OpenFile]:
         """Yield what processes have open; the walk takes its time, and each process is seen at another moment."""
         self._point("walk through all processes", core=True)
         self._watch.walk(self._process)
-        yield from self._now().open_files()
+        for file in self._now().open_files():
+            self._touched()
+            yield file
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
-        return self._now().on_uevent(wake)
+        return self._touched().on_uevent(wake)
 
 
 class ExploredTools:
@@ -117,6 +126,7 @@ class ExploredTools:
     def _begin(self, *command: str) -> SimTools:
         self._scheduler.point(" ".join(command))
         self._scheduler.tell(f"    {self._process.name}: {' '.join(command)}")
+        self._scheduler.touch(KERNEL)
         self._watch.command(self._process, *command)
         return self._now()
 
@@ -130,7 +140,9 @@ class ExploredTools:
         return self._begin("nvidia-smi", *arguments).nvidia_smi(*arguments)
 
     def demand(self, program: Program) -> None:
+        self._scheduler.touch(KERNEL)
         self._now().demand(program)
 
     def demand_module(self, module: str) -> None:
+        self._scheduler.touch(KERNEL)
         self._now().demand_module(module)

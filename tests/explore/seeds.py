@@ -2,7 +2,8 @@
 
 `killed:12.1,40.2:-0.1` is the scenario `killed`, in which step 12 takes its option 1 and step 40 its option 2, without
 the second action (1) of the first actor (0). Each other step takes the default. `random-7` is the 7th random scenario
-with its random schedule; `random-7:12.1` is the same scenario with the schedule that is written down.
+with its random schedule; `random-7:12.1` is the same scenario with the schedule that is written down, `random-7:0.0`
+with the one that never departs. `killed+whole` is `killed` at the whole level.
 """
 
 import re
@@ -14,6 +15,9 @@ from typing_extensions import override
 from explore.scenario import Scenario
 
 _DEPARTURE = re.compile(r"(\d+)\.(\d+)")
+
+RANDOM = "random-"
+WHOLE = "+whole"
 
 Place = tuple[int, int]
 """An actor, and one of its actions."""
@@ -27,12 +31,16 @@ class Seed:
     departures: Mapping[int, int] = field(default_factory=dict)
     """The option that each step takes which does not take the default."""
     left_out: frozenset[Place] = frozenset()
+    is_drawn: bool = False
+    """Whether the number of a random scenario draws the departures."""
 
     @override
     def __str__(self) -> str:
         parts = [self.name]
         if self.departures:
             parts.append(",".join(f"{step}.{option}" for step, option in sorted(self.departures.items())))
+        elif self.name.startswith(RANDOM) and not self.left_out and not self.is_drawn:
+            parts.append("0.0")
         if self.left_out:
             parts.append("-" + ",".join(f"{actor}.{action}" for actor, action in sorted(self.left_out)))
         return ":".join(parts)
@@ -60,4 +68,4 @@ def parse(text: str) -> Seed:
                 left_out.add((int(match[1]), int(match[2])))
             else:
                 departures[int(match[1])] = int(match[2])
-    return Seed(name, departures, frozenset(left_out))
+    return Seed(name, departures, frozenset(left_out), is_drawn=name.startswith(RANDOM) and not parts)

@@ -29,6 +29,9 @@ class Scripted:
         return wanted if wanted < count else 0
 
 
+RATES = (0.02, 0.05, 0.15, 0.4)
+
+
 @dataclass
 class Uniform:
     """Departs from the default now and then, at random, and writes each departure down."""
@@ -38,6 +41,11 @@ class Uniform:
     """How often a step departs from the default."""
     departures: dict[int, int] = field(default_factory=dict)
     steps: int = 0
+
+    @classmethod
+    def drawn(cls, random: Random) -> "Uniform":
+        """Return the strategy of one random schedule."""
+        return cls(random, random.choice(RATES))
 
     def choose(self, count: int, /) -> int:
         """Return an option at random."""

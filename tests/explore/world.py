@@ -2,12 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from random import Random
 
 from explore.agenda import Happenings, Option
 from explore.blocking import ScheduledBlocking
@@ -17,13 +15,13 @@ from explore.kubelet import Key, Kubelet
 from explore.loop import ExploredLoop
 from explore.observer import Observer
 from explore.pace import PACE
+from explore.reduction import DESIRED, KERNEL
 from explore.scenario import Action, Scenario
 from explore.scheduler import KilledError, Process, Scheduler
 from explore.seam import ExploredKernel, ExploredTools
 from explore.strategies import Strategy
-from gpuvirt.facts.ids import DeviceId, NodeName
+from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.kubelet.holders import HolderWatch
-from gpuvirt.kubelet.podresources import Devices, Held
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.view import AgentView, NodeView, Registration
@@ -40,10 +38,7 @@ from gpuvirt.sim.tools import SimTools
 from gpuvirt.tasks import keep_going
 from simnode import IDS
 
-LOCK_S = 0.05
-"""How long who waits for a gate's lock waits before it asks again: each time is a few steps of a schedule."""
-ANSWER_S = 0.01
-"""How long the kubelet's API takes to answer: what it says is that much older when it is heard."""
+Lists = Mapping[ResourceName, Mapping[DeviceId, bool]]
 
 
 @dataclass(eq=False)
@@ -59,6 +54,7 @@ class Running:
     """What is desired by the last of them."""
     mode_at: int = 0
     """How often its event loop had come to rest when it heard that; it has concluded from it at the next rest."""
+    main_task: asyncio.Task[None] | None = None
 
 
 class World:
@@ -68,8 +64,7 @@ class World:
         self.scenario = scenario
         self.clock = SimClock()
         self.scheduler = Scheduler(strategy, self.happenings, told=told)
-        self.disk = Disk(folder, self.scheduler)
-        self.random = Random(0)
+        self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
         self.spec = scenario.spec
         self.wishes = 0
         """How often the cluster's wishes have changed."""
@@ -78,6 +73,10 @@ class World:
         """Until when time may pass by itself, and until when if nothing else can happen."""
         self.actors = [deque(actions) for actions in scenario.actors]
         self.running: Running | None = None
+        self.older: Running | None = None
+        """The agent that runs on beside the one that was started after it."""
+        self.serving: Running | None = None
+        """The agent whose devices the kubelet lists, and which it asks for them."""
         self.starts = 0
         self._dead: list[Process] = []
         self._owners: dict[Process, Owner] = {}
@@ -91,8 +90,12 @@ class World:
         """The processes that actors have started, by what actors call them."""
         self.refusing: str | None = None
         """The driver that takes no function."""
+        self.by_hand_at = -1
+        """The step at which somebody last took a device without asking anybody."""
         self.pulled: set[str] = set()
         """The GPUs that were taken out of the host, in use or not."""
+        self._listed: tuple[NodeView, Lists] | None = None
+        """What the agent lists by its picture."""
         self.vgpu_ids: dict[str, frozenset[str]] = {}
         """The ids of the vGPUs when each config was reached first."""
 
@@ -109,16 +112,24 @@ class World:
         """Start the host, the kubelet and the agent, once the world's seams are in place."""
         self._boot()
         self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
-        self.observer = Observer(lambda: self.kernel, self.kubelet, self.scheduler, self._desired_by)
+        self.observer = Observer(self._observed, self.kubelet, self.scheduler, self._desired_by)
         self.start_agent()
 
-    def _desired_by(self, process: Process) -> str | None:
-        running = self.running
-        if running is None or running.process is not process or not self.scenario.judges_desired:
-            return None
-        return running.mode if running.loop.rests > running.mode_at else None
+    def _observed(self) -> SimKernel:
+        self.scheduler.touch(KERNEL)
+        return self.kernel
 
-    def _owner(self, process: Process) -> Owner:
+    def _desired_by(self, process: Process) -> str | None:
+        if not self.scenario.judges_desired:
+            return None
+        running = next((one for one in self._agents() if one.process is process), None)
+        return running.mode if running is not None and running.loop.rests > running.mode_at else None
+
+    def _agents(self) -> Iterator[Running]:
+        return (one for one in (self.running, self.older) if one is not None)
+
+    def owner(self, process: Process) -> Owner:
+        """Return a process as the gates know it."""
         return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
 
     # --- the agent
@@ -136,12 +147,20 @@ class World:
     def _gates_of(self, process: Process) -> Path:
         """Return the folder of the gates by a path that only this process uses: what it keeps in memory is its own."""
         folder = self.disk.volatile / "units"
-        own = self.disk.volatile / f"units of process {self._owner(process).pid}"
+        own = self.disk.volatile / f"units of process {self.owner(process).pid}"
         folder.mkdir(exist_ok=True)
         own.symlink_to(folder)
         return own
 
-    def start_agent(self) -> None:
+    def start_beside(self) -> None:
+        """Start an agent beside the one that runs: the kubelet asks it as soon as it has listed its devices.
+
+        Its ledger is its own. Where both have one folder, the lock on it lets only one of them run.
+        """
+        self.older = self.running
+        self.start_agent(ledger="state/ledger of another.json")
+
+    def start_agent(self, ledger: str = "state/ledger.json") -> None:
         """Start the agent as a new process."""
         self.starts += 1
         process = Process(f"agent {self.starts}")
@@ -160,9 +179,9 @@ class World:
             watching=worker("watching"),
             writing=worker("writing"),
             giving=worker("giving"),
-            ledger=self.disk.folder / "state/ledger.json",
+            ledger=self.disk.folder / ledger,
             state_file=None,
-            wishes=self.disk.folder / "state/wishes.json",
+            wishes=(self.disk.folder / ledger).with_name(f"wishes beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
             hears_spec=True,
             moving=Moving(host, worker),
@@ -177,19 +196,31 @@ class World:
                 group.create_task(agent.run())
                 group.create_task(keep_going("holders", lambda: holders.run(agent), self.clock))
 
-        self._main_task = loop.create_task(live())
-        self.running = Running(process, loop, agent)
+        self.running = Running(process, loop, agent, main_task=loop.create_task(live()))
 
     def end_agent(self) -> None:
-        """Kill the agent."""
+        """Kill the agent, the newer one where there are two."""
         if (running := self.running) is not None:
-            self.running = None
-            self._dead.append(running.process)
-            self.scheduler.kill(running.process)
+            self.running = self.older
+            self.older = None
+            self._end(running)
+
+    def end_older(self) -> None:
+        """Kill the older of two agents."""
+        if (older := self.older) is not None:
+            self.older = None
+            self._end(older)
+
+    def _end(self, running: Running) -> None:
+        self._dead.append(running.process)
+        self.scheduler.kill(running.process)
+        if self.serving in {running, None}:
+            self.serving = None
             self.kubelet.lose_plugins()
 
     def reboot(self) -> None:
         """Stop the host, and start it again: nothing is on disk that was not synced, and no device is as it was."""
+        self.end_older()
         self.end_agent()
         self.kubelet.stop()
         self.disk.lose_power()
@@ -218,10 +249,11 @@ class World:
 
     def admit(self, name: str, keys: tuple[Key, ...]) -> None:
         """Have the kubelet ask the agent for a pod's devices."""
-        running, kubelet = self.running, self.kubelet
+        running, kubelet = self.serving or self.running, self.kubelet
         if running is None:
             return
         pod = kubelet.begin(name, keys)
+        reached_at = 0
 
         async def ask() -> None:
             ids = [DeviceId(device) for _, device in keys]
@@ -235,7 +267,7 @@ class World:
             pod.answered, pod.nodes = True, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
             self.scheduler.tell(f"  {name} is given {', '.join(ids)}")
-            self.observer.given(pod)
+            self.observer.given(pod, disturbed=self.by_hand_at >= reached_at)
 
         async def ask_unless_killed() -> None:
             try:
@@ -245,7 +277,8 @@ class World:
                     kubelet.reject(pod)
 
         def reach() -> None:
-            pod.asked = None
+            nonlocal reached_at
+            pod.asked, reached_at = None, len(self.scheduler.choices)
             self._asking = running.loop.create_task(ask_unless_killed())
 
         pod.asked = reach
@@ -256,8 +289,10 @@ class World:
         """Return what can happen now besides strands that go on."""
         soon: list[Option] = []
         running, kubelet = self.running, self.kubelet
-        if running is not None and running.heard != self.wishes:
-            soon.append(Option("the agent hears what is desired", self._hear, "desired"))
+        for one in self._agents():
+            if one.heard != self.wishes:
+                hear = partial(self._hear, one)
+                soon.append(Option(f"{one.process.name} hears what is desired", hear, ("desired", one.process)))
         if running is not None and kubelet.up and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.happenings()
@@ -275,10 +310,13 @@ class World:
     def _acts(self) -> Iterator[Option]:
         for actions in self.actors:
             if actions and actions[0].enabled(self):
-                yield Option(f"{actions[0]}", partial(self._act, actions))
+                yield Option(f"{actions[0]}", partial(self._act, actions), touches=actions[0].touches)
 
     def _act(self, actions: "deque[Action]") -> None:
-        actions.popleft().act(self)
+        action = actions.popleft()
+        if action.is_by_hand:
+            self.by_hand_at = len(self.scheduler.choices)
+        action.act(self)
         self.look_ahead()
 
     def look_ahead(self) -> None:
@@ -286,73 +324,36 @@ class World:
         self.horizon_s = self.clock.monotonic_s() + ECHO_S
         self.patience_s = self.clock.monotonic_s() + WAIT_S if any(self.actors) else 0.0
 
-    def _hear(self) -> None:
-        running = self.running
-        if running is not None:
-            running.heard = self.wishes
-            running.loop.call_soon(self._deliver, running)
+    def _hear(self, running: Running) -> None:
+        running.heard = self.wishes
+        running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:
         """Deliver what is desired by now: of two changes the later one is never overtaken."""
+        self.scheduler.touch(DESIRED)
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
         running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
 
-    def _lists(self) -> dict[object, object]:
+    def _lists(self) -> Lists:
         view = self.view
         if view is None or not view.looked:
-            return {}
-        return {
-            one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
-        }
+            return self.kubelet.lists
+        if self._listed is None or self._listed[0] is not view:
+            lists = {
+                one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices
+            }
+            self._listed = view, lists
+        return self._listed[1]
 
     def _list(self) -> None:
-        view, running = self.view, self.running
-        if view is None or running is None:
+        running = self.running
+        if running is None:
             return
-        for one in view.resources:
-            if one.name not in self.kubelet.lists and one.devices:
-                running.loop.call_soon(running.agent.hear_registration, one.name, Registration(registered=True))
-        self.kubelet.take_lists(
-            {one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices}
-        )
-
-    # --- the surroundings of what is explored
-
-    def now(self) -> datetime:
-        return self.clock.now()
-
-    def sync(self, fd: int) -> None:
-        self.disk.sync(fd)
-
-    def lock(self, fd: int, operation: int) -> None:
-        self.disk.lock(fd, operation)
-
-    def monotonic_s(self) -> float:
-        return self.clock.monotonic_s()
-
-    def sleep(self, seconds: float) -> None:
-        passed: list[None] = []
-        self.clock.call_later(max(seconds, LOCK_S), lambda: passed.append(None))
-        self.scheduler.wait(lambda: bool(passed))
-
-    def this_process(self) -> Owner:
-        return self._owner(self.scheduler.current.process)
-
-    async def ask_held(self) -> Held:
-        self.scheduler.point("ask the kubelet's API who has what")
-        answer = self.kubelet.holders()
-        await self.clock.sleep(ANSWER_S)
-        return answer
-
-    async def ask_counted(self) -> Devices:
-        self.scheduler.point("ask the kubelet's API what it counts")
-        answer = self.kubelet.allocatable()
-        await self.clock.sleep(ANSWER_S)
-        return answer
-
-    def ask_now(self) -> Held:
-        self.scheduler.point("ask the kubelet's API who has what")
-        return self.kubelet.holders()
+        lists = self._lists()
+        for name in [one for one in lists if one not in self.kubelet.lists]:
+            running.loop.call_soon(running.agent.hear_registration, name, Registration(registered=True))
+        self.serving = running
+        self.kubelet.take_lists(lists)
 
 
 WAIT_S = 100.0

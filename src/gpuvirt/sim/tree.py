@@ -127,29 +127,32 @@ class Tree:
         """Return where `path` really lies, all links followed."""
         return self._resolve(path, follow=True)[0]
 
-    def _resolve(self, path: HostPath, *, follow: bool, links: int = 0) -> tuple[HostPath, Node]:
-        parts = _parts(path)
-        trail: list[tuple[str, Folder]] = [("", self.root)]
-        for index, name in enumerate(parts):
-            if name == "..":
-                trail = trail[:-1] or trail
-                continue
-            above, folder = trail[-1]
-            here, rest = f"{above}/{name}", parts[index + 1 :]
-            child = folder.entries.get(name)
-            if isinstance(child, Link) and (rest or follow):
-                if links >= MOST_LINKS:
+    def _resolve(self, path: HostPath, *, follow: bool) -> tuple[HostPath, Node]:
+        ahead, names, above = [part for part in reversed(path.split("/")) if part], list[str](), [self.root]
+        links = 0
+        while ahead:
+            name = ahead.pop()
+            child = above[-1].entries.get(name)
+            if type(child) is Folder:
+                above.append(child)
+                names.append(name)
+            elif name in {"..", "."}:
+                if name == ".." and names:
+                    above.pop()
+                    names.pop()
+            elif type(child) is Link and (ahead or follow):
+                links += 1
+                if links > MOST_LINKS:
                     raise fails(errno.ELOOP, path)
-                start = child.target if child.target.startswith("/") else f"{above}/{child.target}"
-                return self._resolve(HostPath("/".join([start, *rest])), follow=follow, links=links + 1)
-            if isinstance(child, Folder):
-                trail.append((here, child))
-                continue
-            if child is None or rest:
+                if child.target.startswith("/"):
+                    del above[1:], names[:]
+                ahead += [part for part in reversed(child.target.split("/")) if part]
+            elif child is None or ahead:
                 raise fails(errno.ENOENT if child is None else errno.ENOTDIR, path)
-            return HostPath(here), child
-        return HostPath(trail[-1][0] or "/"), trail[-1][1]
+            else:
+                return HostPath("/".join(["", *names, name])), child
+        return HostPath("/" + "/".join(names)), above[-1]
 
 
 def _parts(path: str) -> Sequence[str]:
-    return [part for part in path.split("/") if part not in {"", "."}]
+    return [part for part in path.split("/") if part and part != "."]

@@ -24,8 +24,6 @@ from gpuvirt.node.files import replace_file
 
 PATIENCE_S = 0.2
 """How long a change waits for a lock: an allocation has it for less than a millisecond."""
-ALLOCATION_S = 0.1
-"""How long an allocation waits for a lock."""
 MOST_BYTES = 1 << 14
 """How long a lock's file may become before old allocations are taken out of it."""
 MOST_TRIES = 5
@@ -82,14 +80,15 @@ class Gate:
     def allocation(self, devices: Mapping[str, Iterable[str]]) -> Iterator[None]:
         """Keep changes of other processes out of slots, and tell later ones that these devices of each are allocated.
 
-        Raises UnitBusyError where a change is under way. One of this process is no obstacle: it tells by itself which
-        devices it may touch.
+        Raises UnitBusyError where a change is under way, at once: when it ends, the devices are no longer what the
+        allocation has found them to be. A change of this process is no obstacle: it tells by itself which devices it
+        may touch.
         """
         self._make_folder()
         with ExitStack() as stack:
             for slot in sorted(devices):
                 lock = stack.enter_context(_opened(self._path(slot, "lock")))
-                if not _locked(lock, fcntl.LOCK_SH, ALLOCATION_S, partial(self._has, slot)):
+                if not _locked(lock, fcntl.LOCK_SH, is_ours=partial(self._has, slot)):
                     raise self._taken(slot)
                 _append(lock, devices[slot])
             yield

@@ -1,0 +1,57 @@
+"""What a world puts in the place of the machine on which its schedule runs."""
+
+from datetime import datetime
+from random import Random
+
+from explore.world import World
+from gpuvirt.kubelet.podresources import Devices, Held
+from gpuvirt.node.change.gaterecord import Owner
+
+LOCK_S = 0.05
+"""How long who waits for a gate's lock waits before it asks again: each time is a few steps of a schedule."""
+ANSWER_S = 0.01
+"""How long the kubelet's API takes to answer: what it says is that much older when it is heard."""
+
+
+class WorldSurroundings:
+    """The surroundings of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.random = Random(0)
+
+    def now(self) -> datetime:
+        return self._world.clock.now()
+
+    def sync(self, fd: int) -> None:
+        self._world.disk.sync(fd)
+
+    def lock(self, fd: int, operation: int) -> None:
+        self._world.disk.lock(fd, operation)
+
+    def monotonic_s(self) -> float:
+        return self._world.clock.monotonic_s()
+
+    def sleep(self, seconds: float) -> None:
+        passed: list[None] = []
+        self._world.clock.call_later(max(seconds, LOCK_S), lambda: passed.append(None))
+        self._world.scheduler.wait(lambda: bool(passed))
+
+    def this_process(self) -> Owner:
+        return self._world.owner(self._world.scheduler.current.process)
+
+    async def ask_held(self) -> Held:
+        self._world.scheduler.point("ask the kubelet's API who has what")
+        answer = self._world.kubelet.holders()
+        await self._world.clock.sleep(ANSWER_S)
+        return answer
+
+    async def ask_counted(self) -> Devices:
+        self._world.scheduler.point("ask the kubelet's API what it counts")
+        answer = self._world.kubelet.allocatable()
+        await self._world.clock.sleep(ANSWER_S)
+        return answer
+
+    def ask_now(self) -> Held:
+        self._world.scheduler.point("ask the kubelet's API who has what")
+        return self._world.kubelet.holders()

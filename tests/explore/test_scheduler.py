@@ -1,0 +1,76 @@
+"""The explorer's own scheduler: strands take turns, and the strands of a killed process end."""
+
+from functools import partial
+
+import pytest
+
+from explore.agenda import Happenings, Option
+from explore.scheduler import KilledError, Process, Scheduler, Strand
+from explore.strategies import Scripted
+
+
+def _scheduler(actions: list[Option]) -> Scheduler:
+    return Scheduler(Scripted({}), lambda: Happenings(actions=tuple(actions)))
+
+
+def _kill_once(actions: list[Option], scheduler: Scheduler, process: Process) -> None:
+    def act() -> None:
+        actions.clear()
+        scheduler.kill(process)
+
+    actions.append(Option("kill", act))
+
+
+@pytest.mark.timeout(20)
+def test_a_process_whose_strand_never_ran_can_be_killed_between_two_strands() -> None:
+    """The strand that ended has been the one to go on for whoever is killed next."""
+    actions: list[Option] = []
+    scheduler = _scheduler(actions)
+    first, second, trace = Process("first"), Process("second"), list[str]()
+    scheduler.spawn(Strand(first, "ends", lambda: trace.append("ended")))
+    waiting = Strand(second, "never runs", lambda: scheduler.point("its first operation"))
+    waiting.until = lambda: False
+    scheduler.spawn(waiting)
+    _kill_once(actions, scheduler, second)
+    scheduler.run()
+    assert trace == ["ended"]
+    assert not scheduler.has_strands(first)
+    assert not scheduler.has_strands(second)
+
+
+@pytest.mark.timeout(20)
+def test_a_killed_strand_unwinds_where_it_stands() -> None:
+    actions: list[Option] = []
+    scheduler = _scheduler(actions)
+    process, trace = Process("victim"), list[str]()
+
+    def body() -> None:
+        trace.append("begins")
+        try:
+            scheduler.wait(lambda: False)
+        except KilledError:
+            trace.append("killed")
+            raise
+        trace.append("goes on")
+
+    scheduler.spawn(Strand(process, "victim", body))
+    _kill_once(actions, scheduler, process)
+    scheduler.run()
+    assert trace == ["begins", "killed"]
+    assert not scheduler.has_strands(process)
+
+
+@pytest.mark.parametrize(("departures", "order"), [({}, ["a0", "a1", "b0", "b1"]), ({1: 1}, ["b0", "b1", "a0", "a1"])])
+def test_strands_take_turns_as_the_schedule_says(departures: dict[int, int], order: list[str]) -> None:
+    scheduler = Scheduler(Scripted(departures), Happenings)
+    scheduler.exploring, trace = True, list[str]()
+
+    def body(name: str) -> None:
+        for number in range(2):
+            scheduler.point(name)
+            trace.append(f"{name}{number}")
+
+    for name in "ab":
+        scheduler.spawn(Strand(Process(name), name, partial(body, name)))
+    scheduler.run()
+    assert trace == order
