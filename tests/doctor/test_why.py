@@ -138,7 +138,7 @@ def test_a_resource_goes_the_way_of_its_best_device(target: str) -> None:
 def test_a_companion_is_not_asked_for() -> None:
     way = walk(evidence(host(machine="4xRTX2060")), "0000:04:00.1")
     assert way.blocker is not None
-    assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.NOT_ASKED_FOR)
+    assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.KIND_NOT_OFFERED)
 
 
 def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:

@@ -360,7 +360,7 @@ async def test_what_is_mended_is_said_no_more(machine: Callable[[str], SimKernel
         await heard(agent, labels("T4-4Q"))
         assert (agent.view.invalid, agent.view.notes) == ((), ())
         well = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
-        assert [(one.kind, one.reason) for one in happenings(ill, well)] == [("Normal", "AsWanted")]
+        assert [(one.kind, one.reason) for one in happenings(ill, well)] == [("Normal", "Reconciled")]
         decided = policy_of(well)
         assert decided.progress.invalid == ()
         assert INVALID not in {

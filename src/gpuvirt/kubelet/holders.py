@@ -190,7 +190,7 @@ def _half(seen: str) -> Reason:
 
 def _unheard(seen: str) -> Reason:
     return Reason(
-        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.ALLOCATIONS_UNKNOWN,
         "the kubelet",
         "can't be asked which pods have which devices; what it said last is taken to stand",
         seen=seen,

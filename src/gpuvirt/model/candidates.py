@@ -79,7 +79,10 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
             yield refused
         elif gpu is None or gpu.id.vendor not in NAMESPACES:
             yield Reason(
-                ReasonCode.ODD_ENTRY, live.id, "is carried by a device that is no GPU of NVIDIA, AMD or Intel", vgpu.gpu
+                ReasonCode.MALFORMED_SYSFS_ENTRY,
+                live.id,
+                "is carried by a device that is no GPU of NVIDIA, AMD or Intel",
+                vgpu.gpu,
             )
         else:
             yield Candidate(
@@ -108,7 +111,7 @@ def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settin
         return _not_on_vfio(inventory, function)
     if not settings.offers(function.kind):
         return Reason(
-            ReasonCode.NOT_ASKED_FOR,
+            ReasonCode.KIND_NOT_OFFERED,
             address,
             f"is a {function.kind} function, and only {', '.join(settings.offer) or 'nothing'} is offered",
             fix=f"add {function.kind} to `offer` in the agent's settings if virtual machines are to ask for it",

@@ -13,9 +13,11 @@ VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
 def oddities(facts: Facts) -> Iterator[Reason]:
     """Yield what is odd about a host, and is no device's fault."""
     for oddity in facts.oddities:
-        yield Reason(ReasonCode.ODD_ENTRY, oddity.path, oddity.what)
+        yield Reason(ReasonCode.MALFORMED_SYSFS_ENTRY, oddity.path, oddity.what)
     for unread in _odd_attributes(facts):
-        yield Reason(ReasonCode.ODD_ENTRY, unread.path, f"can't be understood: {unread.said}; it is passed over")
+        yield Reason(
+            ReasonCode.MALFORMED_SYSFS_ENTRY, unread.path, f"can't be understood: {unread.said}; it is passed over"
+        )
     for unread in facts.unread:
         yield Reason(
             ReasonCode.UNREAD, unread.path, "could not be read; what it showed before is taken to stand", unread.said

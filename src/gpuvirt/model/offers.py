@@ -151,7 +151,7 @@ def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Cand
         return refusals.changing(candidate.id, None)
     if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):
         return Reason(
-            ReasonCode.HOLDERS_UNHEARD,
+            ReasonCode.ALLOCATIONS_UNKNOWN,
             candidate.id,
             f"shares IOMMU group {candidate.group} with other GPUs, and it is not known yet who has those",
             fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",

@@ -13,7 +13,7 @@ class ReasonCode(StrEnum):
     NO_DRIVER = "NoDriver"
     NO_IOMMU_GROUP = "NoIommuGroup"
     ADDRESS_NOT_ACCEPTED = "AddressNotAccepted"
-    NOT_ASKED_FOR = "NotAskedFor"
+    KIND_NOT_OFFERED = "KindNotOffered"
     VIRTUAL_FUNCTION = "VirtualFunction"
     VFS_ENABLED = "VfsEnabled"
     CARRIES_VGPUS = "CarriesVgpus"
@@ -21,7 +21,7 @@ class ReasonCode(StrEnum):
     GROUP_HELD = "GroupHeld"
     NAME_TAKEN = "NameTaken"
     HELD_UNDER_OTHER_NAME = "HeldUnderOtherName"
-    ODD_ENTRY = "OddEntry"
+    MALFORMED_SYSFS_ENTRY = "MalformedSysfsEntry"
     WITHDRAWN = "Withdrawn"
 
     # offered, unhealthy
@@ -47,9 +47,9 @@ class ReasonCode(StrEnum):
     HELD_BY_POD = "HeldByPod"
     ALLOCATIONS_UNKNOWN = "AllocationsUnknown"
     ALLOCATION_UNMAPPED = "AllocationUnmapped"
-    STILL_COUNTED = "StillCounted"
-    USERS_UNSEEN = "UsersUnseen"
-    HOST_NEEDS = "HostNeeds"
+    STILL_ALLOCATABLE = "StillAllocatable"
+    PROCESSES_NOT_VISIBLE = "ProcessesNotVisible"
+    USED_BY_HOST = "UsedByHost"
     FOREIGN_ENDPOINT = "ForeignEndpoint"
     DRIVER_LOCK = "DriverLock"
     DRIVER_PINNED = "DriverPinned"
@@ -66,11 +66,11 @@ class ReasonCode(StrEnum):
     NO_ROOM = "NoRoom"
     NO_SUCH_TYPE = "NoSuchType"
     NO_VGPU_HOST = "NoVgpuHost"
-    VF_REFUSES = "VfRefuses"
+    VF_REJECTED_TYPE = "VfRejectedType"
     CONFIG_INVALID = "ConfigInvalid"
-    MODE_UNFIT = "ModeUnfit"
+    MODE_UNSUPPORTED = "ModeUnsupported"
     MODE_PENDING = "ModePending"
-    OPERANDS_THERE = "OperandsThere"
+    DEVICE_PLUGIN_STILL_RUNNING = "DevicePluginStillRunning"
 
     # no vGPU scheduler set
     SCHEDULER_UNFIT = "SchedulerUnfit"
@@ -93,9 +93,8 @@ class ReasonCode(StrEnum):
     LEDGER_LOST = "LedgerLost"
     LEDGER_NOT_WRITTEN = "LedgerNotWritten"
     CDI_NOT_WRITTEN = "CdiNotWritten"
-    HOLDERS_UNHEARD = "HoldersUnheard"
-    WISHES_LOST = "WishesLost"
-    WISHES_NOT_WRITTEN = "WishesNotWritten"
+    DESIRED_STATE_LOST = "DesiredStateLost"
+    DESIRED_STATE_NOT_WRITTEN = "DesiredStateNotWritten"
     API_SERVER_AWAY = "ApiServerAway"
     API_FORBIDDEN = "ApiForbidden"
     AWAITS_CONTROLLER = "AwaitsController"
@@ -105,13 +104,13 @@ class ReasonCode(StrEnum):
     FOREIGN_PROVIDER = "ForeignProvider"
     CONFIG_REVERTED = "ConfigReverted"
     KUBEVIRT_NOT_MANAGED = "KubeVirtNotManaged"
-    KUBEVIRT_UNHEARD = "KubeVirtUnheard"
+    KUBEVIRT_STATE_UNKNOWN = "KubeVirtStateUnknown"
     KUBEVIRT_TOO_OLD = "KubeVirtTooOld"
-    NAME_UNLISTED = "NameUnlisted"
+    RESOURCE_NOT_PERMITTED = "ResourceNotPermitted"
     SELECTOR_TAKEN = "SelectorTaken"
     GATE_DISABLED = "GateDisabled"
-    MDEVS_AT_RISK = "MdevsAtRisk"
-    STILL_NAMED = "StillNamed"
+    MDEV_DELETION_RISK = "MdevDeletionRisk"
+    RESOURCE_STILL_REFERENCED = "ResourceStillReferenced"
 
     @property
     def passes(self) -> bool:
@@ -127,11 +126,11 @@ _PASSES = frozenset(
         ReasonCode.IN_USE,
         ReasonCode.HELD_BY_POD,
         ReasonCode.ALLOCATION_UNMAPPED,
-        ReasonCode.STILL_COUNTED,
-        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.STILL_ALLOCATABLE,
+        ReasonCode.ALLOCATIONS_UNKNOWN,
         ReasonCode.UNBIND_PENDING,
         ReasonCode.DRIVER_LOCK,
-        ReasonCode.OPERANDS_THERE,
+        ReasonCode.DEVICE_PLUGIN_STILL_RUNNING,
         ReasonCode.UNIT_BUSY,
         ReasonCode.PLAN_OUTDATED,
     }

@@ -80,7 +80,7 @@ def vfs_enabled(function: PciFunction) -> Reason:
 def host_needs(address: PciAddress, use: str) -> Reason:
     """The host itself would miss it."""
     return Reason(
-        ReasonCode.HOST_NEEDS,
+        ReasonCode.USED_BY_HOST,
         address,
         f"{use}, so it stays with the host",
         fix="free it of that first: another primary display in the firmware, or initcall_blacklist=sysfb_init on the"
@@ -123,7 +123,7 @@ def pending(address: PciAddress, users: Sequence[User]) -> Reason:
 def users_unseen(subject: str, seen: str = "/proc") -> Reason:
     """It can't be told whether somebody would be hurt."""
     return Reason(
-        ReasonCode.USERS_UNSEEN,
+        ReasonCode.PROCESSES_NOT_VISIBLE,
         subject,
         "may be in use: not every process of this host can be seen from here",
         seen=seen,
@@ -225,7 +225,7 @@ def blocked(address: str, step: str) -> Reason:
 def pods_unheard(unit: str) -> Reason:
     """A pod may have it."""
     return Reason(
-        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.ALLOCATIONS_UNKNOWN,
         unit,
         "is to get another driver, and it is not known yet whether it is allocated to a pod",
         fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
@@ -235,7 +235,7 @@ def pods_unheard(unit: str) -> Reason:
 def still_counted(address: str, counted: Sequence[str]) -> Reason:
     """A pod could be admitted by it at any moment."""
     return Reason(
-        ReasonCode.STILL_COUNTED,
+        ReasonCode.STILL_ALLOCATABLE,
         address,
         "is being returned to the host, but the kubelet still counts it as allocatable",
         seen=f"GetAllocatableResources: {', '.join(counted)}" if counted else "GetAllocatableResources",
@@ -251,7 +251,7 @@ def operands_there(subject: str, heard: OperandsHeard | None) -> Reason:
         labels, pods = (f"label {one}" for one in heard.wanted), (f"pod {one}" for one in heard.pods)
         seen = ", ".join((*labels, *pods))
     return Reason(
-        ReasonCode.OPERANDS_THERE,
+        ReasonCode.DEVICE_PLUGIN_STILL_RUNNING,
         subject,
         "is carved when the device plugin and the validator that run beside are away",
         seen=seen,

@@ -33,7 +33,7 @@ def vgpu_in_use(one: LiveVgpu, users: Sequence[str]) -> Reason:
 def pods_unheard(gpu: PciAddress) -> Reason:
     """A pod may have what is to go."""
     return Reason(
-        ReasonCode.HOLDERS_UNHEARD,
+        ReasonCode.ALLOCATIONS_UNKNOWN,
         gpu,
         "carries vGPUs that are no longer wanted, and it is not known yet whether a pod has them",
         fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
@@ -43,7 +43,7 @@ def pods_unheard(gpu: PciAddress) -> Reason:
 def still_counted(gpu: PciAddress, vgpus: Sequence[VgpuId]) -> Reason:
     """A pod could be admitted by them at any moment."""
     return Reason(
-        ReasonCode.STILL_COUNTED,
+        ReasonCode.STILL_ALLOCATABLE,
         gpu,
         "carries vGPUs that are no longer wanted, and the kubelet has not yet taken them off what it admits pods by",
         seen=f"GetAllocatableResources: {', '.join(vgpus)}",
@@ -97,7 +97,7 @@ def scheduler_waits(gpu: PciAddress, users: Sequence[str], wanted: str) -> Reaso
 def modes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
     """A GPU is cut into instances, or its time is shared."""
     return Reason(
-        ReasonCode.MODE_UNFIT,
+        ReasonCode.MODE_UNSUPPORTED,
         gpu,
         f"is to carry time-sliced and MIG-backed vGPUs, and is in one mode at a time: {', '.join(types)}",
         fix="want types of one kind on a GPU",
@@ -107,7 +107,7 @@ def modes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
 def no_mode(gpu: PciAddress, mode: str, seen: str) -> Reason:
     """Its card or its driver has no such mode."""
     return Reason(
-        ReasonCode.MODE_UNFIT,
+        ReasonCode.MODE_UNSUPPORTED,
         gpu,
         f"can't be in {mode}, which what is wanted of it needs",
         seen=f"nvidia-smi -q: {seen}",
@@ -250,7 +250,7 @@ def not_holdable(subject: str) -> Reason:
 def slot_refused(slot: PciAddress, said: str) -> Reason:
     """A VF does not take what it offers."""
     return Reason(
-        ReasonCode.VF_REFUSES,
+        ReasonCode.VF_REJECTED_TYPE,
         slot,
         "refused a vGPU type that it had offered, and is passed over",
         seen=said,

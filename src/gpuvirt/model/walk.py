@@ -24,8 +24,8 @@ MOVES = frozenset(
     {
         ReasonCode.IN_USE,
         ReasonCode.HELD_BY_POD,
-        ReasonCode.USERS_UNSEEN,
-        ReasonCode.HOST_NEEDS,
+        ReasonCode.PROCESSES_NOT_VISIBLE,
+        ReasonCode.USED_BY_HOST,
         ReasonCode.FOREIGN_ENDPOINT,
         ReasonCode.DRIVER_LOCK,
         ReasonCode.STEP_FAILED,

@@ -136,7 +136,7 @@ class Inlets:
 
 def _lost(path: Path, what: str) -> Reason:
     return Reason(
-        ReasonCode.WISHES_LOST,
+        ReasonCode.DESIRED_STATE_LOST,
         str(path),
         what,
         fix="none is needed: the API server says what is wanted; until it does, vGPUs stay as they are",
@@ -145,7 +145,7 @@ def _lost(path: Path, what: str) -> Reason:
 
 def _not_written(path: Path, seen: str) -> Reason:
     return Reason(
-        ReasonCode.WISHES_NOT_WRITTEN,
+        ReasonCode.DESIRED_STATE_NOT_WRITTEN,
         str(path),
         "can't be written; after a restart, what is wanted of vGPUs is learnt from the API server alone",
         seen=seen,

@@ -30,7 +30,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 
 HISTORY = "gpuvirt-kubevirt-history"
 """The ConfigMap: a history by the uid of the object that it is of."""
-STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEVS_AT_RISK})
+STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEV_DELETION_RISK})
 
 Histories = Mapping[str, History]
 
@@ -106,7 +106,7 @@ def history_key(namespace: str) -> ObjectKey:
 
 def _untold(trouble: str) -> Reason:
     return Reason(
-        ReasonCode.KUBEVIRT_UNHEARD,
+        ReasonCode.KUBEVIRT_STATE_UNKNOWN,
         "KubeVirt",
         "can't be read whole, so that nothing of it is taken for absent",
         seen=trouble,

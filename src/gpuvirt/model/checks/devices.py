@@ -13,12 +13,12 @@ LEVELS: Mapping[ReasonCode, Level] = {
     # A GPU can be meant to be so.
     ReasonCode.NATIVE_DRIVER: Level.OK,
     ReasonCode.CARRIES_VGPUS: Level.OK,
-    ReasonCode.NOT_ASKED_FOR: Level.OK,
+    ReasonCode.KIND_NOT_OFFERED: Level.OK,
     ReasonCode.GROUP_HELD: Level.OK,
     ReasonCode.WITHDRAWN: Level.OK,
     # Nobody knows.
     ReasonCode.UNREAD: Level.UNKNOWN,
-    ReasonCode.HOLDERS_UNHEARD: Level.UNKNOWN,
+    ReasonCode.ALLOCATIONS_UNKNOWN: Level.UNKNOWN,
     ReasonCode.SCAN_BLOCKED: Level.UNKNOWN,
     # It is offered, or is to be, and can't be used.
     ReasonCode.NO_IOMMU_GROUP: Level.ERROR,

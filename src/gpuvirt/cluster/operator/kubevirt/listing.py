@@ -143,7 +143,7 @@ def _why_dissolved(ground: Ground, entries: Sequence[Entry]) -> Reason | None:
 
 def _unlisted(ground: Ground, names: Sequence[str]) -> Reason:
     return Reason(
-        ReasonCode.NAME_UNLISTED,
+        ReasonCode.RESOURCE_NOT_PERMITTED,
         ground.subject.where,
         f"can't list {', '.join(names)}, which machines ask for and no node offers: a list without it would refuse it,"
         " and without any list everything is permitted",
@@ -153,7 +153,7 @@ def _unlisted(ground: Ground, names: Sequence[str]) -> Reason:
 
 def _unheard(ground: Ground) -> Reason:
     return Reason(
-        ReasonCode.KUBEVIRT_UNHEARD,
+        ReasonCode.KUBEVIRT_STATE_UNKNOWN,
         ground.subject.where,
         f"gets no list of permitted devices until it is known what machines ask for; unheard: "
         f"{', '.join(ground.names.unheard)}",

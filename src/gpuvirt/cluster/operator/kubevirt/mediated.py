@@ -71,7 +71,7 @@ def holds(subject: Subject, switch: Switch) -> bool:
 def at_risk(subject: Subject, types: frozenset[str]) -> Reason:
     """Return what KubeVirt would do to mediated devices of these types."""
     return Reason(
-        ReasonCode.MDEVS_AT_RISK,
+        ReasonCode.MDEV_DELETION_RISK,
         subject.where,
         f"has KubeVirt delete mediated devices of the types {', '.join(sorted(types))}, so none are made",
         seen="no mediatedDevicesConfiguration.enabled: false, no gate DisableMDEVConfiguration, and no entry in"

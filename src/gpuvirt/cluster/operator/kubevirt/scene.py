@@ -63,7 +63,7 @@ def subject_of(scene: Scene) -> Subject | Reason:
         return of_kubevirt(scene.kubevirt)
     if scene.hyper_convergeds is None:
         return Reason(
-            ReasonCode.KUBEVIRT_UNHEARD,
+            ReasonCode.KUBEVIRT_STATE_UNKNOWN,
             where,
             "is HCO's, and its HyperConverged was not heard yet; nothing is written until it is",
             fix="nothing, as a rule; else let the controller list hyperconvergeds.hco.kubevirt.io",
@@ -71,7 +71,7 @@ def subject_of(scene: Scene) -> Subject | Reason:
     hcos = scene.hyper_convergeds.value or ()
     if len(hcos) != 1:
         return Reason(
-            ReasonCode.KUBEVIRT_UNHEARD,
+            ReasonCode.KUBEVIRT_STATE_UNKNOWN,
             where,
             f"is HCO's, which takes back what others write to it, and there are {len(hcos)} HyperConvergeds",
             fix="have one HyperConverged; or, where HCO is gone, take its label and owner from the KubeVirt",

@@ -158,7 +158,7 @@ def _stays(subject: Subject, left: Changes) -> Iterator[Reason]:
     what += [left.switch.pointer] if left.switch is not None else []
     if what:
         yield Reason(
-            ReasonCode.STILL_NAMED,
+            ReasonCode.RESOURCE_STILL_REFERENCED,
             subject.where,
             f"keeps {', '.join(what)}, which machines or pods still ask for, or may",
             fix="delete them and undo it again, or leave it",
