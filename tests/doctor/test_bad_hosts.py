@@ -7,8 +7,9 @@ import pytest
 from badhosts import BAD, with_file
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import CHECKS
-from gpuvirt.model.findings import Finding, FindingCode, Level, Report, Seen, of_reason
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.findings import Finding, Report, Seen, of_reason
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.sim.machine import machine_names
 from gpuvirt.sim.platform import PlatformSpec

@@ -8,8 +8,8 @@ import pytest
 
 from gpuvirt.model import diagnosis
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import FindingCode, Level
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.view import AgentView
 from gpuvirt.sim.clock import BEGINNING
 from sickhost import codes, evidence, examine, findings, found, host

@@ -9,9 +9,8 @@ import pytest
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.kubevirt import parse
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode
 from gpuvirt.model.target import is_target
 from gpuvirt.model.view import NodeView, ResourceView
 from gpuvirt.model.walk import walk

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from gpuvirt.cli import whyvm
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.model.admission import refusal_in
-from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.kubevirt import KubeVirt, parse
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode
 from gpuvirt.model.target import object_target
 from gpuvirt.model.vmevidence import (
     ConditionSeen,
@@ -170,7 +169,7 @@ CASES = {
     ),
     "no pod": (
         without_pod("{}", replace(NO_ENTRY, message="exceeded quota")),
-        (VmStep.POD, FindingCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
+        (VmStep.POD, ReasonCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
     ),
     "pods that may not be read": (
         replace(without_pod("{}"), pod_unread=True, unread=("list pods: the API server answers 403",)),

@@ -31,10 +31,10 @@ from gpuvirt.cluster.operator.status import status_of as policy_status_of
 from gpuvirt.cluster.resources import ConfigMap, Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import report as diagnose
-from gpuvirt.model.findings import Level
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
 from gpuvirt.model.invalid import Origin
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView
 from gpuvirt.model.walk import walk

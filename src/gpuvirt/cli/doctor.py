@@ -29,7 +29,7 @@ def doctor(  # noqa: PLR0913  one parameter an option
     from gpuvirt.cli import diagnosis
     from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
     from gpuvirt.cli.render import json_lines
-    from gpuvirt.model.findings import Level
+    from gpuvirt.model.reasons.codes import Level
 
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))

@@ -11,9 +11,10 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.checks.vgpu import vgpus
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, of_reason
+from gpuvirt.model.findings import Finding, Seen, of_reason, problem
 from gpuvirt.model.isolation import spoilers
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.target import no_device, no_gpu, no_resource, pci_address
 from gpuvirt.model.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.way import STEPS, Found, Step, Way, assemble, progress
@@ -83,11 +84,10 @@ def _of_resource(evidence: Evidence, target: str) -> Way:
         if str(device.id) in owners
     ]
     if not ways:
-        blocker = Finding(
-            Level.ERROR,
+        blocker = problem(
+            FindingCode.NO_SUCH_DEVICE,
             resource.name,
             "has no device on this node any more",
-            FindingCode.NO_SUCH_DEVICE,
             fix=("gpuvirt devices says what became of them",),
         )
         return _nothing(target, None, resource.name, blocker)
@@ -237,11 +237,10 @@ class _Walker:
             return Found(Step.COUNTED, "what the kubelet counts could not be read", skipped=True)
         if self._id in counted.get(str(resource.name), frozenset()):
             return Found(Step.COUNTED, "the kubelet counts it as healthy")
-        blocker = Finding(
-            Level.ERROR,
+        blocker = problem(
+            FindingCode.NOT_COUNTED,
             self._id,
             f"is not among the healthy devices of {resource.name} that the kubelet counts",
-            FindingCode.NOT_COUNTED,
             (Seen(self._evidence.kubelet.counted_by, f"{len(counted.get(resource.name, ()))} of {resource.name}"),),
             fix=("look once more in a few seconds", "if it stays so: gpuvirt doctor"),
         )

@@ -6,9 +6,10 @@ from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, of_reason
+from gpuvirt.model.findings import Finding, Seen, fine, of_reason, problem
 from gpuvirt.model.inventory import Gpu, Mode
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons.codes import Level
 
 DEVICES = "/sys/bus/pci/devices"
 MANAGER = "nvidia_vgpu_vfio"
@@ -77,11 +78,10 @@ def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
 
 def _vfs_off(gpu: Gpu, total: int) -> Finding:
     address = gpu.function.address
-    return Finding(
-        Level.WARNING,
+    return problem(
+        FindingCode.VFS_OFF,
         address,
         f"has its VFs switched off, 0 of {total}, and offers no vGPU type",
-        FindingCode.VFS_OFF,
         (Seen(f"{DEVICES}/{address}/virtfn*", "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
         why="from Ampere on, vGPUs are made on VFs",
         fix=(f"/usr/lib/nvidia/sriov-manage -e {address}",),
@@ -91,11 +91,10 @@ def _vfs_off(gpu: Gpu, total: int) -> Finding:
 def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
     address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
     why_not = "loaded" if managed else "not there"
-    return Finding(
-        Level.WARNING,
+    return problem(
+        FindingCode.NO_VGPU_TYPES,
         address,
         "is on nvidia, set up for vGPUs, and offers no type of them",
-        FindingCode.NO_VGPU_TYPES,
         (
             Seen(f"/sys/module/{MANAGER}", why_not),
             Seen(f"{DEVICES}/{address}/virtfn*", f"{len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs or 0}"),
