@@ -261,7 +261,7 @@ def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -
 
     reasons = change_vgpus(a30.site, CUT, DesiredVgpus({"A30-1-6C": 4}), a30.given, make)
     assert ReasonCode.STEP_FAILED in codes(reasons)
-    assert "just made vGPUs" in reasons[0].text
+    assert "other vGPUs have just been created" in reasons[0].text
     assert FOREIGN in a30.types(CUT)
     assert not isinstance(found := a30.modes(CUT).gpu_instances, Unread)
     assert "2g.12gb" in {one.profile for one in found}

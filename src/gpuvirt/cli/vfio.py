@@ -247,8 +247,8 @@ def change(host: Host, desired: "DesiredGpu", chosen: Chosen, output: Output, *,
 def _would(host: Host, plan: "Plan", desired: "DesiredUnit") -> "Result":
     """Return what a plan says of itself, and what the agent would say of it."""
     from gpuvirt.cli.vfiorender import Result
-    from gpuvirt.model import refusals
     from gpuvirt.model.change.drivers import driver_of
+    from gpuvirt.model.reasons import refusals
 
     kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
     managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gpuvirt.model.reasons import FindingCode, Reason
+from gpuvirt.model.reasons import FindingCode, Reason, Seen
 from gpuvirt.model.reasons.codes import Code, Level
 
 VERSION = 1
@@ -39,19 +39,6 @@ class Shown(Protocol):
     def shown(self) -> str:
         """What stood there, in words."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Where something was read, and what stood there."""
-
-    path: str
-    value: str
-
-    @property
-    def shown(self) -> str:
-        """What stood there."""
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +130,6 @@ def of_reason(reason: Reason, level: Level) -> Finding:
         reason.subject,
         reason.message,
         reason.code,
-        (_place(reason.seen),) if reason.seen else (),
+        reason.seen,
         fix=(reason.fix,) if reason.fix else (),
     )
-
-
-def _place(text: str) -> Seen:
-    """Return in two parts what a reason has seen: `PATH: VALUE`, `PATH -> VALUE`, `PATH begins ffff`, `no PATH`."""
-    if text.startswith("no /"):
-        path, _, more = text.removeprefix("no ").partition(" ")
-        return Seen(path.rstrip(","), f"not there{', ' if path.endswith(',') else ' '}{more}".rstrip())
-    for separator in (": ", " -> ", " "):
-        path, found, value = text.partition(separator)
-        if found:
-            return Seen(path, value)
-    return Seen(text, "there")

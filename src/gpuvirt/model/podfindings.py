@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from gpuvirt.model.admission import refusal_in
-from gpuvirt.model.findings import Finding, Seen, listed, of_reason, problem
+from gpuvirt.model.findings import Finding, listed, of_reason, problem
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, ReasonCode, code_in
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vmevidence import DeviceSeen, VmEvidence, condition
 from gpuvirt.model.vmnodes import NodeVerdict

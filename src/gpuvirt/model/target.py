@@ -11,9 +11,9 @@ from gpuvirt.facts.ids import (
 )
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, problem
+from gpuvirt.model.findings import Finding, problem
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.vmevidence import ObjectKind
 
 DEVICES = "/sys/bus/pci/devices"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from gpuvirt.model.checks.kubevirt import host_device_gate, not_permitted_by, permitted_entry
-from gpuvirt.model.findings import Finding, Seen, listed, problem
+from gpuvirt.model.findings import Finding, listed, problem
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.vmevidence import ObjectKind, VmEvidence, condition
 
 KINDS = {

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuvirt.model.findings import Finding, Seen, listed
+from gpuvirt.model.findings import Finding, listed
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, ReasonCode, code_in
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, VmEvidence
 

@@ -16,7 +16,7 @@ from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.heard import ConfigText, NodeRequest
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.sealed import seal, unseal
@@ -73,13 +73,15 @@ class Inlets:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            self._trouble = _lost(self._path, f"can't be read: {error.strerror}")
+            self._trouble = nodeproblems.desired_state_lost(self._path, f"can't be read: {error.strerror}")
             return
         except DamagedError as error:
             aside = self._path.with_name(f"{self._path.name}.damaged")
             with contextlib.suppress(OSError):
                 self._path.replace(aside)
-            self._trouble = _lost(self._path, f"is damaged: {error}; it was put aside as {aside.name}")
+            self._trouble = nodeproblems.desired_state_lost(
+                self._path, f"is damaged: {error}; it was put aside as {aside.name}"
+            )
             return
         if kept.node != self._kept.node:
             log.warning("%s is of node %s and not of this one; it is passed over", self._path, kept.node)
@@ -123,7 +125,7 @@ class Inlets:
             try:
                 await self._write(path, WRITE_TIMEOUT_S)
             except (OSError, GpuvirtError) as error:
-                tell(_not_written(path, str(error)))
+                tell(nodeproblems.desired_state_not_written(path, str(error)))
                 await self._clock.sleep(next(pauses))
         tell(None)
 
@@ -132,25 +134,6 @@ class Inlets:
         content = encode(kept)
         await self._lane.run(lambda: replace_file(path, content), name=f"write {path}", timeout_s=timeout_s)
         self._written = kept
-
-
-def _lost(path: Path, what: str) -> Reason:
-    return Reason(
-        ReasonCode.DESIRED_STATE_LOST,
-        str(path),
-        what,
-        fix="none is needed: the API server says what is wanted; until it does, vGPUs stay as they are",
-    )
-
-
-def _not_written(path: Path, seen: str) -> Reason:
-    return Reason(
-        ReasonCode.DESIRED_STATE_NOT_WRITTEN,
-        str(path),
-        "can't be written; after a restart, what is wanted of vGPUs is learnt from the API server alone",
-        seen=seen,
-        fix="free space, or mount the folder writable",
-    )
 
 
 def encode(kept: Kept) -> bytes:

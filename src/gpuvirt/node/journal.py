@@ -16,7 +16,7 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.model.ledger import Ledger
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.sealed import seal, unseal
@@ -94,13 +94,7 @@ class Journal:
             try:
                 await self._write()
             except (OSError, GpuvirtError) as error:
-                self.trouble = Reason(
-                    ReasonCode.LEDGER_NOT_WRITTEN,
-                    str(self._path),
-                    "can't be written; after a restart, names and holders are learnt from the kubelet alone",
-                    seen=str(error),
-                    fix="free space, or mount the folder writable",
-                )
+                self.trouble = nodeproblems.ledger_not_written(self._path, str(error))
                 tell(self.trouble)
                 await self._clock.sleep(next(pauses))
         tell(self.trouble)
@@ -114,12 +108,7 @@ class Journal:
             self.trouble = None
 
     def _lost(self, what: str) -> Reason:
-        return Reason(
-            ReasonCode.LEDGER_LOST,
-            str(self._path),
-            what,
-            fix="none is needed: holders are learnt from the kubelet; give renamed resources an alias",
-        )
+        return nodeproblems.ledger_lost(self._path, what)
 
 
 _KNOWN = frozenset(field.name for field in dataclasses.fields(Ledger))

@@ -1,7 +1,7 @@
 """What keeps the agent from the API server, as a reason that its view shows."""
 
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, UnauthorizedError
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 
 
 def trouble_of(error: ApiError | None, what: str) -> Reason | None:
@@ -9,17 +9,5 @@ def trouble_of(error: ApiError | None, what: str) -> Reason | None:
     if error is None:
         return None
     if isinstance(error, ForbiddenError | UnauthorizedError):
-        return Reason(
-            ReasonCode.API_FORBIDDEN,
-            "the API server",
-            f"does not permit the agent {what}; it is tried again, and all stays as it is",
-            seen=str(error),
-            fix="give the agent's service account the roles of deploy/node.yaml",
-        )
-    return Reason(
-        ReasonCode.API_SERVER_AWAY,
-        "the API server",
-        f"does not serve the agent, which wants {what}; it is tried again, and all stays as it is",
-        seen=str(error),
-        fix="none on this node where the API server is down; else look for what is between the two",
-    )
+        return nodeproblems.api_forbidden(what, str(error))
+    return nodeproblems.api_server_away(what, str(error))

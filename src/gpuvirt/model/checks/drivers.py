@@ -8,10 +8,10 @@ from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.model.bootloader import drop_arguments, remake_initramfs, set_arguments
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, fine, problem, seen, unread
+from gpuvirt.model.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
 from gpuvirt.model.isolation import spoilers
-from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.resets import KEEPS_MEMORY, NO_WAY, is_reset
 from gpuvirt.paths import HostPath

@@ -7,9 +7,9 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute, FunctionSetup
 from gpuvirt.model.bootloader import set_arguments
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, fine, problem, seen, unread
+from gpuvirt.model.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, Seen
 
 VIRTUALIZATION = {"vmx": "VT-x", "svm": "AMD-V"}
 ARM = "CPU implementer"

@@ -10,9 +10,9 @@ from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.model.bootloader import drop_arguments, set_arguments
 from gpuvirt.model.checks.firmware import is_amd, is_vm, is_x86
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, fine, problem, seen, unread
+from gpuvirt.model.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, fine, of_reason, problem, seen, unread
+from gpuvirt.model.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.view import ResourceView
 

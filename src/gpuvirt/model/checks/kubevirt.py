@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, fine, listed, problem
+from gpuvirt.model.findings import Finding, fine, listed, problem
 from gpuvirt.model.kubevirt import KubeVirt, Permitted
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.selectors import normal
 from gpuvirt.model.view import ResourceView
 

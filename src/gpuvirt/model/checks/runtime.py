@@ -7,8 +7,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.runtimes import CDI_KEYS, CDI_TABLES, Runtime, cdi_tables, parse_toml
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, fine, problem, unread
-from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.findings import Finding, fine, problem, unread
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import CdiUse
 

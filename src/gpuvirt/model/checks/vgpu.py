@@ -6,9 +6,9 @@ from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Seen, fine, of_reason, problem
+from gpuvirt.model.findings import Finding, fine, of_reason, problem
 from gpuvirt.model.inventory import Gpu, Mode
-from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 
 DEVICES = "/sys/bus/pci/devices"

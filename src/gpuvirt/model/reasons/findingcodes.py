@@ -29,7 +29,7 @@ class FindingCode(Code):
         Level.ERROR,
     )
     UNSAFE_INTERRUPTS = _host(
-        "UnsafeInterrupts", "vfio accepts interrupts that are not remapped (`allow_unsafe_interrupts`)"
+        "UnsafeInterrupts", "vfio accepts interrupts without remapping (`allow_unsafe_interrupts`)"
     )
     SHARED_GROUP = _host("SharedGroup", "a GPU shares its IOMMU group with devices of other slots")
     ACS_OVERRIDE = _host("AcsOverride", "`pcie_acs_override` splits groups that the hardware does not isolate")
@@ -44,12 +44,12 @@ class FindingCode(Code):
     VFS_OFF = _host("VfsOff", "the vGPU manager runs, and a GPU's VFs are off")
 
     KUBELET_NOT_LISTENING = _host(
-        "KubeletNotListening", "a kubelet has run on this host, and its socket does not exist", Level.ERROR
+        "KubeletNotListening", "a kubelet has run on this host, and its socket is missing", Level.ERROR
     )
     AGENT_AWAY = _host("AgentAway", "a kubelet runs on the host, and no agent")
     COUNTS_DIFFER = _host("CountsDiffer", "the kubelet counts other devices than the agent reports as healthy")
     NUMA_NOT_ALIGNED = _host(
-        "NumaNotAligned", "GPUs are on several NUMA nodes, and the kubelet does not place processors by NUMA node"
+        "NumaNotAligned", "GPUs are on several NUMA nodes, and the kubelet does not place processors by them"
     )
     CPUS_ON_OTHER_NODE = _host("CpusOnOtherNode", "a VM may run on none of the processors near its GPU")
 
@@ -58,15 +58,13 @@ class FindingCode(Code):
         "`cdi: answers` is set, and the container runtime has CDI off; a warning where that is not certain",
         Level.ERROR,
     )
-    CDI_FOLDER_NOT_READ = _host(
-        "CdiFolderNotRead", "CDI is on, and the container runtime does not read `/run/cdi`", Level.ERROR
-    )
+    CDI_FOLDER_NOT_READ = _host("CdiFolderNotRead", "the container runtime does not read `/run/cdi`", Level.ERROR)
 
     NOT_PERMITTED = _host("NotPermitted", "KubeVirt does not permit a resource of this node", Level.ERROR)
     PERMITTED_NAME_UNKNOWN = _host("PermittedNameUnknown", "KubeVirt permits a name that is nearly one of this node's")
     SELECTOR_MISMATCH = _host("SelectorMismatch", "KubeVirt permits a resource for other devices than those behind it")
     NOT_EXTERNAL = _host(
-        "NotExternal", "KubeVirt offers a resource itself (`externalResourceProvider` is not true)", Level.ERROR
+        "NotExternal", "KubeVirt offers a resource itself (no `externalResourceProvider: true`)", Level.ERROR
     )
     MDEVS_NOT_OURS = _host("MdevsNotOurs", "KubeVirt deletes mediated devices that it did not create", Level.ERROR)
     FEATURE_GATE_MISSING = _host("FeatureGateMissing", "KubeVirt lacks a feature gate that a device needs", Level.ERROR)
@@ -74,7 +72,7 @@ class FindingCode(Code):
     NOT_READ = _host("NotRead", "something could not be read, which is never taken for absent", Level.UNKNOWN)
 
     NO_SUCH_OBJECT = _workload(
-        "NoSuchObject", "the namespace has no VM, VMI or pod of that name; with near names and other namespaces"
+        "NoSuchObject", "the namespace has no such VM, VMI or pod; with near names and other namespaces"
     )
     KUBEVIRT_NOT_INSTALLED = _workload("KubeVirtNotInstalled", "the API server does not know VMs")
     NO_DEVICE_REQUESTED = _workload("NoDeviceRequested", "the VM or pod requests no GPU and no other device")
@@ -82,9 +80,7 @@ class FindingCode(Code):
     VM_STOPPED = _workload("VmStopped", "the VM is not started: `runStrategy`, `running`")
     VM_NOT_STARTED = _workload("VmNotStarted", "KubeVirt has created no VMI of the VM yet, or failed to")
     POD_NOT_RUNNING = _workload("PodNotRunning", "the pod or its guest does not run, or has ended")
-    UNSCHEDULABLE = _workload(
-        "Unschedulable", "anything else that the scheduler reports: memory, processors, affinity, gates"
-    )
+    UNSCHEDULABLE = _workload("Unschedulable", "anything else that the scheduler reports: memory, processors, gates")
     ADMISSION_REFUSED = _workload(
         "AdmissionRefused",
         "the node's kubelet refused the pod. Where gpuvirt's plugin refused an Allocate (`UnexpectedAdmissionError`),"
@@ -96,9 +92,7 @@ class FindingCode(Code):
     NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")
     NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")
     TAINT_NOT_TOLERATED = _workload("TaintNotTolerated", "the node has a taint that the pod does not tolerate")
-    NOT_COUNTED = _workload(
-        "NotCounted", "the node's agent has healthy devices, and its kubelet does not count them as allocatable"
-    )
+    NOT_COUNTED = _workload("NotCounted", "the kubelet does not count devices that the agent reports as healthy")
     NO_SUCH_RESOURCE = _workload("NoSuchResource", "no node offers the resource, or the node does not; with near names")
     NO_SUCH_DEVICE = _workload("NoSuchDevice", "the host has no such device; with near addresses")
     NOT_A_GPU = _workload("NotAGpu", "the device is no GPU of NVIDIA, AMD or Intel")

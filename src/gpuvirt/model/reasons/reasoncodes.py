@@ -18,9 +18,7 @@ _kubevirt = partial(entry, Topic.KUBEVIRT)
 class ReasonCode(Code):
     """Why something is not offered, unhealthy, refused, pending or failed."""
 
-    NATIVE_DRIVER = _not_offered(
-        "NativeDriver", "a driver of the host has the function; bind it to vfio-pci to offer it", Level.OK
-    )
+    NATIVE_DRIVER = _not_offered("NativeDriver", "a driver of the host has the function", Level.OK)
     NO_DRIVER = _not_offered(
         "NoDriver",
         "no driver has the function. On a host with NVSwitches a person probes its native driver, since that may hang",
@@ -31,14 +29,12 @@ class ReasonCode(Code):
         Level.ERROR,
     )
     ADDRESS_NOT_ACCEPTED = _not_offered(
-        "AddressNotAccepted", "the PCI domain has more than four digits (Intel VMD), which KubeVirt refuses"
+        "AddressNotAccepted", "the PCI domain has over four digits (Intel VMD), which KubeVirt refuses"
     )
     KIND_NOT_OFFERED = _not_offered(
         "KindNotOffered", "the setting `offer` does not name this kind of function", Level.OK
     )
-    VIRTUAL_FUNCTION = _not_offered(
-        "VirtualFunction", "an NVIDIA VF is on a VFIO driver; NVIDIA's VFs work as vGPUs only"
-    )
+    VIRTUAL_FUNCTION = _not_offered("VirtualFunction", "NVIDIA's VFs work as vGPUs only, and one is on a VFIO driver")
     VFS_ENABLED = _not_offered(
         "VfsEnabled",
         "the GPU has VFs: a VFIO driver opens it with a VF token only, and a change of driver removes them",
@@ -65,16 +61,14 @@ class ReasonCode(Code):
     HELD_UNDER_OTHER_NAME = _not_offered("HeldUnderOtherName", "the device is allocated to a pod as another resource")
     MALFORMED_SYSFS_ENTRY = _not_offered("MalformedSysfsEntry", "an entry of sysfs is not what its place promises")
     WITHDRAWN = _not_offered(
-        "Withdrawn",
-        "the device is being returned to the host, or its vGPU is no longer desired; no pod is given it",
-        Level.OK,
+        "Withdrawn", "the device is being returned to the host, or its vGPU is no longer desired", Level.OK
     )
 
     NODE_MISSING = _unhealthy(
-        "NodeMissing", "`/dev/vfio/<group>`, or the device's own node, does not exist or has changed", Level.ERROR
+        "NodeMissing", "`/dev/vfio/<group>`, or the device's own node, is missing or has changed", Level.ERROR
     )
     GROUP_NOT_VIABLE = _unhealthy(
-        "GroupNotViable", "a driver of the host has a function of the IOMMU group, or would have one after a change"
+        "GroupNotViable", "a driver of the host has, or would have, a function of the IOMMU group"
     )
     FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
     UNREAD = _unhealthy(
@@ -101,14 +95,10 @@ class ReasonCode(Code):
     UNKNOWN_DEVICE = _allocate("UnknownDevice", "the resource has no such device")
     IDENTITY_CHANGED = _allocate("IdentityChanged", "another card is in the slot since the last look at the host")
     GROUP_CHANGED = _allocate(
-        "GroupChanged", "the device is in another IOMMU group, or shares it with others, since the last look"
+        "GroupChanged", "the IOMMU group of the device is another, or has other members, since the last look"
     )
 
-    IN_USE = _change(
-        "InUse",
-        "a process has the device open. `--force` takes it from a process of the native driver, never from a VM",
-        passes=True,
-    )
+    IN_USE = _change("InUse", "a process has the device open. `--force` never takes it from a VM", passes=True)
     HELD_BY_POD = _change(
         "HeldByPod",
         "the device is allocated to a pod: by the kubelet's checkpoint, its pod-resources API, or the agent's ledger",
@@ -135,11 +125,11 @@ class ReasonCode(Code):
         passes=True,
     )
     PROCESSES_NOT_VISIBLE = _change(
-        "ProcessesNotVisible", "not all processes of the host can be seen, so a user of the device may go unnoticed"
+        "ProcessesNotVisible", "not all processes of the host can be seen, so users may go unnoticed"
     )
     USED_BY_HOST = _change("UsedByHost", "the GPU drives the console, a disk is in use, or a network interface is up")
     FOREIGN_ENDPOINT = _change(
-        "ForeignEndpoint", "a function of another slot is in the IOMMU group, and on a driver of the host"
+        "ForeignEndpoint", "a function of another slot is in the IOMMU group, and in use by the host"
     )
     DRIVER_LOCK = _change("DriverLock", "NVIDIA's driver has clients and refuses to release the GPU", passes=True)
     DRIVER_PINNED = _change(
@@ -186,12 +176,8 @@ class ReasonCode(Code):
     SIZES_DIFFER = _vgpu("SizesDiffer", "vGPUs of several sizes are desired on one GPU, and `sizes: mixed` is not set")
     NO_ROOM = _vgpu("NoRoom", "more vGPUs are desired than fit, or than there are VFs or GPU instances for")
     NO_SUCH_TYPE = _vgpu("NoSuchType", "the host names no such vGPU type for the GPU", Level.ERROR)
-    NO_VGPU_HOST = _vgpu(
-        "NoVgpuHost", "the GPU can't carry vGPUs now: it is on a VFIO driver, or its driver is not a vGPU manager"
-    )
-    VF_REJECTED_TYPE = _vgpu(
-        "VfRejectedType", "a VF rejected a type that it had listed as creatable; another VF is used in its place"
-    )
+    NO_VGPU_HOST = _vgpu("NoVgpuHost", "the GPU's driver is a VFIO driver, or creates no vGPUs")
+    VF_REJECTED_TYPE = _vgpu("VfRejectedType", "a VF rejected a type that it lists as creatable; another VF is used")
     CONFIG_INVALID = _vgpu(
         "ConfigInvalid",
         "the desired state is [invalid](#invalid-desired-state): no such vGPU config, none of its entries is for a GPU"
@@ -222,35 +208,27 @@ class ReasonCode(Code):
     )
 
     KUBELET_AWAY = _agent("KubeletAway", "the kubelet's registration socket does not exist")
-    NOT_REGISTERED = _agent(
-        "NotRegistered", "the kubelet has not accepted the registration of a resource; the agent tries again"
-    )
+    NOT_REGISTERED = _agent("NotRegistered", "the kubelet has not accepted a resource yet; the agent tries again")
     SOCKET_TAKEN = _agent("SocketTaken", "another device plugin listens at the agent's socket", Level.ERROR)
     SCAN_BLOCKED = _agent("ScanBlocked", "a look at the host sleeps in the kernel", Level.UNKNOWN)
     SCAN_FAILED = _agent("ScanFailed", "a look at the host failed", Level.ERROR)
-    LEDGER_LOST = _agent(
-        "LedgerLost", "the ledger of allocations was damaged; the allocations are learnt from the kubelet"
-    )
+    LEDGER_LOST = _agent("LedgerLost", "the ledger of allocations was damaged; the kubelet reports them")
     LEDGER_NOT_WRITTEN = _agent("LedgerNotWritten", "the ledger of allocations can't be written")
     CDI_NOT_WRITTEN = _agent("CdiNotWritten", "the CDI specs can't be written, so Kata finds no devices")
-    DESIRED_STATE_LOST = _agent(
-        "DesiredStateLost", "`wishes.json`, the desired state of vGPUs, was damaged; the API server has it"
-    )
+    DESIRED_STATE_LOST = _agent("DesiredStateLost", "`wishes.json`, the desired state of vGPUs, was damaged")
     DESIRED_STATE_NOT_WRITTEN = _agent(
-        "DesiredStateNotWritten", "`wishes.json`, the desired state of vGPUs, can't be written"
+        "DesiredStateNotWritten", "`wishes.json`, the desired state of vGPUs, is not writable"
     )
     API_SERVER_AWAY = _agent(
-        "ApiServerAway", "the API server does not answer the agent; nothing is changed until it does"
+        "ApiServerAway", "the API server does not answer the agent, which changes nothing until then"
     )
-    API_FORBIDDEN = _agent(
-        "ApiForbidden", "the API server does not permit a request of the agent; nothing is changed until it does"
-    )
+    API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")
     AWAITS_CONTROLLER = _agent(
         "AwaitsController",
         "a new resource is not registered yet: the controller has not reported whether KubeVirt offers it itself",
     )
     CONTROLLER_SILENT = _agent(
-        "ControllerSilent", "the controller has not reported that for 30 s, so the resource is registered all the same"
+        "ControllerSilent", "the controller has not reported that for 30 s; the resource is registered"
     )
 
     OTHER_OPERATOR = _controller(
@@ -259,7 +237,7 @@ class ReasonCode(Code):
         " It changes nothing",
     )
     IMAGE_UNKNOWN = _controller(
-        "ImageUnknown", "a node waits for gpuvirt's image: the controller has neither `--image` nor `GPUVIRT_IMAGE`"
+        "ImageUnknown", "the controller has neither `--image` nor `GPUVIRT_IMAGE`, and a node needs it"
     )
     COMPONENTS_OFF = _controller(
         "ComponentsOff",
@@ -276,7 +254,7 @@ class ReasonCode(Code):
         Level.ERROR,
     )
     KATA_NOT_SUPPORTED = _controller(
-        "KataNotSupported", "the ClusterPolicy has `sandboxWorkloads.mode: kata`, which gpuvirt does not support yet"
+        "KataNotSupported", "the ClusterPolicy has `sandboxWorkloads.mode: kata`: not supported yet"
     )
 
     FOREIGN_PROVIDER = _kubevirt(
@@ -299,9 +277,7 @@ class ReasonCode(Code):
         "which devices VMs request, or which HyperConverged owns the KubeVirt, is not known yet; or KubeVirt could not"
         " be read completely, so nothing of it is removed",
     )
-    KUBEVIRT_TOO_OLD = _kubevirt(
-        "KubeVirtTooOld", "this KubeVirt deletes mediated devices that it did not create, and can't be told not to"
-    )
+    KUBEVIRT_TOO_OLD = _kubevirt("KubeVirtTooOld", "this KubeVirt deletes all mediated devices that it did not create")
     RESOURCE_NOT_PERMITTED = _kubevirt(
         "ResourceNotPermitted",
         "VMs request a resource that no node offers, so it can't be added to the permitted devices. The controller"
@@ -313,11 +289,9 @@ class ReasonCode(Code):
         " `10de:26b9` ...), or its entry is disabled",
     )
     GATE_DISABLED = _kubevirt(
-        "GateDisabled", "a feature gate that is needed is in `disabledFeatureGates`; the controller leaves it there"
+        "GateDisabled", "a feature gate that is needed is in `disabledFeatureGates`, and stays there"
     )
-    MDEV_DELETION_RISK = _kubevirt(
-        "MdevDeletionRisk", "KubeVirt would delete mediated devices of these types, so none are created"
-    )
+    MDEV_DELETION_RISK = _kubevirt("MdevDeletionRisk", "KubeVirt would delete mediated devices, so none are created")
     RESOURCE_STILL_REFERENCED = _kubevirt(
-        "ResourceStillReferenced", "after an undo: entries that VMs or pods still request stay"
+        "ResourceStillReferenced", "VMs or pods still request it, so an undo leaves it"
     )
