@@ -64,6 +64,7 @@ lint: .venv/made-for-dev  ## Check style, types, layers, and that generated file
 	$(VENV)/python tools/make_crds.py --check
 	$(VENV)/python tools/make_chart.py --check
 	$(VENV)/python tools/make_json_reference.py --check
+	$(VENV)/python tools/make_reference.py --check
 
 format: .venv/made-for-dev  ## Format the code
 	$(VENV)/ruff check --fix
@@ -72,10 +73,11 @@ format: .venv/made-for-dev  ## Format the code
 bench: .venv/made-for-dev  ## Measure speed and memory (ARGS='--peer CMD' for another plugin beside it)
 	@$(VENV)/python -m bench $(ARGS)
 
-generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manifests of our kinds, what the chart shares, and the JSON reference
+generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manifests of our kinds, what the chart shares, and reference tables
 	$(VENV)/python tools/make_protos.py
 	$(VENV)/python tools/make_crds.py
 	$(VENV)/python tools/make_chart.py
+	$(VENV)/python tools/make_reference.py
 	$(VENV)/python tools/make_json_reference.py
 
 pci-ids:  ## Regenerate the PCI ID data from its pinned source

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.model.findings import FindingCode, Level
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.platform import Cpu, PlatformSpec

@@ -7,9 +7,9 @@ import msgspec
 from gpuvirt import documents
 from gpuvirt.apps.doctor import Surroundings, diagnose, gather
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Report
+from gpuvirt.model.findings import Finding, Report
 from gpuvirt.model.kubevirt import KubeVirt
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_machine
@@ -65,10 +65,10 @@ def findings(report: Report) -> list[Finding]:
     return [one for result in report.results for one in result.findings]
 
 
-def codes(report: Report) -> set[FindingCode | ReasonCode]:
+def codes(report: Report) -> set[Code]:
     return {one.code for one in findings(report) if one.code is not None}
 
 
-def found(report: Report, code: FindingCode | ReasonCode) -> Finding:
+def found(report: Report, code: Code) -> Finding:
     """Return the first finding with a code."""
     return next(one for one in findings(report) if one.code is code)

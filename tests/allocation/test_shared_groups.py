@@ -29,7 +29,7 @@ async def test_until_it_is_known_who_has_what_shared_groups_are_not_offered(
 ) -> None:
     async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
         assert node.offered == {RTX4090: {ALONE: True}}
-        assert node.refused(RTX4090, [LEFT]) is ReasonCode.HOLDERS_UNHEARD
+        assert node.refused(RTX4090, [LEFT]) is ReasonCode.ALLOCATIONS_UNKNOWN
         await node.say_holders()
         assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
 

@@ -53,7 +53,7 @@ def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
     (offered,) = status.resources
     assert (offered.name, offered.healthy, offered.allocated, offered.registered) == (A10_4Q, 1, 1, True)
     ready = condition(status, "Ready")
-    assert (ready.status, ready.reason, ready.observed_generation) == ("True", "AsWanted", 3)
+    assert (ready.status, ready.reason, ready.observed_generation) == ("True", "Reconciled", 3)
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
     assert [gpu.vfs for gpu in status.gpus] == [None], "a picture of an earlier agent"
 
@@ -151,7 +151,7 @@ def test_what_changes_is_told_once_and_a_first_status_is_no_news() -> None:
     assert list(happenings(None, ill)) == []
     assert list(happenings(first, first)) == []
     assert list(happenings(first, ill)) == [Happening(Kind.WARNING, "NodeMissing", ILL.text)]
-    assert list(happenings(ill, first)) == [Happening(Kind.NORMAL, "AsWanted", "all GPUs are as they are wanted")]
+    assert list(happenings(ill, first)) == [Happening(Kind.NORMAL, "Reconciled", "all GPUs are as they are wanted")]
 
 
 def test_a_new_resource_that_waits_for_the_controller_is_no_event() -> None:

@@ -140,7 +140,7 @@ def test_a_pods_gpu_stays(t4: Place) -> None:
 
 def test_where_processes_cannot_be_seen_nothing_is_taken_from_them(t4: Place) -> None:
     t4.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
-    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.USERS_UNSEEN}
+    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.PROCESSES_NOT_VISIBLE}
 
 
 def test_the_console_stays(t4: Place) -> None:
@@ -148,7 +148,7 @@ def test_the_console_stays(t4: Place) -> None:
     assert t4.plans(DesiredDriver.PASSTHROUGH, T4[2])[0].refusals == (), "no framebuffer: nobody looks at it"
     framebuffer = Link("../../../devices/platform/efi-framebuffer.0")
     t4.kernel.tree.place(HostPath("/sys/class/graphics/fb0/device"), framebuffer)
-    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.HOST_NEEDS}
+    assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.USED_BY_HOST}
 
 
 DISK, NIC = "0000:3c:00.0", "0000:3d:00.0"
@@ -169,7 +169,7 @@ def test_what_the_host_needs_never_moves_along(tmp_path: Path, board: str, at: s
     gpu = "0000:3b:00.0"
     assert host.refused(DesiredDriver.PASSTHROUGH, gpu) == {ReasonCode.FOREIGN_ENDPOINT}
     listed = inputs(allowed=frozenset({PciAddress(at)}))
-    assert host.refused(DesiredDriver.PASSTHROUGH, gpu, listed) == {ReasonCode.HOST_NEEDS}
+    assert host.refused(DesiredDriver.PASSTHROUGH, gpu, listed) == {ReasonCode.USED_BY_HOST}
 
 
 def neighbour(board: str, at: str) -> MachineSpec:

@@ -136,7 +136,7 @@ def test_nothing_goes_while_it_is_unknown_what_pods_have(tmp_path: Path) -> None
     unit = Unit("4xT4", T4, tmp_path)
     unit.fill(T4_8Q=2)
     outcome = unit.apply(WHOLE, inputs(Unknown()))
-    assert {reason.code for reason in outcome.reasons} == {ReasonCode.HOLDERS_UNHEARD}
+    assert {reason.code for reason in outcome.reasons} == {ReasonCode.ALLOCATIONS_UNKNOWN}
     assert unit.taken == []
     assert unit.types == ["T4-8Q"] * 2
 

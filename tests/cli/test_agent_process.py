@@ -76,7 +76,7 @@ def test_it_serves_alone_and_ends_when_asked_to(place: Place, command: list[str]
         assert agent.stderr is not None
         lines = [json.loads(line) for line in agent.stderr.read().splitlines()]
     assert {"time", "level", "logger", "message"} <= set(lines[0])
-    assert {line["reason"] for line in lines if "reason" in line} == {"HoldersUnheard", "KubeletAway"}
+    assert {line["reason"] for line in lines if "reason" in line} == {"AllocationsUnknown", "KubeletAway"}
     assert not list(place.sockets.glob("*.sock"))
 
 

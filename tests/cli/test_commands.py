@@ -120,7 +120,7 @@ def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
     export(build_machine(load_machine("2xRTX4090-one-group")), tmp_path)
     done = ran("devices", "--host-root", str(tmp_path), "--kubelet-dir", str(tmp_path))
     assert re.search(r"nvidia.com/AD102_GEFORCE_RTX_4090 +3 +3 +0 ", done.stdout)
-    assert "HoldersUnheard" not in done.stdout
+    assert "AllocationsUnknown" not in done.stdout
 
 
 def test_who_is_not_root_is_told_that_users_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

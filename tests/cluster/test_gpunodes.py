@@ -53,7 +53,7 @@ def want(node: LabNode, spec: str) -> None:
 
 def test_an_agent_reports_and_obeys(node: LabNode) -> None:
     with reporting(node):
-        node.until(lambda: row(node) == [NODE, "4", "vgpu", "7", "0", "True", "AsWanted"], lambda: str(row(node)))
+        node.until(lambda: row(node) == [NODE, "4", "vgpu", "7", "0", "True", "Reconciled"], lambda: str(row(node)))
         want(node, '{"mode": "passthrough"}')
         node.until_allocatable(WHOLE, 4)
         node.until(lambda: row(node)[2] == "passthrough", lambda: str(row(node)))
@@ -68,7 +68,7 @@ def test_an_agent_reports_and_obeys(node: LabNode) -> None:
         node.until(lambda: "ModeChanged" in node.kubectl("describe", "gpunode", NODE), lambda: "no event")
         node.delete("keeps")
         node.until_allocatable(HALF, 8)
-        node.until(lambda: row(node) == [NODE, "4", "vgpu", "8", "0", "True", "AsWanted"], lambda: str(row(node)))
+        node.until(lambda: row(node) == [NODE, "4", "vgpu", "8", "0", "True", "Reconciled"], lambda: str(row(node)))
         mixed = '{"spec": {"gpus": [{"address": "0000:3b:00.0", "mode": "container"}]}}'
         refused = node.cluster.kubectl("patch", "gpunode", NODE, "--type=merge", "-p", mixed)
         assert "container and vgpu can't be on one node" in refused.stderr

@@ -199,7 +199,7 @@ async def test_an_uninstall_takes_it_back(desk: Desk) -> None:
     desk.node.apply({**pod, "spec": {"automountServiceAccountToken": False, "containers": [asking]}})
     asks = ("--kubeconfig", str(desk.node.cluster.kubeconfig), "--namespace", desk.node.namespace)
     said = gpuvirt("uninstall", *asks).stdout
-    keeps = "the gate DisableMDEVConfiguration, which machines or pods still ask for"
+    keeps = "the gate DisableMDEVConfiguration, which VMs or pods request"
     assert keeps in said, "or what the pod has would go"
     gates = ("spec", "configuration", "developerConfiguration", "featureGates")
     assert desk.found("kubevirt", *gates) == ["Theirs", "DisableMDEVConfiguration"]

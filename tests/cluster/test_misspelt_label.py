@@ -130,7 +130,7 @@ def test_a_misspelt_label_is_said_everywhere_and_changes_nothing(node: LabNode) 
         place.cluster.label(f"{WORKLOAD}=vm-vgpu", f"{CONFIG}=T4-4Q")
         node.until_allocatable("nvidia.com/GRID_T4-4Q", 16)
         place.cluster.until_said("True Reconciled")
-        assert column(place) == ["True", "AsWanted"]
+        assert column(place) == ["True", "Reconciled"]
         still = {name for name in OUTLETS if "'s log" not in name and "events" not in name}
         node.until(
             lambda: {name for name in still if "nonsense2" in OUTLETS[name](place)} == set(),

@@ -21,7 +21,7 @@ def withhold(node: LabNode, *, withheld: bool) -> None:
 
 def test_kubevirts_list_stands_while_ours_is_withheld(node: LabNode) -> None:
     with reporting(node):
-        node.until(lambda: row(node)[-1:] == ["AsWanted"], lambda: str(row(node)))
+        node.until(lambda: row(node)[-1:] == ["Reconciled"], lambda: str(row(node)))
         want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
         node.until_allocatable(HALF, 8)
         assert len(GROUPS) < 8
@@ -37,7 +37,7 @@ def test_kubevirts_list_stands_while_ours_is_withheld(node: LabNode) -> None:
 def test_an_agent_that_ends_takes_kubevirts_plugin_with_it(node: LabNode) -> None:
     """A fault of the kubelet's, which takes the one for the other: the reference says so."""
     with reporting(node) as agent:
-        node.until(lambda: row(node)[-1:] == ["AsWanted"], lambda: str(row(node)))
+        node.until(lambda: row(node)[-1:] == ["Reconciled"], lambda: str(row(node)))
         withhold(node, withheld=True)
         node.until(lambda: row(node)[-1:] == ["ForeignProvider"], lambda: str(row(node)))
         with kubevirt_offers_beside(KUBELET_ROOT, ResourceName(HALF)):

@@ -19,7 +19,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import Holding
 from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu, RollBack, Step
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
@@ -73,7 +73,7 @@ def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
 def failed_to_make(reasons: tuple[Reason, ...], type_id: str, number: int) -> bool:
     """Return whether the one thing that is said is which write failed, and how."""
     path = f"/sys/class/mdev_bus/{RTX}/mdev_supported_types/{type_id}/create"
-    return [(one.code, one.seen) for one in reasons] == [(ReasonCode.STEP_FAILED, f"{os.strerror(number)} ({path})")]
+    return [(one.code, one.seen) for one in reasons] == [(ReasonCode.STEP_FAILED, (Seen(path, os.strerror(number)),))]
 
 
 def left(host: Host, gpu: PciAddress) -> dict[str, int]:

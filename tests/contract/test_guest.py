@@ -19,10 +19,10 @@ from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model import pciids
-from gpuvirt.model.findings import FindingCode, Level
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath, KubeletPaths
 

@@ -209,7 +209,7 @@ def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
     machine = host.start_machine(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False, sees_host=False), tmp_path / "state")
-    assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.USERS_UNSEEN}
+    assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.PROCESSES_NOT_VISIBLE}
     assert not machine.asked_back(host.patience_s)
     machine.end()
     assert blind.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
@@ -220,7 +220,7 @@ def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host
 @SHOWS_PROCESSES
 def test_a_gpu_is_not_taken_from_its_driver_where_processes_are_not_seen(host: Host, tmp_path: Path) -> None:
     blind = Mover(ContainerKernel(host.kernel, sees_host=False), tmp_path / "state")
-    assert {reason.code for reason in blind.move(DesiredDriver.PASSTHROUGH, GPU)} == {ReasonCode.USERS_UNSEEN}
+    assert {reason.code for reason in blind.move(DesiredDriver.PASSTHROUGH, GPU)} == {ReasonCode.PROCESSES_NOT_VISIBLE}
     assert blind.steps == []
 
 

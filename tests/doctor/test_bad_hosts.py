@@ -7,8 +7,9 @@ import pytest
 from badhosts import BAD, with_file
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import CHECKS
-from gpuvirt.model.findings import Finding, FindingCode, Level, Report, Seen, of_reason
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.findings import Finding, Report, of_reason
+from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.sim.machine import machine_names
 from gpuvirt.sim.platform import PlatformSpec
@@ -35,7 +36,7 @@ def test_what_is_wrong_is_found_with_its_place_and_its_fix(name: str) -> None:
 @pytest.mark.parametrize("name", ["2xA10", "4xRTX2060", "2xGH200", "8xMI300X"])
 def test_a_host_in_order_has_nothing_but_what_is_in_order(name: str) -> None:
     report = examine(host(machine=name))
-    assert (report.level, codes(report)) == (Level.OK, {ReasonCode.NOT_ASKED_FOR} & codes(report))
+    assert (report.level, codes(report)) == (Level.OK, {ReasonCode.KIND_NOT_OFFERED} & codes(report))
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -121,20 +122,19 @@ def test_a_group_that_the_host_holds_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "place"),
+    ("seen", "text"),
     [
-        ("/sys/x/driver -> nvidia", Seen("/sys/x/driver", "nvidia")),
-        (
-            "no /sys/x/driver, but its IOMMU group is open",
-            Seen("/sys/x/driver", "not there, but its IOMMU group is open"),
-        ),
-        ("no /dev/vfio/12", Seen("/dev/vfio/12", "not there")),
-        ("/sys/x/config begins ffff", Seen("/sys/x/config", "begins ffff")),
-        ("/sys/x/virtfn0", Seen("/sys/x/virtfn0", "there")),
+        (Link("/sys/x/driver", "nvidia"), "/sys/x/driver -> nvidia"),
+        (Seen.absent("/dev/vfio/12"), "no /dev/vfio/12"),
+        (Seen("/sys/x/config", "begins ffff"), "/sys/x/config: begins ffff"),
+        (Seen("/sys/x/virtfn0"), "/sys/x/virtfn0"),
+        (Seen("", "no answer"), "no answer"),
     ],
 )
-def test_where_a_reason_was_seen(seen: str, place: Seen) -> None:
-    assert of_reason(Reason(ReasonCode.UNREAD, "x", "y", seen), Level.OK).seen == (place,)
+def test_what_a_reason_has_seen_is_what_its_finding_shows(seen: Seen, text: str) -> None:
+    reason = Reason(ReasonCode.UNREAD, "x", "y", (seen, seen))
+    assert of_reason(reason, Level.OK).seen == (seen, seen)
+    assert reason.text == f"Unread: x y; seen: {text}, {text}"
 
 
 def test_reasons_are_those_of_gpuvirt_devices() -> None:

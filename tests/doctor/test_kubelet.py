@@ -8,8 +8,8 @@ import pytest
 
 from gpuvirt.model import diagnosis
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import FindingCode, Level
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.view import AgentView
 from gpuvirt.sim.clock import BEGINNING
 from sickhost import codes, evidence, examine, findings, found, host
@@ -70,7 +70,7 @@ def test_all_is_registered_and_counted(folder: Path) -> None:
 
 
 def test_not_registered_is_said_in_the_agents_words(folder: Path) -> None:
-    taken = Reason(ReasonCode.SOCKET_TAKEN, A10, "has another plugin at its socket", "x.sock: listened at", "stop it")
+    taken = Reason(ReasonCode.SOCKET_TAKEN, A10, "has another plugin at its socket", (Seen("x.sock"),), "stop it")
     one = found(diagnosis.report(with_agent(folder, taken)), ReasonCode.SOCKET_TAKEN)
     assert (one.level, one.subject, one.message, one.fix) == (Level.ERROR, A10, taken.message, ("stop it",))
 

@@ -7,8 +7,10 @@ import pytest
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.model import diagnosis
-from gpuvirt.model.findings import Finding, FindingCode, Level, Report
+from gpuvirt.model.findings import Finding, Report
 from gpuvirt.model.kubevirt import parse
+from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons.codes import Level
 from sickhost import NOWHERE, codes, evidence, findings, found, host
 
 EXAMPLE = (Path(__file__).parent.parent.parent / "examples/kubevirt.yaml").read_text()

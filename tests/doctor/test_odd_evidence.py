@@ -18,8 +18,9 @@ from gpuvirt.model.checks.drivers import parse_ids
 from gpuvirt.model.checks.firmware import cpu_flags, parse_bars
 from gpuvirt.model.checks.iommu import can_remap
 from gpuvirt.model.checks.kubelet import parse_cpulist
-from gpuvirt.model.findings import FindingCode, Level
 from gpuvirt.model.nearness import nearest, nearest_names
+from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.kernel import SimKernel

@@ -9,9 +9,8 @@ import pytest
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.kubevirt import parse
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.target import is_target
 from gpuvirt.model.view import NodeView, ResourceView
 from gpuvirt.model.walk import walk
@@ -98,7 +97,7 @@ def test_what_blocks_a_gpu(build: Callable[[], SimKernel], step: Step, code: obj
 
 def test_a_move_that_is_refused_is_what_blocks() -> None:
     seen = evidence(host(driver="nouveau"))
-    refused = Reason(ReasonCode.IN_USE, GPU, "is in use by Xorg (pid 7)", "/proc/7/fd", "end that process")
+    refused = Reason(ReasonCode.IN_USE, GPU, "is in use by Xorg (pid 7)", (Seen("/proc/7/fd"),), "end that process")
     way = walk(replace(seen, view=replace(seen.view, notes=(refused,))), GPU)
     assert way.blocker is not None
     assert (blocked_at(way), way.blocker.code, way.blocker.fix) == (Step.DRIVER, refused.code, (refused.fix,))
@@ -138,7 +137,7 @@ def test_a_resource_goes_the_way_of_its_best_device(target: str) -> None:
 def test_a_companion_is_not_asked_for() -> None:
     way = walk(evidence(host(machine="4xRTX2060")), "0000:04:00.1")
     assert way.blocker is not None
-    assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.NOT_ASKED_FOR)
+    assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.KIND_NOT_OFFERED)
 
 
 def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:

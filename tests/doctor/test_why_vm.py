@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from gpuvirt.cli import whyvm
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.model.admission import refusal_in
-from gpuvirt.model.findings import FindingCode
 from gpuvirt.model.kubevirt import KubeVirt, parse
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.target import object_target
 from gpuvirt.model.vmevidence import (
     ConditionSeen,
@@ -39,7 +38,11 @@ ONE_GPU = DeviceRequests(gpus=(A10,))
 PENDING = "0/2 nodes are available: 2 Insufficient nvidia.com/GA102GL_A10."
 UNSCHEDULABLE = ConditionSeen("PodScheduled", "False", "Unschedulable", PENDING)
 REFUSED = Reason(
-    ReasonCode.IN_USE_ELSEWHERE, GPU, "is open in qemu (pid 7), which is of no pod", "/proc/7/fd", "stop that VM"
+    ReasonCode.IN_USE_ELSEWHERE,
+    GPU,
+    "is open in qemu (pid 7), which is of no pod",
+    (Seen("/proc/7/fd"),),
+    "stop that VM",
 )
 OFFER = OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",))
 GPUS = (DeviceSeen(GPU, "GA102GL [A10]", A10), DeviceSeen(OTHER, "GA102GL [A10]", A10))
@@ -170,7 +173,7 @@ CASES = {
     ),
     "no pod": (
         without_pod("{}", replace(NO_ENTRY, message="exceeded quota")),
-        (VmStep.POD, FindingCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
+        (VmStep.POD, ReasonCode.POD_MISSING, "kubectl describe vmi vm-a -n team"),
     ),
     "pods that may not be read": (
         replace(without_pod("{}"), pod_unread=True, unread=("list pods: the API server answers 403",)),

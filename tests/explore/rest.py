@@ -10,7 +10,7 @@ from gpuvirt.facts.pci import FunctionKind, kind_of
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.pci import is_vfio
 
-UNHEARD = ("HoldersUnheard", "AllocationsUnknown")
+UNKNOWN = "AllocationsUnknown"
 
 
 def find_wrong(world: World) -> ViolationError | None:
@@ -84,7 +84,7 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
         for user in world.observer.users(part):
             yield user.rpartition("pid ")[2].rstrip(")")
     if not world.kubelet.up or world.kubelet.deaf:
-        yield from UNHEARD
+        yield UNKNOWN
     if world.kernel.faults.refusals or world.refusing is not None:
         yield "StepFailed"
 

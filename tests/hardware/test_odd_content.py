@@ -46,7 +46,7 @@ async def test_a_name_that_is_not_utf_8(
     kernel = machine("4xT4")
     kernel.tree.place(HostPath(f"{folder}/{NOT_UTF_8}"), Link("../../../devices/x"))
     async with running_node(kernel, tmp_path) as node:
-        assert f"OddEntry: {folder}/\\xff\\xfe" in shown(node, capsys)
+        assert f"MalformedSysfsEntry: {folder}/\\xff\\xfe" in shown(node, capsys)
         assert node.offered
 
 
@@ -94,7 +94,7 @@ async def test_a_numa_node_that_there_cannot_be_is_odd(
     kernel.faults.answer(HostPath(f"{FOLDER}/numa_node"), content + b"\n")
     async with running_node(kernel, tmp_path) as node:
         assert node.gpu(GPU).numa_node is None
-        assert f"OddEntry: {FOLDER}/numa_node can't be understood: found '{content[:60].decode()}" in shown(
+        assert f"MalformedSysfsEntry: {FOLDER}/numa_node can't be understood: found '{content[:60].decode()}" in shown(
             node, capsys
         )
         assert node.offered == {A10: {GPU: True, OTHER: True}}
@@ -124,8 +124,9 @@ async def test_an_id_that_is_too_long_is_odd(
     kernel = machine("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/{attribute}"), content + b"\n")
     async with running_node(kernel, tmp_path) as node:
-        assert f"OddEntry: {FOLDER}/{attribute} can't be understood: found '{content[:60].decode()}" in shown(
-            node, capsys
+        assert (
+            f"MalformedSysfsEntry: {FOLDER}/{attribute} can't be understood: found '{content[:60].decode()}"
+            in shown(node, capsys)
         )
         assert node.offered == {A10: {OTHER: True}}
 
@@ -134,4 +135,6 @@ async def test_a_revision_that_is_too_long_is_odd(machine: Machine, tmp_path: Pa
     kernel = machine("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/revision"), b"0x1a1\n")
     async with running_node(kernel, tmp_path) as node:
-        assert [(note.code, note.subject) for note in node.view.notes] == [(ReasonCode.ODD_ENTRY, f"{FOLDER}/revision")]
+        assert [(note.code, note.subject) for note in node.view.notes] == [
+            (ReasonCode.MALFORMED_SYSFS_ENTRY, f"{FOLDER}/revision")
+        ]

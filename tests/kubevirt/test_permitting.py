@@ -66,7 +66,7 @@ def test_where_a_name_cannot_be_listed_no_list_is_made() -> None:
     cluster = Cluster(kubevirt(), names=Names(gpus=frozenset({A10, "amd.com/mi210"})))
     after = converged(cluster)
     assert at(after, *LISTS) is None
-    assert codes(cluster.plan) == [ReasonCode.NAME_UNLISTED]
+    assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED]
     assert "amd.com/mi210" in cluster.plan.reasons[0].text
     assert at(after, *ENABLED) is False, "which needs no list"
 
@@ -74,7 +74,7 @@ def test_where_a_name_cannot_be_listed_no_list_is_made() -> None:
 def test_no_list_is_made_before_all_kinds_were_heard() -> None:
     cluster = Cluster(kubevirt(), names=Names(unheard=("pools",)))
     assert at(converged(cluster), *LISTS) is None
-    assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_UNHEARD]
+    assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_STATE_UNKNOWN]
 
 
 def test_a_list_of_ours_goes_again_where_it_would_refuse_what_was_permitted_without() -> None:
@@ -83,7 +83,7 @@ def test_a_list_of_ours_goes_again_where_it_would_refuse_what_was_permitted_with
     cluster.names = Names(host_devices=frozenset({"example.com/fpga"}))
     after = converged(cluster)
     assert at(after, *LISTS) is None
-    assert ReasonCode.NAME_UNLISTED in codes(cluster.plan)
+    assert ReasonCode.RESOURCE_NOT_PERMITTED in codes(cluster.plan)
     cluster.names = Names()
     assert at(converged(cluster), *PCI) == [OUR_A10]
 
@@ -97,7 +97,7 @@ def test_a_list_that_others_have_written_to_stays() -> None:
     lists.append(theirs)
     cluster.names = Names(host_devices=frozenset({"example.com/fpga"}))
     assert at(converged(cluster), *PCI) == [OUR_A10, theirs]
-    assert ReasonCode.NAME_UNLISTED in codes(cluster.plan)
+    assert ReasonCode.RESOURCE_NOT_PERMITTED in codes(cluster.plan)
 
 
 def test_entries_of_a_node_that_is_away_stay() -> None:
@@ -180,7 +180,7 @@ def test_where_kubevirt_makes_its_own_ours_are_spared_by_entries() -> None:
     cluster = Cluster(kubevirt(own), names=Names(gpus=frozenset({"amd.com/mi210"})))
     converged(cluster)
     assert cluster.plan.stops_carving
-    assert codes(cluster.plan) == [ReasonCode.NAME_UNLISTED, ReasonCode.MDEVS_AT_RISK]
+    assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED, ReasonCode.MDEV_DELETION_RISK]
 
 
 def test_a_list_that_spares_mediated_devices_is_not_taken_away() -> None:
@@ -188,7 +188,7 @@ def test_a_list_that_spares_mediated_devices_is_not_taken_away() -> None:
     converged(cluster)
     cluster.names = Names(gpus=frozenset({"amd.com/mi210"}))
     assert at(converged(cluster), *MDEV) == [OUR_T4]
-    assert codes(cluster.plan) == [ReasonCode.NAME_UNLISTED]
+    assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED]
 
 
 def test_without_mediated_devices_nobody_is_kept_from_handling_them() -> None:
@@ -309,7 +309,7 @@ def test_nothing_is_written_to_a_kubevirt_whose_owner_was_not_heard() -> None:
     owner: Plain = [{"apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged", "name": "x"}]
     cluster = Cluster(kubevirt(ownerReferences=owner))
     assert cluster.plan.patch == ()
-    assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_UNHEARD]
+    assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_STATE_UNKNOWN]
 
 
 def test_an_annotation_that_nobody_can_read_makes_nothing_ours() -> None:

@@ -125,7 +125,7 @@ async def test_a_gpu_that_the_agent_gave_to_a_pod_stays(short_path: Path, tls: T
             assert node.driver(given) == node.driver(free) == "vfio-pci"
             refused = await node.run(command.replace("GPU", given))
             assert (refused.returncode, node.driver(given)) == (1, "vfio-pci")
-            assert f"held by pod default/{pod}" in " ".join(refused.stdout.split())
+            assert f"allocated to pod default/{pod}" in " ".join(refused.stdout.split())
             assert node.harmed() == []
             done = await node.run(command.replace("GPU", free))
             assert (done.returncode, node.driver(free)) == (0, "nvidia"), done.stdout + done.stderr

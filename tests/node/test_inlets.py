@@ -81,7 +81,7 @@ async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_heard(machin
     (tmp_path / inlets.FILE).write_bytes(b"torn")
     async with running_node(machine("2xA10"), tmp_path) as node:
         assert node.agent.wish == NodeRequest()
-        assert [note.code for note in node.view.notes] == [ReasonCode.WISHES_LOST]
+        assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_LOST]
         assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
         node.agent.hear_wish(WISH)
         await node.settle()
@@ -94,7 +94,7 @@ async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(machine: Ma
     async with running_node(machine("2xA10"), tmp_path) as node:
         node.agent.hear_wish(WISH)
         await node.settle()
-        assert [note.code for note in node.view.notes] == [ReasonCode.WISHES_NOT_WRITTEN]
+        assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_NOT_WRITTEN]
         assert node.agent.wish == WISH
         blocked.rmdir()
         await node.advance(30)

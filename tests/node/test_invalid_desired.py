@@ -31,10 +31,10 @@ from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import report as diagnose
-from gpuvirt.model.findings import Level
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
 from gpuvirt.model.invalid import Origin
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView
 from gpuvirt.model.walk import walk
@@ -361,7 +361,7 @@ async def test_what_is_mended_is_said_no_more(machine: Callable[[str], SimKernel
         await heard(agent, labels("T4-4Q"))
         assert (agent.view.invalid, agent.view.notes) == ((), ())
         well = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
-        assert [(one.kind, one.reason) for one in happenings(ill, well)] == [("Normal", "AsWanted")]
+        assert [(one.kind, one.reason) for one in happenings(ill, well)] == [("Normal", "Reconciled")]
         decided = policy_of(well)
         assert decided.progress.invalid == ()
         assert INVALID not in {

@@ -82,11 +82,11 @@ async def test_nothing_is_carved_before_the_plugin_is_gone_and_the_kubelet_says_
             await node.advance(5)
             assert node.agent.operands_away.get()
             assert state(node.agent)[0] is StateName.PENDING
-            assert "OperandsThere" in state(node.agent)[1]
+            assert "DevicePluginStillRunning" in state(node.agent)[1]
         node.agent.hear_operands(GONE)
         await node.say_holders()
         await node.advance(5)
-        assert "StillCounted" in state(node.agent)[1]
+        assert "StillAllocatable" in state(node.agent)[1]
         assert kernel.writes == []
         node.count(T4_8Q)
         await node.say_holders()

@@ -11,7 +11,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.ledger import Holders
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node import originals
@@ -55,7 +55,7 @@ async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(mac
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.advance(5)
         assert kernel.writes == [], "it is unknown whether a pod has what its native driver serves"
-        assert notes(node) == {ReasonCode.HOLDERS_UNHEARD}
+        assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         node.count("nvidia.com/GRID_T4-8Q", *kernel.mdev.devices)
         await node.say_holders()
         await node.advance(5)
@@ -186,7 +186,7 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(mac
         assert node.reasons(FIRST) == [ReasonCode.WITHDRAWN]
         assert node.refused(A10, [FIRST]) is ReasonCode.UNKNOWN_RESOURCE
         assert driver(kernel, FIRST) == "vfio-pci", "who has what is not known yet"
-        assert notes(node) == {ReasonCode.HOLDERS_UNHEARD}
+        assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         await node.say_holders()
         await node.advance(10)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "nvidia"]
@@ -196,7 +196,7 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(mac
 async def test_half_an_account_of_pods_keeps_gpus_where_they_are(machine: Machine, tmp_path: Path) -> None:
     """They are offered and given all the same: an agent without the pod-resources API is of use where nothing moves."""
     kernel = machine("2xA10")
-    half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", seen="no socket")
+    half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", (Seen.absent("socket"),))
     async with running_node(kernel, tmp_path) as node:
         node.agent.hear_holders(Holders(node.clock.now(), {}, partial=half))
         await node.settle()
@@ -228,15 +228,15 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machin
         await node.say_holders()
         await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "vfio-pci"]
-        assert notes(node) == {ReasonCode.STILL_COUNTED}
+        assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}
         for resource, device in (("nvidia.com/GA102GL_A10", SECOND), ("devices.kubevirt.io/a10", GROUP_OF_SECOND)):
             node.count(resource, device)
             await node.say_holders()
             await node.advance(60)
             assert driver(kernel, SECOND) == "vfio-pci", "another plugin offers it, and a pod can be admitted by that"
             (note,) = node.view.notes
-            assert note.code is ReasonCode.STILL_COUNTED
-            assert f"{resource} ({device})" in (note.seen or "")
+            assert note.code is ReasonCode.STILL_ALLOCATABLE
+            assert f"{resource} ({device})" in note.seen_text
         node.count("example.com/other", "0000:01:00.0")
         await node.say_holders()
         await node.advance(10)

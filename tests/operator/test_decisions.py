@@ -54,7 +54,7 @@ def gpu_node(
     condition = Condition(
         type="Ready",
         status="False" if against else "True",
-        reason="VgpuInUse" if against else "AsWanted",
+        reason="VgpuInUse" if against else "Reconciled",
         message=against,
         last_transition_time="2026-01-01T00:00:00Z",
     )
@@ -165,7 +165,7 @@ def test_kubevirt_that_can_t_be_read_is_a_condition() -> None:
     forbidden = "list kubevirts: the API server answers 403: no"
     found = Scene([node()], kubevirt=KubeVirtHeard(troubles=(forbidden,))).decided().progress.kubevirt
     assert found is not None
-    assert (found.ready, found.reason) == (False, "KubeVirtUnheard")
+    assert (found.ready, found.reason) == (False, "KubeVirtStateUnknown")
     assert forbidden in found.message
     assert Scene([node()], kubevirt=KubeVirtHeard()).decided().progress.kubevirt is None
     # Where there is no KubeVirt, nobody misses what can't be read of its machines.

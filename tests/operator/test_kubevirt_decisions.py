@@ -27,7 +27,7 @@ NOTHING_ASKED: Requesting = {kind.name: Heard(()) for kind in DEVICE_KINDS}
 
 def vgpu_node() -> OwnedGpuNode:
     """Return a GpuNode with vGPUs that are as they are wanted."""
-    ready = Condition(type="Ready", status="True", reason="AsWanted", last_transition_time="2026-01-01T00:00:00Z")
+    ready = Condition(type="Ready", status="True", reason="Reconciled", last_transition_time="2026-01-01T00:00:00Z")
     resource = Offered(
         name=T4_8Q, healthy=2, allocated=0, registered=True, kind=ResourceKind.VGPU, mdev_name_selectors=("GRID T4-8Q",)
     )

@@ -20,9 +20,9 @@ from gpuvirt.hardware.hostcopy import copy_host
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_setup
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.findings import Finding, FindingCode
+from gpuvirt.model.findings import Finding
 from gpuvirt.model.inventory import build_inventory
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.node import originals
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel

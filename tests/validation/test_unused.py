@@ -47,7 +47,7 @@ def test_vgpus_stay(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
 def test_what_processes_use_can_not_be_told_counts_as_used(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
     kernel = build_machine(load_machine("2xA10"))
     kernel.faults.fail(HostPath("/proc"), errno.EACCES)
-    assert codes(kernel) == {ReasonCode.USERS_UNSEEN}
+    assert codes(kernel) == {ReasonCode.PROCESSES_NOT_VISIBLE}
 
 
 @pytest.mark.ring("mount")

@@ -133,7 +133,7 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> Non
 def test_a_card_without_mixed_sizes_is_refused_them(machine: str, gpu: PciAddress, name: str, tmp_path: Path) -> None:
     host = Carver(machine, tmp_path)
     assert host.wish(gpu, DesiredVgpus({name: 1})) == ()
-    assert codes(host.wish(gpu, DesiredVgpus({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNFIT]
+    assert codes(host.wish(gpu, DesiredVgpus({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNSUPPORTED]
     assert host.wish(gpu, DesiredVgpus({name: 2}, Sizes.EQUAL)) == ()
 
 
@@ -206,7 +206,7 @@ def test_more_instances_than_fit_are_refused_before_anything_goes(a30: Carver) -
     before = a30.types(CUT)
     for wished in ({"A30-2-12C": 2, "A30-1-6C": 1}, {"A30-1-6C": 5}):
         assert codes(a30.carve_types(CUT, wished)) == [ReasonCode.NO_ROOM]
-    assert codes(a30.carve_types(CUT, {"A30-1-6C": 1, "A30-4C": 1})) == [ReasonCode.MODE_UNFIT]
+    assert codes(a30.carve_types(CUT, {"A30-1-6C": 1, "A30-4C": 1})) == [ReasonCode.MODE_UNSUPPORTED]
     assert codes(a30.carve_types(CUT, {"A30-3-12C": 1})) == [ReasonCode.NO_SUCH_TYPE]
     assert a30.types(CUT) == before
 
@@ -261,7 +261,7 @@ def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -
 
     reasons = change_vgpus(a30.site, CUT, DesiredVgpus({"A30-1-6C": 4}), a30.given, make)
     assert ReasonCode.STEP_FAILED in codes(reasons)
-    assert "just made vGPUs" in reasons[0].text
+    assert "other vGPUs have just been created" in reasons[0].text
     assert FOREIGN in a30.types(CUT)
     assert not isinstance(found := a30.modes(CUT).gpu_instances, Unread)
     assert "2g.12gb" in {one.profile for one in found}

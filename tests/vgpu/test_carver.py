@@ -185,7 +185,7 @@ def test_a_vf_that_refuses_is_passed_over_and_told(tmp_path: Path) -> None:
     slot = min(scan(host.kernel).vgpu_hosts[L40S].slots)
     host.kernel.faults.refuse(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), errno.EIO)
     reasons = host.carve(L40S, L40S_12Q=4)
-    assert codes(reasons) == [ReasonCode.VF_REFUSES]
+    assert codes(reasons) == [ReasonCode.VF_REJECTED_TYPE]
     assert slot in reasons[0].text
     assert host.carries(L40S) == {"L40S-12Q": 4}
     assert VgpuId(slot) not in host.types(L40S)
@@ -321,7 +321,7 @@ def test_vfs_that_a_process_of_the_host_uses_stay(tmp_path: Path, *, on_vf: bool
     assert codes(host.carve_types(FLEX, {})) == [ReasonCode.IN_USE]
     assert scan(host.kernel).functions[FLEX].virtfns == vfs
     host.kernel.processes.hide()
-    assert codes(host.carve_types(FLEX, {})) == [ReasonCode.USERS_UNSEEN]
+    assert codes(host.carve_types(FLEX, {})) == [ReasonCode.PROCESSES_NOT_VISIBLE]
     assert scan(host.kernel).functions[FLEX].virtfns == vfs
     host.kernel.processes.hide(hidden=False)
     host.kernel.end_machine(process)

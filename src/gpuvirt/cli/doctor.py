@@ -9,7 +9,7 @@ from gpuvirt.cli import apiserver, diagnosis, options
 from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.render import json_lines
-from gpuvirt.model.findings import Level
+from gpuvirt.model.reasons.codes import Level
 
 
 def doctor(  # noqa: PLR0913  one parameter an option

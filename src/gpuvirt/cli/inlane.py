@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gpuvirt.model import refusals
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, Tell

@@ -12,13 +12,12 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.kubelet.podresources import Held
-from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.change.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Holders, Ledger, allocations_of, settle
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node import onelook
 from gpuvirt.node.change.inputs import Account
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -50,7 +49,7 @@ class PodAccount:
         try:
             ledger = onelook.load_ledger(*self.ledgers)
         except (OSError, DamagedError) as error:
-            ledger, unknown = onelook.EMPTY, unknown or refusals.allocations_unknown(f"the agent's ledger: {error}")
+            ledger, unknown = onelook.EMPTY, unknown or _unknown(f"the agent's ledger: {error}")
         entries = ledger.entries
         if held is not None and unknown is None:  # an entry counts until the kubelet must know of it
             holders = Holders(RealClock().now(), held)
@@ -65,7 +64,11 @@ class PodAccount:
         try:
             return read_account(self.kubelet, read_kubelets(self.kernel)), None
         except AccountUnknownError as error:
-            return error.known, refusals.allocations_unknown(str(error))
+            return error.known, _unknown(str(error))
+
+
+def _unknown(said: str) -> Reason:
+    return refusals.allocations_unknown("a device of this host", Seen("", said), by_hand=True)
 
 
 def _holdings(inventory: Inventory, allocations: PodAllocations) -> Iterator[Holding]:

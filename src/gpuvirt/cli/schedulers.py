@@ -15,9 +15,8 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.smireport import read_scheduler
-from gpuvirt.model import refusals
 from gpuvirt.model.moduleoption import FILE
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.node import moduleoptions
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.observation import Observation, observe
@@ -148,7 +147,7 @@ def _persist(here: Host, roots: HostRoots, gpu: PciAddress, scheduler: Scheduler
     try:
         return moduleoptions.persist(here.site.kernel, roots, gpu, scheduler)
     except (OSError, DamagedError) as error:
-        return (refusals.failed(f"write {FILE}", gpu, str(error)),)
+        return (refusals.failed(f"write {FILE}", gpu, Seen("", str(error))),)
 
 
 def _tell(result: SchedulerResult, order: Order) -> None:

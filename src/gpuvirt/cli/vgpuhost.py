@@ -10,11 +10,10 @@ from gpuvirt.cli.inlane import changed_in_lane, in_lane, teller
 from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model import refusals
 from gpuvirt.model.change.desired import DesiredGpu
 from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.planner import plan_unit
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.observation import Observation
 from gpuvirt.paths import HostRoots

@@ -14,7 +14,7 @@ from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import Held, PodResources, PodResourcesUnheardError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.ledger import Holders
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.pace import Pace
 from gpuvirt.paths import KubeletPaths
 
@@ -128,7 +128,7 @@ class HolderWatch:
         listener.hear_holders(None if troubles else holders)
         if not listener.unsettled:
             self._early = 0
-        listener.hear_trouble("holders", _unheard(troubles) if troubles else partial)
+        listener.hear_trouble("holders", _unknown(troubles) if troubles else partial)
         if isinstance(told, PodResourcesUnheardError):
             return False
         return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
@@ -140,11 +140,11 @@ class HolderWatch:
         the API lacks containers that only initialise a pod.
         """
         if isinstance(written, OSError | DamagedError):
-            return _half(str(written))
+            return _unknown(str(written))
         if not isinstance(told, PodResourcesUnheardError):
             return None
         running = self._kubelets()
-        return None if running == () else _half(f"{running_text(running)}; {told}")
+        return None if running == () else _unknown(f"{running_text(running)}; {told}")
 
     def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
         """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""
@@ -177,22 +177,5 @@ class HolderWatch:
             return error
 
 
-def _half(seen: str) -> Reason:
-    return Reason(
-        ReasonCode.ALLOCATIONS_UNKNOWN,
-        "the kubelet",
-        "may have given pods more than one of its two accounts says; the agent offers devices, but changes none that a"
-        " pod could have",
-        seen=seen,
-        fix="mount the kubelet's pod-resources folder and its device-plugins folder, both readable for root",
-    )
-
-
-def _unheard(seen: str) -> Reason:
-    return Reason(
-        ReasonCode.HOLDERS_UNHEARD,
-        "the kubelet",
-        "can't be asked which pods have which devices; what it said last is taken to stand",
-        seen=seen,
-        fix="mount the kubelet's pod-resources folder, or its device-plugins folder readable for root",
-    )
+def _unknown(said: str) -> Reason:
+    return refusals.allocations_unknown("a device of this host", Seen("", said))

@@ -16,7 +16,7 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import sockets
 from gpuvirt.kubelet.deviceplugin import DevicePlugin, Giver, SocketTakenError
 from gpuvirt.kubelet.registration import RegistrationFailedError, register
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.view import NodeView, Registration, ResourceView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.pace import Pace
@@ -116,7 +116,7 @@ class Plugins:
         try:
             path = sockets.socket_path(self._paths.device_plugins, view.name)
         except PathTooLongError as error:
-            self._say(view.name, ReasonCode.NOT_REGISTERED, str(error))
+            self._say(view.name, nodeproblems.not_registered(view.name, str(error)))
             return
         self._plugins[view.name] = DevicePlugin(
             view, path, self._node, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0
@@ -151,13 +151,14 @@ class Plugins:
                 await plugin.start()
                 attempts.kubelet = None
             if kubelet is None:
-                self._say(plugin.resource, ReasonCode.KUBELET_AWAY, f"no {self._paths.registration_socket}")
+                away = nodeproblems.kubelet_away(plugin.resource, self._paths.registration_socket)
+                self._say(plugin.resource, away)
             else:
                 await self._register(plugin, attempts, kubelet)
         except SocketTakenError as error:
-            self._fail(plugin, kubelet, ReasonCode.SOCKET_TAKEN, error)
+            self._fail(plugin, kubelet, nodeproblems.socket_taken(plugin.resource, str(error)))
         except (RegistrationFailedError, OSError) as error:
-            self._fail(plugin, kubelet, ReasonCode.NOT_REGISTERED, error)
+            self._fail(plugin, kubelet, nodeproblems.not_registered(plugin.resource, str(error)))
         finally:
             attempts.tending = False
 
@@ -179,29 +180,12 @@ class Plugins:
             return False
         return self._clock.monotonic_s() - plugin.streamless_since_s >= self._pace.streamless_s
 
-    def _fail(
-        self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None, code: ReasonCode, error: Exception
-    ) -> None:
+    def _fail(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None, reason: Reason) -> None:
         attempts = self._attempts[plugin.resource]
         attempts.kubelet, attempts.failed_at = None, kubelet
         attempts.not_before_s = self._clock.monotonic_s() + next(attempts.pauses)
         self._node.telemetry.registrations[plugin.resource, "failed"] += 1
-        self._say(plugin.resource, code, str(error))
+        self._say(plugin.resource, reason)
 
-    def _say(self, resource: ResourceName, code: ReasonCode, seen: str) -> None:
-        message, fix = _SAYINGS[code]
-        reason = Reason(code, resource, message, seen=seen, fix=fix)
+    def _say(self, resource: ResourceName, reason: Reason) -> None:
         self._node.hear_registration(resource, Registration(registered=False, because=reason))
-
-
-_SAYINGS = {
-    ReasonCode.KUBELET_AWAY: (
-        "is not registered: the kubelet has no socket there",
-        "start the kubelet, or name its folder with --kubelet-dir",
-    ),
-    ReasonCode.NOT_REGISTERED: ("is not registered; tried again with growing pauses", "see the kubelet's log"),
-    ReasonCode.SOCKET_TAKEN: (
-        "is not registered: its socket is another program's",
-        "stop the other device plugin (NVIDIA's kubevirt-gpu-device-plugin or sandbox-device-plugin)",
-    ),
-}

@@ -9,9 +9,9 @@ from collections import defaultdict
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.ledger import Consumer
+from gpuvirt.model.reasons import Seen, refusals
 from gpuvirt.model.recorded import Recorded
 from gpuvirt.paths import KubeletPaths
 
@@ -62,4 +62,4 @@ def _containers(content: bytes, gone: frozenset[PodUid]) -> Recorded:
 
 
 def _unknown(seen: str) -> Unknown:
-    return Unknown(refusals.record_unread(seen))
+    return Unknown(refusals.allocations_unknown("a device of this host", Seen("", seen)))

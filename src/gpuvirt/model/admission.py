@@ -2,7 +2,7 @@
 
 import re
 
-from gpuvirt.model.reasons import Reason, code_in
+from gpuvirt.model.reasons import Reason, Seen, code_in
 
 _REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
 
@@ -16,4 +16,4 @@ def refusal_in(message: str) -> Reason | None:
     text, _, fix = found["text"].partition("; fix: ")
     text, _, seen = text.partition("; seen: ")
     subject, _, said = text.partition(" ")
-    return Reason(code, subject, said, seen or None, fix or None)
+    return Reason(code, subject, said, (Seen("", seen),) if seen else (), fix or None)

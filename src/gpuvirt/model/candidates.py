@@ -1,16 +1,15 @@
 """What could be given to a virtual machine, and why the rest could not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
-from gpuvirt.facts.sysfs import device_path
+from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model import refusals
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.naming import NAMESPACES, Named, Naming
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
 from gpuvirt.model.settings import Settings
 
 
@@ -75,12 +74,12 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
             unread = live.type if isinstance(live.type, Unread) else live.group
             yield refusals.unread(live.id, unread) if isinstance(unread, Unread) else refusals.no_group(live.id)
         elif live.group is None:
-            yield _no_group_of_vgpu(live.id)
+            yield refusals.no_group(live.id, is_mdev=vgpu.framework is Framework.MDEV)
         elif vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
             yield refused
         elif gpu is None or gpu.id.vendor not in NAMESPACES:
-            yield Reason(
-                ReasonCode.ODD_ENTRY, live.id, "is carried by a device that is no GPU of NVIDIA, AMD or Intel", vgpu.gpu
+            yield notoffered.malformed(
+                live.id, "is carried by a device that is no GPU of NVIDIA, AMD or Intel", Seen(vgpu.gpu)
             )
         else:
             yield Candidate(
@@ -108,43 +107,22 @@ def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settin
     if not function.on_vfio:
         return _not_on_vfio(inventory, function)
     if not settings.offers(function.kind):
-        return Reason(
-            ReasonCode.NOT_ASKED_FOR,
-            address,
-            f"is a {function.kind} function, and only {', '.join(settings.offer) or 'nothing'} is offered",
-            fix=f"add {function.kind} to `offer` in the agent's settings if virtual machines are to ask for it",
-        )
+        return notoffered.kind_not_offered(function, settings.offer)
     return _why_not_accepted(address) or _why_not_on_vfio(function)
 
 
 def _why_not_accepted(address: str) -> Reason | None:
     if len(address.partition(":")[0]) <= 4:
         return None
-    return Reason(
-        ReasonCode.ADDRESS_NOT_ACCEPTED,
-        address,
-        "has a PCI domain of more than four digits (behind Intel VMD), which KubeVirt refuses",
-        fix="switch VMD off for this slot in the firmware",
-    )
+    return notoffered.address_not_accepted(address)
 
 
 def _why_not_on_vfio(function: PciFunction) -> Reason | None:
     address = function.address
     if function.physfn is not None and function.id.vendor == NVIDIA:
-        return Reason(
-            ReasonCode.VIRTUAL_FUNCTION,
-            address,
-            f"is a VF of {function.physfn} on {function.driver}; NVIDIA's VFs work as vGPUs only",
-            fix=f"give it back to nvidia and set a vGPU type, or switch off the VFs of {function.physfn}",
-        )
+        return notoffered.virtual_function(function)
     if function.virtfns:
-        return Reason(
-            ReasonCode.VFS_ENABLED,
-            address,
-            f"is on {function.driver} with {len(function.virtfns)} VFs switched on, and opens with a VF token only",
-            seen=device_path(address, "virtfn0"),
-            fix=f"echo 0 > {device_path(address)}/sriov_numvfs",
-        )
+        return refusals.vfs_enabled(function)
     if isinstance(function.iommu_group, Unread):
         return refusals.unread(address, function.iommu_group)
     return refusals.no_group(address) if function.iommu_group is None else None
@@ -156,67 +134,27 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
     if gpu is not None and gpu.vgpu_host is not None:
         if function.physfn is not None or gpu.vgpu_host.live:
             carried = sum(live.slot == address or function.physfn is None for live in gpu.vgpu_host.live)
-            return Reason(ReasonCode.CARRIES_VGPUS, address, f"is offered as its vGPUs, of which it carries {carried}")
-        return Reason(
-            ReasonCode.NO_VGPUS,
-            address,
-            "could carry vGPUs, but has none",
-            fix="create vGPUs on it, or bind it to vfio-pci",
+            return refusals.carries_vgpus(address, carried)
+        return notoffered.no_vgpus(
+            address, "could carry vGPUs, but has none", fix="create vGPUs on it, or bind it to vfio-pci"
         )
     if function.driver is None:
         return _without_driver(inventory, function)
-    return Reason(
-        ReasonCode.NATIVE_DRIVER,
-        address,
-        f"is bound to {function.driver}, so it serves the host and containers",
-        seen=f"{device_path(address)}/driver -> {function.driver}",
-        fix=f"gpuvirt vfio bind {address}, to offer it to virtual machines",
-    )
+    return notoffered.native_driver(address, str(function.driver))
 
 
 def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
-    address, driver_link = function.address, device_path(function.address, "driver")
-    until_then = "end the user in good order; nothing else can be done to the device until then"
+    address = function.address
     if using := _users(inventory, function):
-        return Reason(
-            ReasonCode.UNBIND_PENDING,
-            address,
-            f"is being unbound while {using} uses it; whoever unbinds it waits for that",
-            seen=f"no {driver_link}, but its IOMMU group is open",
-            fix=until_then,
-        )
+        return refusals.unbind_pending(address, using)
     if leaving := inventory.facts.users_of_lost_nodes:
-        return Reason(
-            ReasonCode.UNBIND_PENDING,
-            address,
-            f"may be what is being unbound while {refusals.named(leaving)} uses it; nothing tells which device that is",
-            seen=f"no {driver_link}, and an open {leaving[0].node}",
-            fix=until_then,
-        )
+        return refusals.unbind_pending(address, leaving, certain=False)
     if function.iommu_group is None:
         return refusals.no_group(address)
-    return Reason(
-        ReasonCode.NO_DRIVER,
-        address,
-        "is bound to no driver",
-        seen=f"no {driver_link}",
-        fix=f"gpuvirt vfio bind {address}, or unbind to give it back to the host",
-    )
+    return notoffered.no_driver(address)
 
 
-def _users(inventory: Inventory, function: PciFunction) -> str | None:
-    """Return who has a function's group open, in words."""
+def _users(inventory: Inventory, function: PciFunction) -> Sequence[User]:
+    """Return who has a function's group open."""
     users = inventory.facts.users
-    if users is None or not isinstance(function.iommu_group, int) or function.iommu_group not in users:
-        return None
-    return refusals.named(users[function.iommu_group])
-
-
-def _no_group_of_vgpu(subject: str) -> Reason:
-    return Reason(
-        ReasonCode.NO_IOMMU_GROUP,
-        subject,
-        "is in no IOMMU group, so no virtual machine can open it",
-        seen=f"no iommu_group link in /sys for {subject}",
-        fix="boot a kernel with VFIO_GROUP: without it mediated devices are in no group",
-    )
+    return (users or {}).get(function.iommu_group, ()) if isinstance(function.iommu_group, int) else ()

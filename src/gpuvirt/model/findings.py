@@ -5,20 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, Seen
+from gpuvirt.model.reasons.codes import Code, Level
 
 VERSION = 1
-
-
-class Level(StrEnum):
-    """How grave a finding is, from the least to the gravest."""
-
-    OK = "ok"
-    UNKNOWN = "unknown"
-    """It could not be told: not the same as absent, and not the same as well."""
-    WARNING = "warning"
-    ERROR = "error"
-    """Something that this host is set up to do can't work."""
 
 
 GRAVITY = tuple(Level)
@@ -37,81 +27,6 @@ class Area(StrEnum):
     KUBEVIRT = "kubevirt"
 
 
-class FindingCode(StrEnum):
-    """What is wrong with a host or a cluster; what is wrong with a device is a ReasonCode."""
-
-    # firmware
-    NO_VIRTUALIZATION = "NoVirtualization"
-    HOST_IS_VM = "HostIsVm"
-    KVM_MISSING = "KvmMissing"
-    BAR_UNASSIGNED = "BarUnassigned"
-
-    # iommu
-    IOMMU_OFF = "IommuOff"
-    KERNEL_ARGUMENT = "KernelArgument"
-    INTERRUPTS_NOT_REMAPPED = "InterruptsNotRemapped"
-    UNSAFE_INTERRUPTS = "UnsafeInterrupts"
-    SHARED_GROUP = "SharedGroup"
-    ACS_OVERRIDE = "AcsOverride"
-
-    # drivers
-    VFIO_MISSING = "VfioMissing"
-    VFIO_BLOCKED = "VfioBlocked"
-    IDS_NOT_BOUND = "IdsNotBound"
-    DRIVERS_FIGHT = "DriversFight"
-    BOOT_CONSOLE = "BootConsole"
-
-    # vgpu
-    NO_VGPU_TYPES = "NoVgpuTypes"
-    VFS_OFF = "VfsOff"
-
-    # kubelet
-    KUBELET_NOT_LISTENING = "KubeletNotListening"
-    AGENT_AWAY = "AgentAway"
-    COUNTS_DIFFER = "CountsDiffer"
-    NUMA_NOT_ALIGNED = "NumaNotAligned"
-    CPUS_ON_OTHER_NODE = "CpusOnOtherNode"
-    NOT_COUNTED = "NotCounted"
-
-    # runtime
-    CDI_OFF = "CdiOff"
-    CDI_FOLDER_NOT_READ = "CdiFolderNotRead"
-
-    # kubevirt
-    NOT_PERMITTED = "NotPermitted"
-    PERMITTED_NAME_UNKNOWN = "PermittedNameUnknown"
-    SELECTOR_MISMATCH = "SelectorMismatch"
-    NOT_EXTERNAL = "NotExternal"
-    MDEVS_NOT_OURS = "MdevsNotOurs"
-    FEATURE_GATE_MISSING = "FeatureGateMissing"
-
-    # VMs and pods
-    NO_SUCH_OBJECT = "NoSuchObject"
-    KUBEVIRT_NOT_INSTALLED = "KubeVirtNotInstalled"
-    NO_DEVICE_REQUESTED = "NoDeviceRequested"
-    RESTART_REQUIRED = "RestartRequired"
-    VM_STOPPED = "VmStopped"
-    VM_NOT_STARTED = "VmNotStarted"
-    POD_MISSING = "PodMissing"
-    POD_NOT_RUNNING = "PodNotRunning"
-    UNSCHEDULABLE = "Unschedulable"
-    ADMISSION_REFUSED = "AdmissionRefused"
-
-    # nodes for VMs and pods
-    TOO_FEW_DEVICES = "TooFewDevices"
-    ALL_ALLOCATED = "AllAllocated"
-    NODE_NOT_READY = "NodeNotReady"
-    NODE_CORDONED = "NodeCordoned"
-    NODE_SELECTOR_MISMATCH = "NodeSelectorMismatch"
-    TAINT_NOT_TOLERATED = "TaintNotTolerated"
-
-    # any
-    NO_SUCH_DEVICE = "NoSuchDevice"
-    NO_SUCH_RESOURCE = "NoSuchResource"
-    NOT_A_GPU = "NotAGpu"
-    NOT_READ = "NotRead"
-
-
 class Shown(Protocol):
     """Something that was looked at."""
 
@@ -127,19 +42,6 @@ class Shown(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Where something was read, and what stood there."""
-
-    path: str
-    value: str
-
-    @property
-    def shown(self) -> str:
-        """What stood there."""
-        return self.value
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that a check has to say."""
 
@@ -147,7 +49,7 @@ class Finding:
     subject: str
     message: str
     """What is so, as words that follow the subject."""
-    code: FindingCode | ReasonCode | None = None
+    code: Code | None = None
     """What is wrong, in one word; None where nothing is."""
     seen: tuple[Seen, ...] = ()
     why: str | None = None
@@ -184,6 +86,20 @@ def seen(*things: Shown) -> tuple[Seen, ...]:
     return tuple(Seen(thing.path, thing.shown) for thing in things)
 
 
+def problem(  # noqa: PLR0913  what a finding says: what, where, why, the fix
+    code: Code,
+    subject: str,
+    message: str,
+    seen: tuple[Seen, ...] = (),
+    *,
+    why: str | None = None,
+    fix: tuple[str, ...] = (),
+    level: Level | None = None,
+) -> Finding:
+    """Return a finding; its level is that of its code where the case at hand is not milder."""
+    return Finding(level or code.level, subject, message, code, seen, why, fix)
+
+
 def fine(subject: str, message: str, *things: Shown) -> Finding:
     """Return that something is as it should be."""
     return Finding(Level.OK, subject, message, seen=seen(*things))
@@ -191,11 +107,10 @@ def fine(subject: str, message: str, *things: Shown) -> Finding:
 
 def unread(subject: str, message: str, *things: Shown) -> Finding:
     """Return that something could not be told."""
-    return Finding(
-        Level.UNKNOWN,
+    return problem(
+        FindingCode.NOT_READ,
         subject,
         message,
-        FindingCode.NOT_READ,
         seen(*things),
         why="what could not be read is not taken for absent, nor for well",
         fix=("run it as root, with the host's own /sys, /proc, /dev, /etc and /lib/modules below --host-root",),
@@ -215,18 +130,6 @@ def of_reason(reason: Reason, level: Level) -> Finding:
         reason.subject,
         reason.message,
         reason.code,
-        (_place(reason.seen),) if reason.seen else (),
+        reason.seen,
         fix=(reason.fix,) if reason.fix else (),
     )
-
-
-def _place(text: str) -> Seen:
-    """Return in two parts what a reason has seen: `PATH: VALUE`, `PATH -> VALUE`, `PATH begins ffff`, `no PATH`."""
-    if text.startswith("no /"):
-        path, _, more = text.removeprefix("no ").partition(" ")
-        return Seen(path.rstrip(","), f"not there{', ' if path.endswith(',') else ' '}{more}".rstrip())
-    for separator in (": ", " -> ", " "):
-        path, found, value = text.partition(separator)
-        if found:
-            return Seen(path, value)
-    return Seen(text, "there")

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.sysfs import device_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import spoilers
 from gpuvirt.model.ledger import Former
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, refusals, unhealthy
 from gpuvirt.model.resets import is_reset, why_withheld
 
 Key = tuple[ResourceName, DeviceId]
@@ -139,60 +138,24 @@ def symptoms(
         return
     missing = next(_missing_nodes(inventory, candidate.group), None)
     if missing is not None and not _opens_by_cdev(inventory, candidate):
-        yield Reason(
-            ReasonCode.NODE_MISSING,
-            candidate.id,
-            f"can't be opened: there is no {missing}",
-            seen=f"no {missing}",
-            fix="rebind it to its driver, or restart udev; the node comes with the first device of the group",
-        )
+        yield unhealthy.node_missing(candidate.id, missing)
     if unread := next(_unread_drivers(inventory, candidate), None):
-        yield Reason(
-            ReasonCode.UNREAD,
-            candidate.id,
-            f"may be in use by the host: whose driver a member of IOMMU group {candidate.group} has can't be read",
-            seen=f"{unread.path}: {unread.said}",
-            fix="see the kernel's log",
-        )
+        yield refusals.unread(candidate.id, unread)
     if spoiling := spoilers(facts.functions, _others(inventory, candidate)):
-        names = ", ".join(f"{function.address} ({function.driver})" for function in spoiling)
-        yield Reason(
-            ReasonCode.GROUP_NOT_VIABLE,
-            candidate.id,
-            f"can't be opened while {names} of IOMMU group {candidate.group} is used by the host",
-            seen=f"{device_path(spoiling[0].address)}/driver -> {spoiling[0].driver}",
-            fix="bind all functions of the group to vfio-pci, or unbind them",
+        yield unhealthy.group_not_viable(
+            candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
         )
     users = (facts.users or {}).get(candidate.group, ())
     if users and holders_heard and candidate.group not in holds.by_group:
-        names = ", ".join(f"{user.command} (pid {user.pid})" for user in users)
-        yield Reason(
-            ReasonCode.IN_USE_ELSEWHERE,
-            candidate.id,
-            f"is in use by {names}, which is no pod's as far as the kubelet knows",
-            seen=f"/proc/{users[0].pid}/fd -> {users[0].node}",
-            fix="end that process, or take the device from this node's pool",
-        )
+        yield unhealthy.in_use_elsewhere(candidate.id, users)
 
 
 def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
     if function.fell_off_bus:
-        yield Reason(
-            ReasonCode.FELL_OFF_BUS,
-            subject,
-            "no longer answers on the PCI bus",
-            seen=f"{device_path(function.address)}/config begins ffff",
-            fix="reset or power-cycle the host; if it stays so the card, its slot or its power is faulty",
-        )
+        yield refusals.fell_off_bus(subject, function.address)
     unread = next((found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS), None)
     if unread is not None:
-        yield Reason(
-            ReasonCode.UNREAD,
-            subject,
-            "could not be read, so nobody can tell whether it is what it was",
-            seen=f"{unread.path}: {unread.said}",
-            fix="see the kernel's log",
-        )
+        yield refusals.unread(subject, unread)
 
 
 def _of_reset(inventory: Inventory, candidate: Candidate, function: PciFunction, former: Former) -> Iterator[Reason]:

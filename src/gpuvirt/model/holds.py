@@ -4,10 +4,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import IommuGroup, ResourceName, slot_of
-from gpuvirt.facts.sysfs import IOMMU_GROUPS
 from gpuvirt.model.candidates import Candidate, Target
 from gpuvirt.model.ledger import Entry
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, notoffered
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,13 @@ class Holds:
         own = self.by_target.get(candidate.target)
         if own is None:
             others = self._in_group(candidate)
-            return _group_held(candidate, others[0]) if others else candidate
+            if not others:
+                return candidate
+            return notoffered.group_held(candidate.id, candidate.group, others[0].device, others[0].holder)
         if own.resource == candidate.named.resource:
             return candidate
         if own.resource not in self.ours or own.target.type != candidate.target.type:
-            return _other_name(candidate, own)
+            return notoffered.held_under_other_name(candidate.id, own.holder, own.resource, candidate.named.resource)
         return replace(candidate, named=replace(candidate.named, resource=own.resource))
 
     def in_the_way(
@@ -49,13 +50,15 @@ class Holds:
         for candidate in candidates:
             own = self.by_target.get(candidate.target)
             if own is not None and own.resource != resource:
-                return _other_name(candidate, own)
+                return notoffered.held_under_other_name(
+                    candidate.id, own.holder, own.resource, candidate.named.resource
+                )
         renewed = [self.by_target[target] for target in targets if target in self.by_target]
         for candidate in candidates:
             for entry in self._in_group(candidate):
                 ours = any(entry.together_with(own) for own in renewed) or _comes_with(candidate, entry, unfinished)
                 if entry.target not in targets and not ours:
-                    return _group_held(candidate, entry)
+                    return notoffered.group_held(candidate.id, candidate.group, entry.device, entry.holder)
         return None
 
     def companions(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
@@ -88,23 +91,3 @@ def find_holds(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> Holds:
         if entry.group is not None:
             groups[entry.group] = (*groups.get(entry.group, ()), entry)
     return Holds({entry.target: entry for entry in entries}, groups, frozenset(ours))
-
-
-def _other_name(candidate: Candidate, own: Entry) -> Reason:
-    return Reason(
-        ReasonCode.HELD_UNDER_OTHER_NAME,
-        candidate.id,
-        f"is held by {own.holder} as {own.resource}; it is offered as {candidate.named.resource} when it is free",
-        fix="end the virtual machine that has it, or leave it as it is",
-    )
-
-
-def _group_held(candidate: Candidate, other: Entry) -> Reason:
-    return Reason(
-        ReasonCode.GROUP_HELD,
-        candidate.id,
-        f"shares IOMMU group {candidate.group} with {other.device}, which is held by {other.holder};"
-        " a group goes to one virtual machine",
-        seen=f"{IOMMU_GROUPS}/{candidate.group}/devices",
-        fix="ask for all devices of the group in one virtual machine, or give each its own group (ACS)",
-    )

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from gpuvirt.model.nearness import nearest, nearest_names
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, Seen, nodeproblems
 
 MOST_NEAR = 5
 """Valid names that a message lists."""
@@ -61,7 +61,7 @@ def invalid(  # noqa: PLR0913  what an error says: where, found, expected, effec
     *,
     expected: str,
     known: Iterable[str] = (),
-    seen: str | None = None,
+    seen: Seen | None = None,
     fix: str | None = None,
 ) -> InvalidDesired:
     """Return an invalid value; `problem` is a sentence about the source, `known` are the valid values."""
@@ -69,12 +69,11 @@ def invalid(  # noqa: PLR0913  what an error says: where, found, expected, effec
     near, meant = _nearest(found, names)
     hint = f"did you mean {meant}? " if meant is not None else ""
     more = f"; {fix}" if fix is not None else ""
-    reason = Reason(
-        ReasonCode.CONFIG_INVALID,
+    reason = nodeproblems.config_invalid(
         source.where,
         problem,
-        seen,
         f"{hint}expected {expected}{_listed(near, len(names))}{more}",
+        *((seen,) if seen is not None else ()),
     )
     return InvalidDesired(source.origin, source.where, found, expected, near, reason)
 

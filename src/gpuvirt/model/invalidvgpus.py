@@ -7,7 +7,7 @@ from gpuvirt.model import catalog
 from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted, refused
 from gpuvirt.model.profiles import profile_name
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.vgpudefaults import DEFAULT, builtin_configs
 from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWishes
 
@@ -19,7 +19,7 @@ def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
         error.message,
         "can't be used, so the configs from before stand",
         expected="vGPU configs in the grammar of NVIDIA's vgpu-device-manager",
-        seen=str(error),
+        seen=Seen(text.where, str(error)),
         fix="mend it: it is read again as soon as it changes",
     )
 
@@ -63,7 +63,7 @@ def no_config(
         f"is {quoted(name)}, which is the name of no vGPU config, so vGPUs stay as they are",
         expected="a vGPU config, or a vGPU type of this node's cards",
         known=_valid_names(configs, gpus) or builtin_configs(),
-        seen=f"vGPU configs: {f'those of {text.where}, and {ours}' if text is not None else ours}",
+        seen=Seen("vGPU configs", f"those of {text.where}, and {ours}" if text is not None else ours),
     )
 
 
@@ -77,7 +77,7 @@ def for_no_gpu(
         f"wants the vGPU config {quoted(name)}, which is for no GPU of this node, so vGPUs stay as they are",
         expected="a config for these cards",
         known=[one for one in _valid_names(configs, gpus) if one != name],
-        seen="; ".join(note.text for note in found.notes) or None,
+        seen=Seen("", "; ".join(note.text for note in found.notes)) if found.notes else None,
         fix="gpuvirt vgpu types lists what they can carry",
     )
 

@@ -11,8 +11,7 @@ from gpuvirt.errors import DamagedError, InvalidIdError
 from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.model import refusals
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.paths import HostPath
 
 FILE = HostPath("/etc/modprobe.d/gpuvirt-vgpu-scheduler.conf")
@@ -102,10 +101,9 @@ def _obstacles(files: Iterable[Attribute], gpu: PciAddress) -> Iterator[Reason]:
         for line in (file.text or "").replace("\\\n", " ").splitlines():
             words = line.split(None, 2)
             if words[:2] == ["options", "nvidia"] and PARAMETER in words[-1]:
-                yield Reason(
-                    ReasonCode.OPTION_ELSEWHERE,
+                yield shortfalls.option_elsewhere(
                     gpu,
-                    f"can't be given a scheduler for good: {PARAMETER} is set elsewhere, and the driver takes it once",
-                    seen=f"{file.path}: {line.strip()[:200]}",
-                    fix=f"write it there: pci={gpu};{KEY}=VALUE; or move that line's GPUs to {FILE}",
+                    PARAMETER,
+                    Seen(file.path, line.strip()[:200]),
+                    f"write it there: pci={gpu};{KEY}=VALUE; or move that line's GPUs to {FILE}",
                 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, notoffered, refusals
 
 VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
 """Attributes of a function that speak against its device when they can't be read."""
@@ -13,13 +13,11 @@ VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
 def oddities(facts: Facts) -> Iterator[Reason]:
     """Yield what is odd about a host, and is no device's fault."""
     for oddity in facts.oddities:
-        yield Reason(ReasonCode.ODD_ENTRY, oddity.path, oddity.what)
+        yield notoffered.malformed(oddity.path, oddity.what)
     for unread in _odd_attributes(facts):
-        yield Reason(ReasonCode.ODD_ENTRY, unread.path, f"can't be understood: {unread.said}; it is passed over")
+        yield notoffered.malformed(unread.path, f"can't be understood: {unread.said}; it is passed over")
     for unread in facts.unread:
-        yield Reason(
-            ReasonCode.UNREAD, unread.path, "could not be read; what it showed before is taken to stand", unread.said
-        )
+        yield refusals.unread(unread.path, unread, "its last known state is kept")
 
 
 def _odd_attributes(facts: Facts) -> Iterator[Unread]:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES
 from gpuvirt.model import candidates as possible
-from gpuvirt.model import refusals
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
@@ -16,7 +14,7 @@ from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Former
 from gpuvirt.model.naming import Named, Naming
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals, unhealthy
 from gpuvirt.model.settings import Settings
 
 
@@ -142,21 +140,16 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
 def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Candidate) -> Candidate | Reason:
     """Return a device as it may be offered while others are in use, or why it may not be."""
     if candidate.carrier in ground.withdrawn and candidate.framework is None:
-        return refusals.withdrawn(candidate.carrier)
+        return notoffered.withdrawn(candidate.carrier)
     if candidate.target.vgpu in ground.unwanted:
-        return refusals.unwanted(candidate.id)
+        return notoffered.unwanted(candidate.id)
     held = candidate.target in holds.by_target
     if not held and candidate.target.gpu in ground.blocked:
         return refusals.blocked(candidate.id, ground.blocked[candidate.target.gpu])
     if not held and ground.changing.covers(candidate.target):
         return refusals.changing(candidate.id, None)
     if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):
-        return Reason(
-            ReasonCode.HOLDERS_UNHEARD,
-            candidate.id,
-            f"shares IOMMU group {candidate.group} with other GPUs, and it is not known yet who has those",
-            fix="nothing, as a rule: the kubelet is asked at once; else see what keeps it from being heard",
-        )
+        return refusals.allocations_unknown(candidate.id)
     return holds.as_held(candidate)
 
 
@@ -180,12 +173,7 @@ def _of_another_kind(free: Iterable[Candidate], before: Offers) -> tuple[Candida
 
 def _name_taken(candidate: Candidate) -> Reason:
     kind, other = ("an mdev", "PCI functions") if candidate.is_mdev else ("a PCI function", "mdevs")
-    return Reason(
-        ReasonCode.NAME_TAKEN,
-        candidate.id,
-        f"is {kind}, and {candidate.named.resource} has {other}; KubeVirt looks for them in different variables",
-        fix="give each an alias of its own",
-    )
+    return notoffered.name_taken(candidate.id, kind, candidate.named.resource, other)
 
 
 def _key(candidate: Candidate) -> Key:
@@ -232,35 +220,16 @@ def _what_became(inventory: Inventory, candidate: Candidate, withheld: Mapping[s
     if target.vgpu is not None:
         vgpu = inventory.vgpus.get(target.vgpu)
         if vgpu is not None and not isinstance(vgpu.live.type, Unread) and vgpu.live.type != target.type:
-            return Reason(
-                ReasonCode.TYPE_CHANGED,
-                candidate.id,
-                f"was a {target.type} when it was given away, and is a {vgpu.live.type} now",
-                fix="restart the virtual machine that has it",
-            )
-        return withheld.get(candidate.id) or _gone(candidate.id, MDEVS)
+            return unhealthy.type_changed(candidate.id, target.type, vgpu.live.type, "restart the VM that has it")
+        return withheld.get(candidate.id) or unhealthy.device_gone(candidate.id, "/sys/bus/mdev/devices")
     function = inventory.facts.functions.get(target.gpu)
     if function is None:
-        return _gone(candidate.id, PCI_DEVICES)
+        return unhealthy.device_gone(candidate.id, "/sys/bus/pci/devices")
     found = withheld.get(candidate.id)
     if found is not None and found.code is ReasonCode.NATIVE_DRIVER:
-        return replace(
-            found,
-            code=ReasonCode.DRIVER_CHANGED,
-            message=f"was given away, and is bound to {function.driver} now",
-            fix="bind it to vfio-pci again, or end the virtual machine that has it",
-        )
-    return found or _gone(candidate.id, PCI_DEVICES)
-
-
-def _gone(subject: str, folder: str) -> Reason:
-    return Reason(
-        ReasonCode.DEVICE_GONE,
-        subject,
-        "is gone from the host",
-        seen=f"no {folder}/{subject}",
-        fix="put it back, or end the virtual machine that has it",
-    )
+        fix = "bind it to vfio-pci again, or stop the VM that has it"
+        return unhealthy.driver_changed(candidate.id, target.gpu, str(function.driver), fix)
+    return found or unhealthy.device_gone(candidate.id, "/sys/bus/pci/devices")
 
 
 def _is_kept(subject: str, kept: Mapping[Candidate, Reason]) -> bool:

@@ -14,7 +14,7 @@ from gpuvirt.facts.deviceids import DeviceIds
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid
 from gpuvirt.facts.pci import AMD, INTEL, NVIDIA, FunctionKind, PciFunction
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, refusals
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 REPLICA = re.compile(r"::[0-9]+\Z")
@@ -136,11 +136,6 @@ def unmapped_reasons(function: PciFunction, unmapped: Iterable[Allocation]) -> I
         return
     for allocation in unmapped:
         if vendor_of(allocation) == function.id.vendor:
-            yield Reason(
-                ReasonCode.ALLOCATION_UNMAPPED,
-                function.address,
-                f"may be allocated to {allocation.pod}, which has {allocation.resource}: {allocation.device};"
-                " gpuvirt can't map this id to a GPU of this host",
-                seen="the kubelet's checkpoint and pod-resources API",
-                fix="delete the pod, or wait for its end",
+            yield refusals.allocation_unmapped(
+                function.address, allocation.pod, f"{allocation.resource}: {allocation.device}"
             )

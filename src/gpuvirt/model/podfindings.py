@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from gpuvirt.model.admission import refusal_in
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, listed, of_reason
+from gpuvirt.model.findings import Finding, listed, of_reason, problem
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import code_in
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vmevidence import DeviceSeen, VmEvidence, condition
 from gpuvirt.model.vmnodes import NodeVerdict
 
@@ -14,11 +15,10 @@ def no_pod(evidence: VmEvidence) -> Finding:
     """There is no virt-launcher pod, or it could not be read whether there is."""
     target = evidence.target
     if evidence.pod_unread:
-        return Finding(
-            Level.UNKNOWN,
+        return problem(
+            FindingCode.NOT_READ,
             target.text,
             "may have a pod: the pods of its namespace could not be read",
-            FindingCode.NOT_READ,
             tuple(Seen("API server", one) for one in evidence.unread),
             fix=("ask as somebody who may list pods in this namespace",),
         )
@@ -28,7 +28,7 @@ def no_pod(evidence: VmEvidence) -> Finding:
         Level.ERROR,
         target.text,
         f"has no virt-launcher pod{f': {said[0].text}' if said else ' yet'}",
-        FindingCode.POD_MISSING,
+        ReasonCode.POD_MISSING,
         tuple(Seen(f"its VMI's condition {one.type}", one.text) for one in said)
         or (Seen("pods with the label kubevirt.io=virt-launcher", "none of this VM"),),
         fix=(f"kubectl describe vmi {target.name} -n {target.namespace}", "see that KubeVirt's virt-controller runs"),
@@ -44,11 +44,10 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Find
     said = scheduled.text if scheduled is not None else ""
     seen = Seen(f"{pod.user} $.status.conditions PodScheduled", said or "the scheduler has said nothing yet")
     if pod.gates:
-        return Finding(
-            Level.ERROR,
+        return problem(
+            FindingCode.UNSCHEDULABLE,
             pod.user,
             f"waits for its scheduling gates: {', '.join(pod.gates)}",
-            FindingCode.UNSCHEDULABLE,
             (seen,),
             fix=("the controller that set a gate removes it",),
         )
@@ -59,11 +58,10 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Find
         found = nearest_node.obstacle
         return Finding(found.level, found.subject, found.message, found.code, (*found.seen, seen), fix=found.fix)
     where = f"; {nearest_node.node} has the devices free" if nearest_node is not None else ""
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.UNSCHEDULABLE,
         pod.user,
         f"has no node yet{where}",
-        FindingCode.UNSCHEDULABLE,
         (seen,),
         fix=tuple(_scheduler_fix(pod.name, pod.namespace, said)),
     )
@@ -80,11 +78,10 @@ def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen
         if name in offered:
             continue
         meant = nearest(name, offers)
-        return Finding(
-            Level.ERROR,
+        return problem(
+            FindingCode.NO_SUCH_RESOURCE,
             name,
             f"is offered by no node{f'; did you mean {meant}?' if meant else ''}",
-            FindingCode.NO_SUCH_RESOURCE,
             (Seen("offered in this cluster", listed(offers) or "nothing"), seen),
             fix=(f"deviceName: {meant}",) if meant else ("gpuvirt status", "gpuvirt devices, on a node with GPUs"),
         )
@@ -113,11 +110,10 @@ def not_admitted(evidence: VmEvidence) -> Finding | None:
         fixes = (*found.fix, again)
         return Finding(found.level, found.subject, found.message, found.code, (*found.seen, seen), fix=fixes)
     where = f" on {pod.node}" if pod.node else ""
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.ADMISSION_REFUSED,
         pod.user,
         f"was not admitted{where}: {pod.reason}",
-        FindingCode.ADMISSION_REFUSED,
         (seen,),
         fix=(f"gpuvirt doctor{where}", again),
     )
@@ -132,11 +128,10 @@ def not_running(evidence: VmEvidence) -> Finding | None:
     ended = pod.phase in {"Failed", "Succeeded"}
     state = f"VMI {vmi.phase}, pod {pod.phase}" if vmi is not None else f"pod {pod.phase}"
     why = pod.waiting or pod.message or (said[0].text if said else "")
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.POD_NOT_RUNNING,
         evidence.target.text,
         f"{'has ended' if ended else 'does not run yet'} ({state}){f': {why}' if why else ''}",
-        FindingCode.POD_NOT_RUNNING,
         (
             Seen(f"{pod.user} $.status.phase", pod.phase),
             *(Seen(f"its VMI's condition {one.type}", one.text) for one in said),

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, ResetScope, Unread
-from gpuvirt.facts.sysfs import device_path
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, unhealthy
 
 NO_WAY = "has no way to be reset that the kernel knows"
 KEEPS_MEMORY = "the next VM may get it as the last one left it, with its memory, or hang on it"
@@ -30,10 +29,4 @@ def is_reset(functions: Mapping[PciAddress, PciFunction], address: PciAddress, s
 
 def why_withheld(address: PciAddress, tenant: str) -> Reason:
     """Return why a function that can't be reset is not given to another pod than the one that had it last."""
-    return Reason(
-        ReasonCode.NO_RESET,
-        address,
-        f"{NO_WAY}, and {tenant} has had it since the host booted: {KEEPS_MEMORY}",
-        seen=f"{device_path(address)}/reset_method lists no way",
-        fix="reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false` gives it as it is",
-    )
+    return unhealthy.not_reset(address, tenant, NO_WAY, KEEPS_MEMORY)

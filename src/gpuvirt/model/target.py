@@ -10,10 +10,11 @@ from gpuvirt.facts.ids import (
     parse_resource_name,
 )
 from gpuvirt.facts.pci import FunctionKind, PciFunction
-from gpuvirt.facts.sysfs import RESCAN, device_path
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen
+from gpuvirt.model.findings import Finding, problem
 from gpuvirt.model.nearness import nearest
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.vmevidence import ObjectKind
 
 KINDS = {
@@ -57,24 +58,22 @@ def pci_address(text: str) -> PciAddress | None:
 def no_device(evidence: Evidence, address: PciAddress) -> Finding:
     """Return that there is nothing at an address."""
     meant = nearest(address, evidence.inventory.gpus)
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.NO_SUCH_DEVICE,
         address,
         f"is not on the bus{f'; did you mean {meant}?' if meant else ''}",
-        FindingCode.NO_SUCH_DEVICE,
         (Seen(device_path(address), "not there"),),
-        fix=("gpuvirt devices lists the GPUs of this host", f"echo 1 > {RESCAN}, if it was taken out"),
+        fix=("gpuvirt devices lists the GPUs of this host", "echo 1 > /sys/bus/pci/rescan, if it was taken out"),
     )
 
 
 def no_gpu(function: PciFunction) -> Finding:
     """Return that a function is none that machines are given."""
     kind = "a bridge" if function.kind is FunctionKind.BRIDGE else "no GPU nor part of a GPU's card"
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.NOT_A_GPU,
         function.address,
         f"is {kind} ({function.id}, class {function.class_code:06x})",
-        FindingCode.NOT_A_GPU,
         (Seen(device_path(function.address, "class"), f"0x{function.class_code:06x}"),),
         fix=("gpuvirt devices lists the GPUs of this host",),
     )
@@ -85,11 +84,10 @@ def no_resource(evidence: Evidence, target: str) -> Finding:
     offered = [str(one.name) for one in evidence.view.resources if one.devices]
     meant = nearest(target, offered)
     message = f"is not offered on this node{f'; did you mean {meant}?' if meant else ''}"
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.NO_SUCH_RESOURCE,
         target,
         message,
-        FindingCode.NO_SUCH_RESOURCE,
         (Seen("gpuvirt devices", f"offered are: {', '.join(offered) or 'none'}"),),
         fix=(f"gpuvirt why {meant}",) if meant else ("gpuvirt devices says why GPUs are not offered",),
     )

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 from gpuvirt.facts.pci import NVIDIA
-from gpuvirt.model import refusals
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals
 
 
 def why_not_unused(seen: UnitState) -> tuple[Reason, ...]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.sysfs import MDEV_PARENTS, MDEVS, device_path
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.inventory import Inventory, Mode
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import Workload
 
@@ -70,38 +70,34 @@ def _condition(check: Check, *, needed: bool, against: Iterator[Reason]) -> Cond
 def _not_on_vfio(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[Reason]:
     for address, gpu in inventory.gpus.items():
         if not gpu.function.on_vfio and wishes.get(address) is not DesiredDriver.NATIVE:
-            yield Reason(
-                ReasonCode.NATIVE_DRIVER if isinstance(gpu.function.driver, str) else ReasonCode.NO_DRIVER,
-                address,
-                f"is {_driver(gpu.function.driver)}, and machines are to have it",
-                seen=device_path(address, "driver"),
-                fix=f"gpuvirt vfio bind {address}, or mode: passthrough in the agent's settings",
-            )
+            yield _why_not_on_vfio(address, gpu.function.driver)
+
+
+def _why_not_on_vfio(address: PciAddress, driver: str | Unread | None) -> Reason:
+    fix = "or mode: passthrough in the agent's settings"
+    if isinstance(driver, Unread):
+        return refusals.unread(address, driver)
+    return notoffered.no_driver(address, fix) if driver is None else notoffered.native_driver(address, driver, fix)
 
 
 def _without_manager(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[Reason]:
     carriers = [gpu for address, gpu in inventory.gpus.items() if wishes.get(address) is not DesiredDriver.PASSTHROUGH]
     if not any(gpu.vgpu_host is not None for gpu in carriers):
         first = carriers[0].function.address if carriers else PciAddress("this host")
-        yield Reason(
-            ReasonCode.NO_VGPUS,
+        yield notoffered.no_vgpus(
             first,
-            "has no driver that makes vGPUs, nor has any other GPU of this host",
-            seen=f"no {MDEV_PARENTS}, and no nvidia/creatable_vgpu_types at a VF",
+            "has no driver that creates vGPUs, nor has any other GPU of this host",
+            Seen.absent("/sys/class/mdev_bus"),
+            Seen.absent("nvidia/creatable_vgpu_types of VFs"),
             fix="install NVIDIA's vGPU manager on the host; where GPUs have VFs, switch them on: sriov-manage -e ALL",
         )
 
 
 def _without_vgpus(inventory: Inventory) -> Iterator[Reason]:
     if not inventory.vgpus:
-        yield Reason(
-            ReasonCode.NO_VGPUS,
+        yield notoffered.no_vgpus(
             "this host",
             "has no vGPU",
-            seen=f"{MDEVS} is empty, and no VF has a vGPU type",
-            fix="create vGPUs",
+            Seen("/sys/bus/mdev/devices", "is empty"),
+            Seen("vGPU types of VFs", "none is set"),
         )
-
-
-def _driver(driver: object) -> str:
-    return f"bound to {driver}" if isinstance(driver, str) else "bound to no driver"

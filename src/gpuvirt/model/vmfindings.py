@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from gpuvirt.model.checks.kubevirt import host_device_gate, not_permitted_by, permitted_entry
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, listed
+from gpuvirt.model.findings import Finding, listed, problem
 from gpuvirt.model.nearness import nearest
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.vmevidence import ObjectKind, VmEvidence, condition
 
 KINDS = {
@@ -24,22 +25,20 @@ def not_found(evidence: VmEvidence) -> Finding | None:
     if evidence.found:
         return None
     if not evidence.kubevirt_installed:
-        return Finding(
-            Level.ERROR,
+        return problem(
+            FindingCode.KUBEVIRT_NOT_INSTALLED,
             target.text,
             "can't exist: this cluster has no KubeVirt",
-            FindingCode.KUBEVIRT_NOT_INSTALLED,
             (Seen(KINDS[target.kind], "the API server does not know this kind"),),
             fix=("gpuvirt why pod/NAME explains a pod",),
         )
     meant = nearest(target.name, evidence.neighbours)
     fixes = [f"gpuvirt why {target.kind}/{meant} -n {target.namespace}"] if meant else []
     fixes += [f"gpuvirt why {target.kind}/{target.name} -n {one}" for one in evidence.namespaces[:3]]
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.NO_SUCH_OBJECT,
         target.text,
         f"does not exist{f'; did you mean {meant}?' if meant else ''}",
-        FindingCode.NO_SUCH_OBJECT,
         (
             Seen(f"{KINDS[target.kind]} in namespace {target.namespace}", listed(evidence.neighbours) or "none"),
             *(Seen(f"{target.kind} {one}/{target.name}", "exists") for one in evidence.namespaces),
@@ -57,11 +56,10 @@ def no_requests(evidence: VmEvidence) -> Finding:
     if target.kind is not ObjectKind.POD:
         place = "spec.template.spec.domain.devices" if target.kind is ObjectKind.VM else "spec.domain.devices"
         fixes = (f"# in {place} of the {target.kind}:", "gpus:", "- name: gpu1", f"  deviceName: {name}")
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.NO_DEVICE_REQUESTED,
         target.text,
         "requests no GPU and no other device",
-        FindingCode.NO_DEVICE_REQUESTED,
         (Seen("offered in this cluster", listed(names) or "nothing"),),
         fix=fixes,
     )
@@ -73,11 +71,10 @@ def outdated(evidence: VmEvidence) -> Finding | None:
     changed = condition(vm.conditions, "RestartRequired") if vm is not None else None
     if vm is None or pod is None or changed is None or changed.status != "True" or vm.requests.counts == pod.devices:
         return None
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.RESTART_REQUIRED,
         target.text,
         f"requests {in_words(vm.requests.counts)} since it was started, and its pod {in_words(pod.devices)}",
-        FindingCode.RESTART_REQUIRED,
         (Seen(f"{target.text} $.status.conditions", f"RestartRequired: {changed.text}"),),
         why="KubeVirt adds no GPU to a VM that runs",
         fix=(f"virtctl restart {target.name} -n {target.namespace}",),
@@ -99,21 +96,19 @@ def not_started(evidence: VmEvidence) -> Finding | None:
     if failure is not None and failure.status == "True":
         if (gate := _gate_missing(evidence)) is not None:
             return gate
-        return Finding(
-            Level.ERROR,
+        return problem(
+            FindingCode.VM_NOT_STARTED,
             target.text,
             f"was not started by KubeVirt: {failure.text}",
-            FindingCode.VM_NOT_STARTED,
             (*seen, Seen(f"{target.text} $.status.conditions", f"Failure: {failure.text}")),
             fix=(f"kubectl describe vm {target.name} -n {target.namespace}",),
         )
     if vm.run_strategy in STARTS_BY_ITSELF:
         waiting = [one.text for one in vm.conditions if one.status != "True" and one.message]
-        return Finding(
-            Level.ERROR,
+        return problem(
+            FindingCode.VM_NOT_STARTED,
             target.text,
             f"has no VMI yet ({vm.status or 'no status'})",
-            FindingCode.VM_NOT_STARTED,
             (*seen, *(Seen(f"{target.text} $.status.conditions", one) for one in waiting)),
             fix=(
                 f"kubectl describe vm {target.name} -n {target.namespace}",
@@ -121,11 +116,10 @@ def not_started(evidence: VmEvidence) -> Finding | None:
             ),
         )
     field, value = ("runStrategy", '"Always"') if vm.has_run_strategy else ("running", "true")
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.VM_STOPPED,
         target.text,
         "is stopped",
-        FindingCode.VM_STOPPED,
         (Seen(f"{target.text} $.spec.runStrategy", vm.run_strategy), *seen),
         fix=(
             f"virtctl start {target.name} -n {target.namespace}",
@@ -153,11 +147,10 @@ def not_permitted(evidence: VmEvidence) -> Finding | None:
         places = [place for one in evidence.kubevirts or () if (place := not_permitted_by(one, name)) is not None]
         unknown_place = evidence.kubevirts is None and REFUSED in said and f" {name} " in said
         if places or unknown_place:
-            return Finding(
-                Level.ERROR,
+            return problem(
+                FindingCode.NOT_PERMITTED,
                 name,
                 "is requested, and KubeVirt does not permit it",
-                FindingCode.NOT_PERMITTED,
                 (*places, *((Seen("its VMI's condition Synchronized", said),) if said else ())),
                 why="virt-controller makes no pod for a VM that requests it",
                 fix=_entry(evidence, name),

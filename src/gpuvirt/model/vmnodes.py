@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, listed
+from gpuvirt.model.findings import Finding, listed
 from gpuvirt.model.nearness import nearest
-from gpuvirt.model.reasons import ReasonCode, code_in
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, VmEvidence
 
 SCHEDULABLE = "kubevirt.io/schedulable"

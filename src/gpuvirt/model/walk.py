@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.checks.vgpu import vgpus
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, of_reason
+from gpuvirt.model.findings import Finding, of_reason, problem
 from gpuvirt.model.isolation import spoilers
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, nodeproblems, refusals
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.target import no_device, no_gpu, no_resource, pci_address
 from gpuvirt.model.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.way import STEPS, Found, Step, Way, assemble, progress
@@ -23,8 +23,8 @@ MOVES = frozenset(
     {
         ReasonCode.IN_USE,
         ReasonCode.HELD_BY_POD,
-        ReasonCode.USERS_UNSEEN,
-        ReasonCode.HOST_NEEDS,
+        ReasonCode.PROCESSES_NOT_VISIBLE,
+        ReasonCode.USED_BY_HOST,
         ReasonCode.FOREIGN_ENDPOINT,
         ReasonCode.DRIVER_LOCK,
         ReasonCode.STEP_FAILED,
@@ -82,11 +82,10 @@ def _of_resource(evidence: Evidence, target: str) -> Way:
         if str(device.id) in owners
     ]
     if not ways:
-        blocker = Finding(
-            Level.ERROR,
+        blocker = problem(
+            FindingCode.NO_SUCH_DEVICE,
             resource.name,
             "has no device on this node any more",
-            FindingCode.NO_SUCH_DEVICE,
             fix=("gpuvirt devices says what became of them",),
         )
         return _nothing(target, None, resource.name, blocker)
@@ -161,20 +160,14 @@ class _Walker:
         if isinstance(group, int):
             return self._stage(Step.IOMMU_GROUP, f"in IOMMU group {group}")
         if isinstance(group, Unread):
-            reason = Reason(ReasonCode.UNREAD, self._id, "could not be read", f"{group.path}: {group.said}")
+            reason = refusals.unread(self._id, group)
             return Found(Step.IOMMU_GROUP, "which group it is in can't be read", of_reason(reason, Level.ERROR))
         # Why there are no groups at all is what the check of the IOMMU knows.
         of_host = (one for one in iommu.iommu(self._evidence) if one.level is Level.ERROR)
         found = next(of_host, None)
         if found is not None:
             return Found(Step.IOMMU_GROUP, f"{self._id} is in no IOMMU group: {found.subject} {found.message}", found)
-        no_group = Reason(
-            ReasonCode.NO_IOMMU_GROUP,
-            self._id,
-            "is in no IOMMU group",
-            f"{device_path(self._id)}/iommu_group: not there",
-            "boot a kernel with VFIO_GROUP, if it is an mdev; else see gpuvirt doctor",
-        )
+        no_group = refusals.no_group(self._id, is_mdev=self._vgpu is not None)
         return self._stage_of(Step.IOMMU_GROUP, no_group)
 
     def _stage_of(self, step: Step, reason: Reason) -> Found:
@@ -210,13 +203,7 @@ class _Walker:
     def _registered(self, resource: ResourceView) -> Found:
         listening = next(kubelet.listening(self._evidence))
         if not self._evidence.kubelet.ever_ran:
-            away = Reason(
-                ReasonCode.KUBELET_AWAY,
-                "the kubelet",
-                "is not on this host, so no pod can ask for it",
-                f"{self._evidence.kubelet.socket}: not there",
-                "start the kubelet, or name its folder with --kubelet-dir",
-            )
+            away = nodeproblems.kubelet_away("the device", self._evidence.kubelet.socket)
             return Found(Step.REGISTERED, f"{away.subject} {away.message}", of_reason(away, Level.ERROR))
         if listening.level is not Level.OK:
             return Found(Step.REGISTERED, f"{listening.subject} {listening.message}", listening)
@@ -224,9 +211,7 @@ class _Walker:
             away_agent = next(kubelet.registration(self._evidence), None)
             return Found(Step.REGISTERED, "no agent runs here, so the kubelet is not told of it", away_agent)
         if not resource.registered:
-            because = resource.not_registered_because or Reason(
-                ReasonCode.NOT_REGISTERED, resource.name, "is not registered yet", fix="wait a moment"
-            )
+            because = resource.not_registered_because or nodeproblems.not_registered(resource.name)
             return Found(Step.REGISTERED, f"{because.subject} {because.message}", of_reason(because, Level.ERROR))
         return Found(Step.REGISTERED, f"the kubelet knows {resource.name}")
 
@@ -236,11 +221,10 @@ class _Walker:
             return Found(Step.COUNTED, "what the kubelet counts could not be read", skipped=True)
         if self._id in counted.get(str(resource.name), frozenset()):
             return Found(Step.COUNTED, "the kubelet counts it as healthy")
-        blocker = Finding(
-            Level.ERROR,
+        blocker = problem(
+            FindingCode.NOT_COUNTED,
             self._id,
             f"is not among the healthy devices of {resource.name} that the kubelet counts",
-            FindingCode.NOT_COUNTED,
             (Seen(self._evidence.kubelet.counted_by, f"{len(counted.get(resource.name, ()))} of {resource.name}"),),
             fix=("look once more in a few seconds", "if it stays so: gpuvirt doctor"),
         )

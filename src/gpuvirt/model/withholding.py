@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import NodeSpec
+from gpuvirt.model.heard import NodeSpec, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 
@@ -26,13 +26,11 @@ class Withholding:
 def withholdings(spec: NodeSpec | None) -> Mapping[ResourceName, Withholding]:
     """Return what a spec wants withheld."""
     return {
-        ResourceName(one.resource): Withholding(
-            Reason(_code(one.code), one.resource, one.message), one.offered_as in {None, one.resource}
-        )
+        ResourceName(one.resource): Withholding(_reason(one), one.offered_as in {None, one.resource})
         for one in (spec.withheld if spec is not None else ())
     }
 
 
-def _code(text: str) -> ReasonCode:
-    """Return a code; a later controller may have others."""
-    return ReasonCode(text) if text in set(ReasonCode) else ReasonCode.FOREIGN_PROVIDER
+def _reason(withheld: Withheld) -> Reason:
+    """Return a controller's reason; a later controller may have codes that this agent does not know."""
+    return Reason(ReasonCode.named(withheld.code) or ReasonCode.FOREIGN_PROVIDER, withheld.resource, withheld.message)

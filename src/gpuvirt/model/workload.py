@@ -10,6 +10,7 @@ from enum import StrEnum
 from gpuvirt import plain
 from gpuvirt.model.heard import NodeRequest, NodeSpec
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted
+from gpuvirt.model.reasons import Seen
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import Modes, WantedMode
 
@@ -129,5 +130,5 @@ def _at_odds(value: str) -> InvalidDesired:
         f"is {value!r}, and the settings want single GPUs otherwise in a way that can't be on one node;"
         " so all stays as it was",
         expected="a label and settings ($.modes) of which not one wants container and the other vgpu",
-        seen="container and vgpu both need the kernel module nvidia.ko, each from another driver",
+        seen=Seen("", "container and vgpu both need the kernel module nvidia.ko, each from another driver"),
     )

@@ -13,14 +13,13 @@ from gpuvirt.clock import Signal, Timer
 from gpuvirt.facts.ids import DeviceId, ResourceName, slot_of
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model import refusals
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.placement import PlacementError
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems, refusals
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
@@ -259,12 +258,8 @@ class Agent:
                 lambda: self._broker.look(resource, containers), name="look at what is asked for", timeout_s=LOOK_S
             )
         except LaneBlockedError as error:
-            reason = Reason(
-                ReasonCode.SCAN_BLOCKED,
-                resource,
-                "can't be looked at, so it is not known whether it is what it was",
-                seen=str(error),
-                fix="look for processes in state D (ps axo pid,stat,wchan:30,cmd) and at the kernel's log",
+            reason = nodeproblems.scan_blocked(
+                resource, str(error), "no device of it is given to a pod until it can be"
             )
             self.telemetry.allocations[resource, reason.code] += 1
             raise AllocationRefusedError(reason) from error

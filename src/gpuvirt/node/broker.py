@@ -17,7 +17,6 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
@@ -26,7 +25,7 @@ from gpuvirt.model.isolation import slots_of
 from gpuvirt.model.ledger import UNCONFIRMED_FOR, Entry, Holders, Known, adopt, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, refusals, unhealthy
 from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node import lastlook
 from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError
@@ -188,9 +187,7 @@ class Broker:
         """
         inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
         if inventory is None or offer is None:
-            raise AllocationRefusedError(
-                Reason(ReasonCode.UNKNOWN_RESOURCE, resource, "is not offered on this node", fix="see: gpuvirt devices")
-            )
+            raise AllocationRefusedError(unhealthy.unknown_resource(resource))
         if (withholding := self._state.withholdings.get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # also of a device whose pod has just ended
         looked = self.look(resource, containers) if looked is None else looked
@@ -258,10 +255,7 @@ class Broker:
         if device is None and (withheld := self._state.offers.withheld.get(device_id)) is not None:
             return withheld
         if device is None:
-            known = ", ".join(offer.devices) or "none"
-            return Reason(
-                ReasonCode.UNKNOWN_DEVICE, device_id, f"is no device of {offer.resource}", seen=f"its devices: {known}"
-            )
+            return unhealthy.unknown_device(device_id, offer.resource, tuple(offer.devices))
         if not device.health.healthy:
             return device.health.against[0]
         sight = looked.get(device_id)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.model import cdi
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.files import replace_file
@@ -48,13 +48,7 @@ class CdiFiles:
                 if path.name not in wanted:
                     path.unlink(missing_ok=True)
         except OSError as error:
-            return Reason(
-                ReasonCode.CDI_NOT_WRITTEN,
-                str(self._folder),
-                "can't be written, so Kata finds no devices there; KubeVirt is not affected",
-                seen=str(error),
-                fix="let the agent write there, or set cdi: none",
-            )
+            return nodeproblems.cdi_not_written(self._folder, str(error))
         return None
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.pace import Pace
 
@@ -42,7 +42,7 @@ class ConfigFile:
                 text = await self._lane.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
                 listener.hear_wish(NodeRequest(configs=Heard(text)))
             except (OSError, UnicodeDecodeError, GpuvirtError) as error:
-                trouble = _unread(self._path, str(error))
+                trouble = nodeproblems.config_unread(self._path, str(error))
             listener.hear_trouble("config file", trouble)
             await self._clock.sleep(self._pace.config_file_s)
 
@@ -51,13 +51,3 @@ class ConfigFile:
             return ConfigText(self._path.read_text(encoding="utf-8"), str(self._path))
         except FileNotFoundError:
             return None
-
-
-def _unread(path: Path, seen: str) -> Reason:
-    return Reason(
-        ReasonCode.CONFIG_INVALID,
-        str(path),
-        "can't be read, so the vGPU configs from before stand",
-        seen=seen,
-        fix="make it a readable file in UTF-8",
-    )

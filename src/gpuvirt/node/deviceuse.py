@@ -1,17 +1,17 @@
 """Whether somebody has a device open: told by opening its group, or by one walk through all processes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import DeviceId, IommuGroup
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.snapshot import Facts, User
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import iommu
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.users import cdevs_of, read_users_of
 from gpuvirt.model.candidates import Candidate
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, Seen, unhealthy
 from gpuvirt.paths import HostPath
 
 
@@ -65,9 +65,9 @@ def look_for_users(
     for device_id, unclear in devices.items():
         found = () if isinstance(users, Unread) else users.get(unclear.group, ())
         if unclear.busy is not None:
-            yield device_id, Sight(_in_use(unclear.device, found, unclear.busy))
+            yield device_id, Sight(unhealthy.in_use_elsewhere(unclear.device.id, found, Seen("", unclear.busy)))
         elif found:
-            yield device_id, Sight(_in_use(unclear.device, found, f"/proc/{found[0].pid}/fd -> {found[0].node}"))
+            yield device_id, Sight(unhealthy.in_use_elsewhere(unclear.device.id, found))
         else:
             yield device_id, Sight(None)
 
@@ -75,14 +75,3 @@ def look_for_users(
 def needs_walk(facts: Facts, device: Candidate, *, allocated: bool) -> bool:
     """Return whether all processes are looked through for a device, since its group is not opened."""
     return device.group is not None and (allocated or device.group not in facts.group_nodes)
-
-
-def _in_use(device: Candidate, found: Sequence[User], seen: str) -> Reason:
-    names = ", ".join(f"{user.command} (pid {user.pid})" for user in found) or "a process that can't be seen from here"
-    return Reason(
-        ReasonCode.IN_USE_ELSEWHERE,
-        device.id,
-        f"is in use by {names}",
-        seen=seen,
-        fix="end that process, or take the device from this node's pool",
-    )

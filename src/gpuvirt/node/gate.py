@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
-from gpuvirt.model import refusals
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.podallocations import Allocation, PodAllocations, unmapped_reasons
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.leasing import RefusedError
 
 Account = Callable[[Inventory], PodAllocations]

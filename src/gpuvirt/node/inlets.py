@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.heard import ConfigText, NodeRequest
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.checksummed import HeaderLine
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.persisted import Persisted, Reasons, WriteBehind
@@ -45,7 +45,14 @@ class Inlets:
         self._path = path
         self._none = Kept(node)
         file = Persisted(path, FORMAT, self._none, lost=self._none) if path is not None else None
-        self._state = WriteBehind(file, self._none, Reasons(_lost, _not_written), lane, clock)
+        reasons = Reasons(nodeproblems.desired_state_lost, nodeproblems.desired_state_not_written)
+        self._state = WriteBehind(
+            file,
+            self._none,
+            Reasons(nodeproblems.desired_state_lost, nodeproblems.desired_state_not_written),
+            lane,
+            clock,
+        )
 
     @property
     def wish(self) -> NodeRequest:
@@ -80,22 +87,3 @@ class Inlets:
     async def flush(self) -> None:
         """Write now what is not written yet; a disk that does not take it keeps nobody from ending."""
         await self._state.flush()
-
-
-def _lost(path: Path, what: str) -> Reason:
-    return Reason(
-        ReasonCode.WISHES_LOST,
-        str(path),
-        what,
-        fix="none is needed: the API server says what is wanted; until it does, vGPUs stay as they are",
-    )
-
-
-def _not_written(path: Path, seen: str) -> Reason:
-    return Reason(
-        ReasonCode.WISHES_NOT_WRITTEN,
-        str(path),
-        "can't be written; after a restart, what is wanted of vGPUs is learnt from the API server alone",
-        seen=seen,
-        fix="free space, or mount the folder writable",
-    )

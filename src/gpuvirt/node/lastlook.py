@@ -12,14 +12,14 @@ from gpuvirt.facts.pci import (
     Unread,
 )
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.sysfs import device_path, members_path
+from gpuvirt.facts.sysfs import PCI_DEVICES, device_path, members_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware import attributes, iommu, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, Seen, refusals, unhealthy
 from gpuvirt.model.resets import is_reset, why_withheld
 from gpuvirt.node.deviceuse import Sight, Unclear, look_for_users, needs_walk, try_to_open
 from gpuvirt.paths import HostPath
@@ -59,7 +59,7 @@ def changes(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterator
     """Yield what is no longer as the last look at the host saw it."""
     function = inventory.facts.functions.get(device.carrier)
     if function is None:
-        yield _gone(device)
+        yield unhealthy.device_gone(device.id, PCI_DEVICES, unhealthy.LOOKED_AGAIN)
         return
     if device.framework is Framework.MDEV and device.target.vgpu is not None:
         yield from _of_mdev(kernel, device, device.target.vgpu)
@@ -93,13 +93,7 @@ def missing_node(
         except OSError as error:
             if error.errno not in attributes.ABSENT:
                 continue
-            return Reason(
-                ReasonCode.NODE_MISSING,
-                device,
-                f"can't be opened: there is no {node}",
-                seen=f"{node}: {error.strerror}",
-                fix="rebind the device to its driver, or restart udev",
-            )
+            return unhealthy.node_missing(device, node)
     return None
 
 
@@ -113,80 +107,52 @@ def _of_cdevs(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iterat
             iommu.read_cdevs(kernel, device_path(address)),
         )
         if isinstance(found, Unread):
-            yield _unread(device, found)
+            yield refusals.unread(device.id, found)
         elif found != expected:
-            yield Reason(
-                ReasonCode.NODE_MISSING,
-                device.id,
-                f"can't be opened as it was: {address} had the node {' '.join(expected) or 'none'} at the last look"
-                f" and has {' '.join(found) or 'none'} now",
-                seen=pci.attribute(address, "vfio-dev"),
-                fix="nothing: it is offered anew as it is",
-            )
+            yield unhealthy.node_changed(device.id, address, expected, found)
 
 
 def _of_identity(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
     found_id = pci.read_id(kernel, device.carrier)
     if found_id is None:
-        yield _gone(device)
+        yield unhealthy.device_gone(device.id, PCI_DEVICES, unhealthy.LOOKED_AGAIN)
     elif isinstance(found_id, Unread):
-        yield _unread(device, found_id)
+        yield refusals.unread(device.id, found_id)
     elif found_id != function.id:
-        yield Reason(
-            ReasonCode.IDENTITY_CHANGED,
-            device.id,
-            f"was {function.id} when it was offered, and is {found_id} now",
-            seen=pci.attribute(device.carrier, "device"),
-            fix="nothing: it is offered anew as what it is",
-        )
+        yield unhealthy.identity_changed(device.id, function.id, found_id, pci.attribute(device.carrier, "device"))
     yield from _of_group(device, pci.read_group(kernel, device.carrier))
 
 
 def _of_group(device: Candidate, group: IommuGroup | Unread | None) -> Iterator[Reason]:
     if isinstance(group, Unread):
-        yield _unread(device, group)
+        yield refusals.unread(device.id, group)
     elif group != device.group:
-        now = "in none" if group is None else f"in group {group}"
-        yield Reason(
-            ReasonCode.GROUP_CHANGED,
-            device.id,
-            f"was in IOMMU group {device.group} when it was offered, and is {now} now",
-            fix="nothing: it is offered anew as it is",
-        )
+        now = "is in none" if group is None else f"is in group {group}"
+        yield unhealthy.group_changed(device.id, device.group, now)
 
 
 def _of_driver(kernel: Kernel, device: Candidate, function: PciFunction) -> Iterator[Reason]:
     driver = pci.read_driver(kernel, device.carrier)
     expected = {VENDOR_VFIO_DRIVER} if device.framework is Framework.VENDOR_VFIO else {*VFIO_DRIVERS, function.driver}
     if isinstance(driver, Unread):
-        yield _unread(device, driver)
+        yield refusals.unread(device.id, driver)
     elif driver not in expected:
-        yield Reason(
-            ReasonCode.DRIVER_CHANGED,
-            device.id,
-            f"is bound to {driver or 'no driver'} now",
-            seen=f"{pci.attribute(device.carrier, 'driver')} -> {driver or 'nothing'}",
-            fix=f"bind it to {function.driver} again",
-        )
+        yield unhealthy.driver_changed(device.id, device.carrier, driver, f"bind it to {function.driver} again")
 
 
 def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, group: IommuGroup) -> Iterator[Reason]:
     """Yield the members of a device's group that spoil it, by the group's own account of its members."""
     members = iommu.read_members(kernel, group)
     if isinstance(members, Unread):
-        yield _unread(device, members)
+        yield refusals.unread(device.id, members)
         return
     if members is None:
         yield from _of_group(device, None)
         return
     known = set(inventory.groups.get(group, ()))
     if strange := [member for member in members if member not in known]:
-        yield Reason(
-            ReasonCode.GROUP_CHANGED,
-            device.id,
-            f"shares IOMMU group {group} with {', '.join(strange)}, which the last look did not find there",
-            seen=members_path(group),
-            fix="nothing: the host is looked at again",
+        yield unhealthy.group_changed(
+            device.id, group, f"shares it with {', '.join(strange)}", Seen(members_path(group))
         )
         return
     for member in members:
@@ -195,25 +161,19 @@ def _of_neighbours(kernel: Kernel, inventory: Inventory, device: Candidate, grou
             continue
         driver = iommu.read_member_driver(kernel, group, member)
         if isinstance(driver, Unread):
-            yield _unread(device, driver)
+            yield refusals.unread(device.id, driver)
         elif driver is not None and driver not in GROUP_FRIENDLY_DRIVERS and not iommu.has_vfio_device(kernel, member):
-            yield Reason(
-                ReasonCode.GROUP_NOT_VIABLE,
-                device.id,
-                f"can't be opened while {member} of its IOMMU group {group} is bound to {driver}",
-                seen=f"{members_path(group)}/{member}/driver -> {driver}",
-                fix="bind all functions of the group to vfio-pci, or unbind them",
-            )
+            yield unhealthy.group_not_viable(device.id, group, [(member, driver)])
 
 
 def _of_mdev(kernel: Kernel, device: Candidate, vgpu: VgpuId) -> Iterator[Reason]:
     found = mdev.read_type(kernel, vgpu)
     if found is None:
-        yield _gone(device)
+        yield unhealthy.device_gone(device.id, PCI_DEVICES, unhealthy.LOOKED_AGAIN)
     elif isinstance(found, Unread):
-        yield _unread(device, found)
+        yield refusals.unread(device.id, found)
     elif found != device.target.type:
-        yield _other_type(device, found)
+        yield unhealthy.type_changed(device.id, device.target.type, found)
     else:
         yield from _of_group(device, mdev.read_group(kernel, vgpu))
 
@@ -222,9 +182,11 @@ def _of_type_id(kernel: Kernel, inventory: Inventory, device: Candidate) -> Iter
     vgpu = inventory.vgpus.get(VgpuId(device.carrier))
     found = vendor_vfio.read_type_id(kernel, PciAddress(device.carrier))
     if isinstance(found, Unread):
-        yield _unread(device, found)
+        yield refusals.unread(device.id, found)
     elif vgpu is None or found is None or found != vgpu.live.type_id:
-        yield _other_type(device, "none" if found in {None, vendor_vfio.NO_TYPE} else f"type {found}")
+        yield unhealthy.type_changed(
+            device.id, device.target.type, "none" if found in {None, vendor_vfio.NO_TYPE} else f"type {found}"
+        )
 
 
 def _why_not_reset(kernel: Kernel, inventory: Inventory, device: Candidate, tenant: str) -> Reason | None:
@@ -232,26 +194,3 @@ def _why_not_reset(kernel: Kernel, inventory: Inventory, device: Candidate, tena
     if is_reset(inventory.facts.functions, device.carrier, scope) is False:
         return why_withheld(device.carrier, tenant)
     return None
-
-
-def _gone(device: Candidate) -> Reason:
-    return Reason(ReasonCode.DEVICE_GONE, device.id, "is gone from the host", fix="nothing: it is no longer offered")
-
-
-def _other_type(device: Candidate, found: str) -> Reason:
-    return Reason(
-        ReasonCode.TYPE_CHANGED,
-        device.id,
-        f"was a {device.target.type} when it was offered, and is {found} now",
-        fix="nothing: it is offered anew as what it is",
-    )
-
-
-def _unread(device: Candidate, unread: Unread) -> Reason:
-    return Reason(
-        ReasonCode.UNREAD,
-        device.id,
-        "can't be read, so nobody can tell whether it is what it was",
-        seen=f"{unread.path}: {unread.said}",
-        fix="see the kernel's log",
-    )

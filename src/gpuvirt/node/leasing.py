@@ -9,8 +9,7 @@ from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.users import GROUP_CLASS, read_users
-from gpuvirt.model import refusals
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, Seen, refusals
 
 
 class RefusedError(GpuvirtError):
@@ -29,9 +28,9 @@ class HeldError(RefusedError):
         self.who = who
 
 
-def what_failed(error: Exception) -> str:
+def what_failed(error: Exception) -> Seen:
     """Return what the kernel or a program said, with the file that it was about."""
-    return f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+    return Seen(str(error.filename), str(error.strerror)) if isinstance(error, OSError) else Seen("", str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +81,11 @@ def _see_that_nobody_uses(kernel: Kernel, claim: Claim, said: str | None) -> Non
     found = read_users(kernel, dict.fromkeys(claim.cdevs, claim.group))
     if isinstance(found, Unread):
         if said is not None:
-            raise RefusedError(refusals.users_unseen(claim.subject, f"{said}; {found.path}: {found.said}"))
+            raise RefusedError(refusals.users_unseen(claim.subject, Seen("", said), Seen(found.path, found.said)))
         return
     if said is not None and claim.group not in found.watched:
         raise RefusedError(
-            refusals.users_unseen(claim.subject, f"{said}; {GROUP_CLASS}/{claim.group}/dev: there is none")
+            refusals.users_unseen(claim.subject, Seen("", said), Seen.absent(f"{GROUP_CLASS}/{claim.group}/dev"))
         )
     ours = kernel.pids
     others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid not in ours]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.heard import NodeSpec
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.withholding import Withholding
 
 Note = Callable[[str, Reason | None], object]
@@ -56,28 +56,9 @@ class NameReview:
             self._clock.call_later(self._most_s, self._conclude_soon)
         self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in unknown}
         waiting = {name for name, since_s in self._since_s.items() if now_s < since_s + self._most_s}
-        self._note("controller", _silent(sorted(self._since_s.keys() - waiting), self._most_s))
-        return {name: Withholding(_awaited(name, self._most_s), silent=True) for name in sorted(waiting)}
-
-
-def _awaited(name: ResourceName, most_s: float) -> Reason:
-    return Reason(
-        ReasonCode.AWAITS_CONTROLLER,
-        name,
-        "is not registered yet: the controller has not said whether KubeVirt offers it itself",
-        seen="no such name in $.spec.reviewed nor $.spec.withheld of this node's GpuNode",
-        fix=f"none is needed: it takes a second, and after {most_s:.0f} s the resource is registered all the same",
-    )
-
-
-def _silent(names: Collection[ResourceName], most_s: float) -> Reason | None:
-    if not names:
-        return None
-    return Reason(
-        ReasonCode.CONTROLLER_SILENT,
-        ", ".join(names),
-        f"is offered though the controller has not said within {most_s:.0f} s whether KubeVirt offers it itself",
-        seen="no such name in $.spec.reviewed nor $.spec.withheld of this node's GpuNode",
-        fix="see why the controller does not answer: kubectl get lease gpuvirt-controller, the controller's log, and"
-        " KubeVirtConfigured of the ClusterPolicy",
-    )
+        silent = sorted(self._since_s.keys() - waiting)
+        self._note("controller", nodeproblems.controller_silent(silent, self._most_s) if silent else None)
+        return {
+            name: Withholding(nodeproblems.awaits_controller(name, self._most_s), silent=True)
+            for name in sorted(waiting)
+        }

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.model import refusals
 from gpuvirt.model.heard import OperandsHeard
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.pace import Pace
 
@@ -82,5 +81,10 @@ class Operands:
 
     def _in_the_way(self, subject: str, way: Way) -> Reason | None:
         if self._gone_at is None:
-            return refusals.operands_there(subject, self._heard)
+            return _still_running(subject, self._heard)
         return way.unsettled(self._gone_at)
+
+
+def _still_running(subject: str, heard: OperandsHeard | None) -> Reason:
+    labels, pods = ((), ()) if heard is None else (heard.wanted, heard.pods)
+    return shortfalls.device_plugin_still_running(subject, labels, pods)

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
 from gpuvirt.model.driverjournal import DriverJournal, StartedChange
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.checksummed import DigestField, Fields
 from gpuvirt.node.persisted import Persisted
 from gpuvirt.node.stateformat import Format
@@ -67,13 +67,7 @@ def update(path: Path, change: Callable[[DriverJournal], DriverJournal]) -> None
 
 def lost(path: Path) -> Reason:
     """Return what is said for as long as it is unknown what was recorded."""
-    return Reason(
-        ReasonCode.DRIVERS_LOST,
-        str(path),
-        "was damaged or can't be read; the drivers and overrides that it recorded are unknown",
-        seen=f"what was in a damaged file is kept beside it, as {path.name}.damaged",
-        fix="none is needed: GPUs go back to the driver that modules.alias names; the next boot clears all overrides",
-    )
+    return nodeproblems.drivers_lost(path, path.name)
 
 
 def _file(path: Path) -> Persisted[_Content]:

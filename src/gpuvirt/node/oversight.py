@@ -9,7 +9,6 @@ from datetime import datetime
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import SmiReport
-from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.modes import Questions
@@ -21,7 +20,7 @@ from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.ledger import allocations_of
 from gpuvirt.model.podallocations import PodAllocations, map_allocations
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.recorded import ReadRecorded, any_consumer
 from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted
 from gpuvirt.model.wanted import Modes
@@ -226,7 +225,7 @@ class Oversight:
         """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""
         recorded = self._recorded()
         if isinstance(recorded, Unknown):
-            return PodAllocations(unknown=recorded.reason or refusals.record_unread("its checkpoint"))
+            return PodAllocations(unknown=recorded.reason or refusals.allocations_unknown())
         return map_allocations(inventory, allocations_of(any_consumer(recorded)))
 
     @property
@@ -251,11 +250,11 @@ class Oversight:
         """Return why the kubelet may still admit pods by what is to go from a GPU, None where it does not."""
         heard, inventory = self._state.holders, self._state.inventory
         if heard is None or inventory is None or heard.at < since or not self.heard_since:
-            return shortfalls.pods_unheard(gpu)
+            return refusals.allocations_unknown(gpu)
         counted = sorted(
             one for one in self._state.leaving if one in inventory.vgpus and inventory.vgpus[one].gpu == gpu
         )
-        return shortfalls.still_counted(gpu, counted) if counted else None
+        return refusals.still_counted(gpu, counted) if counted else None
 
     def conclude(self) -> bool:
         """Take that conclusions were drawn; return whether something was withdrawn by them."""

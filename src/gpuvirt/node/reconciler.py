@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, desired_drivers
 from gpuvirt.model.change.drivers import interrupted, unmet
@@ -22,7 +21,7 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node import originals, progress
 from gpuvirt.node.change.attempts import Attempts, ChangeLane, Circumstances
 from gpuvirt.node.change.observation import observe
@@ -130,12 +129,12 @@ class Reconciler:
         drivers: tuple[Reason, ...] = ()
         pods, vgpus = agent.pods(), dict[PciAddress, tuple[Reason, ...]]()
         if differ and isinstance(pods, Unknown) and DesiredDriver.NATIVE in desired_drivers(desired).values():
-            drivers = (pods.reason_for(unit) or refusals.pods_unheard(unit),)
+            drivers = (pods.reason_for(unit) or refusals.allocations_unknown(unit),)
         elif differ and (counted := _counted(agent, unit)):
             drivers = tuple(refusals.still_counted(one, names) for one, names in counted)
         if isinstance(pods, Unknown):
             destroyed = [gpu for gpu in desired if agent.vgpu_plan(gpu).destroys]
-            vgpus = {gpu: (pods.reason_for(gpu) or shortfalls.pods_unheard(gpu),) for gpu in destroyed}
+            vgpus = {gpu: (pods.reason_for(gpu) or refusals.allocations_unknown(gpu),) for gpu in destroyed}
         return Outcome(drivers, vgpus) if drivers or vgpus else None
 
     def _is_busy(self, agent: Oversight) -> bool:

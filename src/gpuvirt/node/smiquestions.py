@@ -6,11 +6,10 @@ from collections.abc import Callable
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import Tools
-from gpuvirt.model import refusals
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.modes import Questions
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.oversight import Oversight
 from gpuvirt.node.pace import Pace

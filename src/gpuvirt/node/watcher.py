@@ -17,7 +17,7 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import iommu
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.telemetry import Telemetry
@@ -221,11 +221,6 @@ class Watcher:
 
 
 def _trouble(error: Exception) -> Reason:
-    blocked = isinstance(error, LaneBlockedError)
-    return Reason(
-        ReasonCode.SCAN_BLOCKED if blocked else ReasonCode.SCAN_FAILED,
-        "this host",
-        "can't be looked at; what was seen before is taken to stand",
-        seen=str(error),
-        fix="look for processes in state D (ps axo pid,stat,wchan:30,cmd) and at the kernel's log" if blocked else None,
-    )
+    if isinstance(error, LaneBlockedError):
+        return nodeproblems.scan_blocked("this host", str(error), "its last known state is kept")
+    return nodeproblems.scan_failed(str(error))

@@ -26,7 +26,7 @@ from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
 from gpuvirt.model.heard import OperandsHeard, Progress
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.tasks import keep_going
@@ -195,17 +195,5 @@ def trouble_of(error: ApiError | None, what: str) -> Reason | None:
     if error is None:
         return None
     if isinstance(error, ForbiddenError | UnauthorizedError):
-        return Reason(
-            ReasonCode.API_FORBIDDEN,
-            "the API server",
-            f"does not permit the agent {what}; it is tried again, and all stays as it is",
-            seen=str(error),
-            fix="give the agent's service account the roles of deploy/node.yaml",
-        )
-    return Reason(
-        ReasonCode.API_SERVER_AWAY,
-        "the API server",
-        f"does not serve the agent, which wants {what}; it is tried again, and all stays as it is",
-        seen=str(error),
-        fix="none on this node where the API server is down; else look for what is between the two",
-    )
+        return nodeproblems.api_forbidden(what, str(error))
+    return nodeproblems.api_server_away(what, str(error))

@@ -30,7 +30,7 @@ from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
 
 MOST_MESSAGE = 4000
 """Characters of a condition's message; the API's own limit is 32,768."""
-AS_WANTED, NOT_LOOKED = "AsWanted", "NotLooked"
+RECONCILED, NOT_LOOKED = "Reconciled", "NotLooked"
 LAUNCHER = re.compile(r"pod (?P<namespace>[^/ ]+)/virt-launcher-(?P<machine>[^/ ]+)-[a-z0-9]{5}")
 """The pod of a machine, as users are named: `pod default/virt-launcher-vm-a-x7k2p`."""
 TYPES = {
@@ -128,7 +128,7 @@ def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
     if against:
         yield READY, "False", str(against[0].code), in_words(against)
     else:
-        yield READY, "True", AS_WANTED, ""
+        yield READY, "True", RECONCILED, ""
     for one in view.conditions:
         if one.needed:
             reason = one.reason

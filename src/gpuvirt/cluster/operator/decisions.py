@@ -35,7 +35,7 @@ from gpuvirt.cluster.operator.policy.status import Progress
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, clusterproblems
 from gpuvirt.model.workload import Workload
 
 COEXIST_OPTION = "--coexist"
@@ -189,17 +189,10 @@ def _troubles(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
     """Yield what keeps a policy from being carried out at all: then nothing is changed anywhere."""
     name = policies.called(choice.stored.metadata.name)
     if picture.other_operator is not None and not home.coexists:
-        yield Reason(
-            ReasonCode.OTHER_OPERATOR,
-            "NVIDIA's GPU operator",
-            "runs in this cluster, and both would deploy to the same nodes; nothing is changed",
-            seen=picture.other_operator,
-            fix=f"take the other away, or run the controller with {COEXIST_OPTION} to have the nodes for machines",
-        )
+        yield clusterproblems.other_operator(picture.other_operator, COEXIST_OPTION)
     faults = (choice.policy,) if isinstance(choice.policy, SpecFault) else tuple(spec_faults(choice.policy.spec))
     for fault in faults:
-        code = ReasonCode.KATA_NOT_SUPPORTED if fault.path == KATA_AT else ReasonCode.CONFIG_INVALID
-        yield Reason(code, f"{name} {fault.path}", fault.message, fix="mend the field; until then nothing is changed")
+        yield clusterproblems.policy_invalid(f"{name} {fault.path}", fault.message, is_kata=fault.path == KATA_AT)
 
 
 def _statuses(choice: Choice, progress: Progress, home: Home, at: datetime) -> Iterator[PatchPolicyStatus]:

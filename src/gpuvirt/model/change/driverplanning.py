@@ -11,7 +11,6 @@ from dataclasses import replace
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
-from gpuvirt.model import nativerefusals, refusals
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import (
@@ -35,7 +34,7 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.isolation import UnitId, spoilers
 from gpuvirt.model.modalias import FALLBACK
 from gpuvirt.model.podallocations import unmapped_reasons
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 
 
 def plan_units(seen: UnitState, wishes: DesiredDrivers) -> tuple[DriverPlan, ...]:
@@ -190,11 +189,11 @@ def _why_not_to_vfio(seen: UnitState, address: PciAddress) -> Iterator[Reason]:
     if function.iommu_group is None:
         yield refusals.no_group(address)
     if function.fell_off_bus:
-        yield refusals.fell_off_bus(address)
+        yield refusals.fell_off_bus(address, address)
     if (use := seen.host_uses.get(address)) is not None:
         yield refusals.host_needs(address, use)
     if function.driver is None and (leaving := _vfio_users(seen, function)):
-        yield refusals.pending(address, leaving)
+        yield refusals.unbind_pending(address, leaving, certain=False)
     yield from _parts(seen, function)
     yield from _allocated(seen, address)
     yield from unmapped_reasons(function, seen.unmapped)
@@ -225,7 +224,7 @@ def _allocated(seen: UnitState, address: PciAddress) -> Iterator[Reason]:
         yield refusals.held(address, pods)
     if isinstance(seen.pods, Unknown) and _function(seen, address).driver is not None:
         reason = seen.pods.reason
-        yield refusals.pods_unheard(address) if reason is None else replace(reason, subject=address)
+        yield refusals.allocations_unknown(address) if reason is None else replace(reason, subject=address)
 
 
 def _why_not_to_native(seen: UnitState, wanted: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
@@ -246,7 +245,7 @@ def _why_not_to_native(seen: UnitState, wanted: DesiredDrivers, address: PciAddr
 def _why_no_native_driver(seen: UnitState, function: PciFunction) -> Iterator[Reason]:
     """Yield why a native driver must not, or can't, have a function."""
     if function.fell_off_bus:
-        yield refusals.fell_off_bus(function.address)
+        yield refusals.fell_off_bus(function.address, function.address)
     if (pinned := pinned_to_vfio(seen, function.address)) is not None:
         yield nativerefusals.pinned(function.address, pinned)
     for vf in function.virtfns:  # the driver may reset them

@@ -14,7 +14,7 @@ from gpuvirt.model.catalog import Card
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.profiles import Profile, card_names, parse_profile, profile_name
-from gpuvirt.model.refusals import named
+from gpuvirt.model.reasons.refusals import named
 
 NAMESPACE = uuid.UUID("6f1e5a0c-93c5-5d0e-8d0b-2f9b1f1f7a11")
 """Of all ids that are made here; a host's own follows from it and the host's name."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes
-from gpuvirt.model import catalog, shortfalls
+from gpuvirt.model import catalog
 from gpuvirt.model.change import scheduling
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import (
@@ -17,7 +17,7 @@ from gpuvirt.model.change.gpustate import (
 )
 from gpuvirt.model.change.steps import ModeStep, SetMigMode, SetMixedSizes
 from gpuvirt.model.profiles import resolve_type
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals, shortfalls
 from gpuvirt.model.vgpuentries import Sizes
 
 
@@ -116,10 +116,10 @@ def _refuse_mig(board: GpuState, modes: GpuModes, wanted: Counts) -> Iterator[Re
         return
     for said in (modes.mig, modes.mig_pending, modes.gpu_instances):
         if isinstance(said, Unread):
-            yield shortfalls.unread(gpu, said)
+            yield refusals.unread(gpu, said)
             return
     if on and modes.mig is None:
-        yield shortfalls.no_mode(gpu, "MIG mode", "MIG Mode / Current: N/A")
+        yield shortfalls.no_mode(gpu, "MIG mode", "MIG Mode / Current", "N/A")
     elif bool(modes.mig) is not on and modes.mig_pending is on:
         yield shortfalls.mode_pending(gpu, on=on)
 
@@ -128,13 +128,13 @@ def _refuse_sizes(board: GpuState, modes: GpuModes, wanted: Counts, wish: Desire
     several = len({size_of(one) for one in wanted}) > 1
     if isinstance(modes.mixed_sizes, Unread):
         if several or wish.sizes is not None:
-            yield shortfalls.unread(board.host.gpu, modes.mixed_sizes)
+            yield refusals.unread(board.host.gpu, modes.mixed_sizes)
         return
     if wish.sizes is not Sizes.MIXED:
         return
     # In MIG mode it may not say whether it could; the catalog does then.
     by_catalog = modes.mig is True and board.card is not None and bool(board.card.mixed_sizes)
     if modes.can_mix_sizes is False:
-        yield shortfalls.no_mode(board.host.gpu, "mixed-size mode", "Heterogeneous Time-Slice Sizes: Not Supported")
+        yield shortfalls.no_mode(board.host.gpu, "mixed-size mode", "Heterogeneous Time-Slice Sizes", "Not Supported")
     elif modes.mixed_sizes is None and modes.can_mix_sizes is not True and not by_catalog:
-        yield shortfalls.no_mode(board.host.gpu, "mixed-size mode", "vGPU Heterogeneous Mode: N/A")
+        yield shortfalls.no_mode(board.host.gpu, "mixed-size mode", "vGPU Heterogeneous Mode", "N/A")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, VFIO_DRIVERS, FunctionKind, PciFunction
-from gpuvirt.model import nativerefusals
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import (
     ClearOverride,
@@ -19,7 +18,7 @@ from gpuvirt.model.change.steps import (
     Unlock,
 )
 from gpuvirt.model.modalias import modalias
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, nativerefusals
 
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
 

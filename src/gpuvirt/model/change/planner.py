@@ -6,7 +6,6 @@ from dataclasses import replace
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, Scheduler
-from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.change import driverplanning, scheduling
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus, desired_drivers
@@ -17,6 +16,7 @@ from gpuvirt.model.change.steps import EnableVfs, RemoveVgpu
 from gpuvirt.model.change.vgpuplanning import no_host, plan_gpu
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.podallocations import unmapped_reasons
+from gpuvirt.model.reasons import refusals, shortfalls
 
 
 def plan_unit(state: UnitState, unit: UnitId, desired: DesiredUnit) -> Plan:
@@ -63,7 +63,7 @@ def plan_removal(state: UnitState, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
     if gpu_state is None or live is None:
         return VgpuPlan(gpu)
     if isinstance(live.type, Unread):
-        return VgpuPlan(gpu, refusals=(shortfalls.unread(vgpu, live.type),))
+        return VgpuPlan(gpu, refusals=(refusals.unread(vgpu, live.type),))
     if users := gpu_state.users.get(vgpu, ()):
         return VgpuPlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
     return _unless_allocated(state, VgpuPlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),)))
@@ -90,7 +90,7 @@ def _unless_allocated(state: UnitState, plan: VgpuPlan) -> VgpuPlan:
     if state.unknown is not None:
         against.append(replace(state.unknown, subject=gpu))
     elif isinstance(pods, Unknown) and plan.destroys:
-        against.append(pods.reason_for(gpu) or shortfalls.pods_unheard(gpu))
+        against.append(pods.reason_for(gpu) or refusals.allocations_unknown(gpu))
     return replace(plan, steps=(), pending=(*plan.pending, *against)) if against else plan
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy
-from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import SetScheduler
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, refusals, shortfalls
 
 LEAST_SLICE_MS, MOST_SLICE_MS = 1, 30
 
@@ -58,7 +57,7 @@ def _refusals(modes: GpuModes, wanted: Scheduler) -> Iterator[Reason]:
     if isinstance(modes.mig, Unread):
         yield refusals.unread(modes.gpu, modes.mig)
     elif modes.mig:
-        yield _unfit(
+        yield shortfalls.scheduler_unfit(
             modes.gpu,
             "is in MIG mode, where each vGPU has processors of its own and no time is shared",
             "MIG Mode / Current: Enabled",
@@ -67,7 +66,7 @@ def _refusals(modes: GpuModes, wanted: Scheduler) -> Iterator[Reason]:
     if fixed and isinstance(modes.mixed_sizes, Unread):
         yield refusals.unread(modes.gpu, modes.mixed_sizes)
     elif fixed and modes.mixed_sizes:
-        yield _unfit(
+        yield shortfalls.scheduler_unfit(
             modes.gpu,
             "is in mixed-size mode, which knows no fixed share: the parts of vGPUs of several sizes don't add up",
             "vGPU Heterogeneous Mode: Enabled",
@@ -81,21 +80,21 @@ def _bad_slice(gpu: PciAddress, wanted: Scheduler) -> Iterator[Reason]:
     if timeslice_ms is None:
         return
     if wanted.policy is SchedulerPolicy.BEST_EFFORT:
-        yield _unfit(
+        yield shortfalls.scheduler_unfit(
             gpu, "has no time slice to be set under best-effort", f"{timeslice_ms} ms", "leave the time slice out"
         )
     elif not LEAST_SLICE_MS <= timeslice_ms <= MOST_SLICE_MS:
         expected = f"a time slice from {LEAST_SLICE_MS} to {MOST_SLICE_MS} ms"
-        yield _unfit(gpu, f"takes no time slice of {timeslice_ms} ms", f"{timeslice_ms} ms", expected)
-
-
-def _unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reason:
-    return Reason(ReasonCode.SCHEDULER_UNFIT, gpu, message, seen, fix)
+        yield shortfalls.scheduler_unfit(
+            gpu, f"takes no time slice of {timeslice_ms} ms", f"{timeslice_ms} ms", expected
+        )
 
 
 def not_nvidias(gpu: PciAddress) -> Reason:
     """Return why a GPU of another vendor's gets no scheduler."""
-    return _unfit(gpu, "has no vGPU scheduler: NVIDIA's vGPU manager alone has one", "another vendor's", "leave it out")
+    return shortfalls.scheduler_unfit(
+        gpu, "has no vGPU scheduler: NVIDIA's vGPU manager alone has one", "another vendor's", "leave it out"
+    )
 
 
 def is_met(found: Scheduler, wanted: Scheduler) -> bool:

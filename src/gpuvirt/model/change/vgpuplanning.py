@@ -11,7 +11,6 @@ from dataclasses import replace
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu
-from gpuvirt.model import shortfalls
 from gpuvirt.model.change import instances, mixedsizes, modes, scheduling
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import (
@@ -32,7 +31,7 @@ from gpuvirt.model.change.steps import (
     VgpuStep,
 )
 from gpuvirt.model.profiles import profile_name, resolve_type
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals, shortfalls
 
 NO_WISH = DesiredVgpus()
 
@@ -59,7 +58,7 @@ def plan_gpu(function: PciFunction, board: GpuState | None, wish: DesiredVgpus) 
         if vgpu_type is not None:
             wanted[vgpu_type] += number
         elif board.smi is not None and isinstance(board.smi.types, Unread):
-            unknown.append(shortfalls.unread(gpu, board.smi.types))
+            unknown.append(refusals.unread(gpu, board.smi.types))
         else:
             unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(one) for one in known]))
     return VgpuPlan(gpu, refusals=tuple(unknown)) if unknown else plan_carving(board, wanted, wish)
@@ -240,10 +239,10 @@ def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuTyp
 
 def _refusals(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
     for unread in board.host.unread:
-        yield shortfalls.unread(board.host.gpu, unread)
+        yield refusals.unread(board.host.gpu, unread)
     for one in board.host.live:
         if isinstance(one.type, Unread):
-            yield shortfalls.unread(one.id, one.type)
+            yield refusals.unread(one.id, one.type)
     unfit = tuple(modes.refuse(board, wanted, wish))
     yield from unfit or _too_many(board, wanted, wish)
 

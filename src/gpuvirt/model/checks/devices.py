@@ -1,37 +1,13 @@
 """Checks of the devices themselves: what `gpuvirt devices` says of them, with the same codes and words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Level, fine, of_reason
+from gpuvirt.model.findings import Finding, fine, of_reason
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 SAID_ELSEWHERE = frozenset({ReasonCode.GROUP_NOT_VIABLE, ReasonCode.NO_VGPUS, ReasonCode.VFS_ENABLED})
 """Reasons of which other checks say more, under the same code."""
-
-LEVELS: Mapping[ReasonCode, Level] = {
-    # A GPU can be meant to be so.
-    ReasonCode.NATIVE_DRIVER: Level.OK,
-    ReasonCode.CARRIES_VGPUS: Level.OK,
-    ReasonCode.NOT_ASKED_FOR: Level.OK,
-    ReasonCode.GROUP_HELD: Level.OK,
-    ReasonCode.WITHDRAWN: Level.OK,
-    # Nobody knows.
-    ReasonCode.UNREAD: Level.UNKNOWN,
-    ReasonCode.HOLDERS_UNHEARD: Level.UNKNOWN,
-    ReasonCode.SCAN_BLOCKED: Level.UNKNOWN,
-    # It is offered, or is to be, and can't be used.
-    ReasonCode.NO_IOMMU_GROUP: Level.ERROR,
-    ReasonCode.NODE_MISSING: Level.ERROR,
-    ReasonCode.FELL_OFF_BUS: Level.ERROR,
-    ReasonCode.SCAN_FAILED: Level.ERROR,
-    ReasonCode.SOCKET_TAKEN: Level.ERROR,
-    ReasonCode.STEP_FAILED: Level.ERROR,
-    # It is desired, and can't be.
-    ReasonCode.CONFIG_INVALID: Level.ERROR,
-    ReasonCode.NO_SUCH_TYPE: Level.ERROR,
-}
-"""How grave each reason is; any other is a warning."""
 
 
 def devices(evidence: Evidence) -> Iterator[Finding]:
@@ -45,9 +21,8 @@ def devices(evidence: Evidence) -> Iterator[Finding]:
         parts = sum(one.offered_as is not None for one in vgpus)
         yield fine(f"{len(view.gpus)} GPUs", f"are there: {offered} offered whole, and {parts} vGPUs")
     for reason in _reasons(evidence):
-        level = LEVELS.get(reason.code, Level.WARNING)
         if reason.code not in SAID_ELSEWHERE and not _said_of_host(evidence, reason):
-            yield of_reason(reason, level)
+            yield of_reason(reason, reason.code.level)
 
 
 def _said_of_host(evidence: Evidence, reason: Reason) -> bool:

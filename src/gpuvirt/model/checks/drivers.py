@@ -9,10 +9,11 @@ from gpuvirt.facts.platform import Attribute, Listing
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.bootloader import drop_arguments, remake_initramfs, set_arguments
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, seen, unread
+from gpuvirt.model.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
 from gpuvirt.model.isolation import spoilers
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.resets import KEEPS_MEMORY, NO_WAY, is_reset
 from gpuvirt.paths import HostPath
 
@@ -43,11 +44,10 @@ def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
     elif any(isinstance(one.names, Unread) for one in lists) or setup.available_modules.names is None:
         yield unread("VFIO's modules", "are not loaded; whether they could be can't be told", *lists)
     else:
-        yield Finding(
-            Level.ERROR,
+        yield problem(
+            FindingCode.VFIO_MISSING,
             ", ".join(one for one in missing if one not in loadable),
             "is not in this kernel",
-            FindingCode.VFIO_MISSING,
             seen(Listing(setup.available_modules.path, ()), setup.release),
             why="no driver can hand a GPU to a machine",
             fix=(
@@ -92,11 +92,10 @@ def _module(name: str) -> str:
 
 
 def _blocked(where: str, line: str, fix: tuple[str, ...]) -> Finding:
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.VFIO_BLOCKED,
         "VFIO's modules",
         "are kept from being loaded",
-        FindingCode.VFIO_BLOCKED,
         (Seen(where, line[:200]),),
         why="no driver can hand a GPU to a machine",
         fix=fix,
@@ -137,11 +136,10 @@ def _not_bound(evidence: Evidence, where: str, text: str, wanted: set[PciId]) ->
     if not stray:
         return
     drivers = sorted({str(one.driver) for one in stray})
-    yield Finding(
-        Level.WARNING,
+    yield problem(
+        FindingCode.IDS_NOT_BOUND,
         ", ".join(one.address for one in stray),
         f"should be vfio-pci's by its id, and {', '.join(drivers)} was faster",
-        FindingCode.IDS_NOT_BOUND,
         (
             Seen(where, text[:200]),
             *(Seen(device_path(one.address, "driver"), str(one.driver)) for one in stray),
@@ -200,12 +198,11 @@ def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
             yield fine("nouveau", "has none of NVIDIA's GPUs")
         return
     message = f"has {', '.join(one.address for one in taken)}" if taken else "is loaded beside nvidia"
-    shown = tuple(Seen(device_path(one.address, "driver"), "nouveau") for one in taken)
-    yield Finding(
-        Level.WARNING,
+    shown = tuple(Seen(f"/sys/bus/pci/devices/{one.address}/driver", "nouveau") for one in taken)
+    yield problem(
+        FindingCode.DRIVERS_FIGHT,
         "nouveau",
         message,
-        FindingCode.DRIVERS_FIGHT,
         shown or (Seen(evidence.setup.modules.path, "nouveau nvidia"),),
         why="which of them gets a GPU changes by boot; unbinding one that nouveau shows a console on can hang",
         fix=(
@@ -228,11 +225,10 @@ def boot_console(evidence: Evidence) -> Iterator[Finding]:
         own = [one for one in framebuffers if one.device.target == gpu.function.address]
         holding = own or (screens if setup.boot_vga.text == "1" else [])
         if holding:
-            yield Finding(
-                Level.WARNING,
+            yield problem(
+                FindingCode.BOOT_CONSOLE,
                 gpu.function.address,
                 f"is what the host shows its screen on ({holding[0].name.shown})",
-                FindingCode.BOOT_CONSOLE,
                 seen(setup.boot_vga, holding[0].name),
                 why="the screen keeps the GPU's memory: machines fail with `BAR: can't reserve`",
                 fix=(

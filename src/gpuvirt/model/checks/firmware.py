@@ -7,8 +7,9 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute, FunctionSetup
 from gpuvirt.model.bootloader import set_arguments
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, seen, unread
+from gpuvirt.model.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
+from gpuvirt.model.reasons import FindingCode, Seen
 
 VIRTUALIZATION = {"vmx": "VT-x", "svm": "AMD-V"}
 ARM = "CPU implementer"
@@ -60,11 +61,10 @@ def virtualization(evidence: Evidence) -> Iterator[Finding]:
     elif not flags:
         yield unread("the processor", "could not be read, or lists no flags", cpu)
     else:
-        yield Finding(
-            Level.ERROR,
+        yield problem(
+            FindingCode.NO_VIRTUALIZATION,
             "the processor",
             "shows no virtualization: neither vmx nor svm",
-            FindingCode.NO_VIRTUALIZATION,
             seen(_told(cpu, "flags without vmx and svm")),
             why="no virtual machine runs with KVM without it",
             fix=("on the outer host, give this machine nested virtualization: <cpu mode='host-passthrough'/>",)
@@ -82,11 +82,10 @@ def nested_host(evidence: Evidence) -> Iterator[Finding]:
         groups = Seen(setup.iommu_groups.path, f"{len(setup.iommu_groups.known)} groups")
         yield fine("this host", "is a virtual machine itself, with a virtual IOMMU", setup.dmi, groups)
         return
-    yield Finding(
-        Level.WARNING,
+    yield problem(
+        FindingCode.HOST_IS_VM,
         "this host",
         "is a virtual machine itself, without a virtual IOMMU",
-        FindingCode.HOST_IS_VM,
         seen(_told(setup.cpu, "flags: ... hypervisor ..."), setup.dmi),
         why="its GPUs can be passed on only where the outer host gives it a virtual IOMMU and nested virtualization",
         fix=OUTER_IOMMU,
@@ -102,11 +101,10 @@ def kvm(evidence: Evidence) -> Iterator[Finding]:
         yield fine("KVM", "is there", found)
     else:
         module = "kvm" if not is_x86(evidence) else "kvm_amd" if is_amd(evidence) else "kvm_intel"
-        yield Finding(
-            Level.ERROR,
+        yield problem(
+            FindingCode.KVM_MISSING,
             "KVM",
             "is not there",
-            FindingCode.KVM_MISSING,
             seen(found),
             why="KubeVirt and Kata start no machine on a node without /dev/kvm",
             fix=(f"modprobe {module}", f"echo {module} > /etc/modules-load.d/kvm.conf"),
@@ -154,11 +152,10 @@ def parse_bars(resource: str) -> dict[int, int | None] | None:
 def _unassigned(evidence: Evidence, gpu: Gpu, setup: FunctionSetup, what: str) -> Finding:
     lines = (setup.resource.text or "").splitlines()
     shown = next((line for line in lines if line.startswith("0x0000000000000000 ") and not line.endswith(" 0x0")), None)
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.BAR_UNASSIGNED,
         gpu.function.address,
         f"has {what}",
-        FindingCode.BAR_UNASSIGNED,
         seen(Attribute(setup.resource.path, shown or setup.resource.value)),
         why="the firmware found no room for the GPU's memory, so neither the host nor a machine can use it",
         fix=(

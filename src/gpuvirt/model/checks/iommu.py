@@ -7,12 +7,13 @@ from dataclasses import replace
 from gpuvirt.facts.ids import slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
-from gpuvirt.facts.sysfs import members_path
 from gpuvirt.model.bootloader import drop_arguments, set_arguments
 from gpuvirt.model.checks.firmware import is_amd, is_vm, is_x86
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, seen, unread
+from gpuvirt.model.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
+from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 
 TABLES = {"DMAR": "VT-d", "IVRS": "AMD-Vi", "IORT": "SMMU"}
@@ -58,11 +59,10 @@ def _off(evidence: Evidence, what: str, fix: tuple[str, ...]) -> Finding:
     setup = evidence.setup
     words = [word for word in evidence.cmdline if word.partition("=")[0] in ARGUMENTS]
     cmdline = Attribute(setup.cmdline.path, " ".join(words) or f"has none of {', '.join(ARGUMENTS)}")
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.IOMMU_OFF,
         "the IOMMU",
         what,
-        FindingCode.IOMMU_OFF,
         seen(setup.iommu_groups, setup.acpi_tables, cmdline if setup.cmdline.text else setup.cmdline),
         why="without it no GPU can be isolated, and vfio-pci takes none (the reason NoIommuGroup of each GPU)",
         fix=fix,
@@ -101,11 +101,10 @@ def kernel_arguments(evidence: Evidence) -> Iterator[Finding]:
     if "nomodeset" in evidence.cmdline and any(
         gpu.function.driver in {"amdgpu", "i915", "xe", "nouveau"} for gpu in evidence.inventory.gpus.values()
     ):
-        yield Finding(
-            Level.WARNING,
+        yield problem(
+            FindingCode.KERNEL_ARGUMENT,
             "the kernel's command line",
             "has nomodeset",
-            FindingCode.KERNEL_ARGUMENT,
             (Seen(cmdline.path, "nomodeset"),),
             why="amdgpu, i915, xe and nouveau leave GPUs alone with it: no VFs, nothing for containers",
             fix=drop_arguments(setup, "nomodeset"),
@@ -115,11 +114,10 @@ def kernel_arguments(evidence: Evidence) -> Iterator[Finding]:
         aside = "" if fast or not is_x86(evidence) else "; iommu=pt would make the host's own devices faster"
         yield fine("the kernel's command line", f"has nothing that stands in the way{aside}", shown)
     if override := evidence.argument("pcie_acs_override"):
-        yield Finding(
-            Level.WARNING,
+        yield problem(
+            FindingCode.ACS_OVERRIDE,
             "the kernel's command line",
             "splits IOMMU groups that the hardware does not isolate",
-            FindingCode.ACS_OVERRIDE,
             seen(Attribute(cmdline.path, f"pcie_acs_override={override}")),
             why="devices of such groups can write into each other, past the IOMMU: one tenant's machine into another's",
             fix=drop_arguments(setup, f"pcie_acs_override={override}"),
@@ -133,11 +131,10 @@ def interrupt_remapping(evidence: Evidence) -> Iterator[Finding]:
         return
     unsafe = (setup.unsafe_interrupts.text or "").upper() == "Y"
     if unsafe:
-        yield Finding(
-            Level.WARNING,
+        yield problem(
+            FindingCode.UNSAFE_INTERRUPTS,
             "vfio",
             "accepts devices whose interrupts are not isolated",
-            FindingCode.UNSAFE_INTERRUPTS,
             seen(setup.unsafe_interrupts),
             why="a machine can raise any interrupt on the host by the device that it has",
             fix=("take allow_unsafe_interrupts=1 out of /etc/modprobe.d and the kernel's command line", "reboot"),
@@ -168,17 +165,17 @@ def _not_remapped(evidence: Evidence, chip: Attribute, *, unsafe: bool) -> Findi
         fix = ("this IOMMU can't remap interrupts; use another host for machines that you don't trust",)
     else:
         fix = ("in the firmware's setup: switch on interrupt remapping, and x2APIC where it is a setting", "reboot")
-    return Finding(
-        Level.WARNING if unsafe else Level.ERROR,
+    return problem(
+        FindingCode.INTERRUPTS_NOT_REMAPPED,
         "interrupts",
         "are not remapped",
-        FindingCode.INTERRUPTS_NOT_REMAPPED,
         (
             *seen(chip, *(replace(one, value=_told(one)) for one in setup.ecaps)),
             Seen(setup.cmdline.path, " ".join(off) or "has nothing against it"),
         ),
         why="vfio refuses devices then (EPERM when a machine starts), as the machine could forge the host's interrupts",
         fix=fix,
+        level=Level.WARNING if unsafe else Level.ERROR,
     )
 
 
@@ -224,12 +221,11 @@ def _strangers(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:
 def _shared(evidence: Evidence, gpu: Gpu, group: int, strangers: tuple[PciFunction, ...]) -> Finding:
     named = ", ".join(f"{one.address} ({one.kind}, {one.id}, {_driver(one)})" for one in strangers)
     members = [address for address, one in evidence.inventory.facts.functions.items() if one.iommu_group == group]
-    return Finding(
-        Level.WARNING,
+    return problem(
+        FindingCode.SHARED_GROUP,
         gpu.function.address,
         f"shares IOMMU group {group} with {named}",
-        FindingCode.SHARED_GROUP,
-        seen(Listing(members_path(group), tuple(sorted(members)))),
+        seen(Listing(HostPath(f"/sys/kernel/iommu_groups/{group}/devices"), tuple(sorted(members)))),
         why="one machine gets all of a group or none of it; the bridge above does not keep its devices apart (no ACS)",
         fix=(
             "put the card into a slot below another root port, or switch on ACS (and ARI) in the firmware's setup",

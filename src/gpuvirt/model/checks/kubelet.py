@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, of_reason, seen, unread
+from gpuvirt.model.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.model.inventory import Gpu
+from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.view import ResourceView
 
 MOST_CPUS = 8192
@@ -13,11 +15,10 @@ MOST_CPUS = 8192
 
 
 def _not_read(subject: str, message: str, path: str, found: Unread) -> Finding:
-    return Finding(
-        Level.UNKNOWN,
+    return problem(
+        FindingCode.NOT_READ,
         subject,
         message,
-        FindingCode.NOT_READ,
         (Seen(path, found.said),),
         why="what could not be read is not taken for absent, nor for well",
         fix=("run it as root, and name the kubelet's own folder with --kubelet-dir",),
@@ -38,11 +39,10 @@ def listening(evidence: Evidence) -> Iterator[Finding]:
             Seen(kubelet.folder, "empty, or not there"),
         )
     else:
-        yield Finding(
-            Level.ERROR,
+        yield problem(
+            FindingCode.KUBELET_NOT_LISTENING,
             "the kubelet",
             "has run here, and has no socket for device plugins",
-            FindingCode.KUBELET_NOT_LISTENING,
             (Seen(kubelet.socket, "not there"),),
             why="no GPU can be offered, and no pod gets one",
             fix=("systemctl restart kubelet; journalctl -u kubelet -n 50", "or name its folder with --kubelet-dir"),
@@ -55,11 +55,10 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
     offered = [one for one in view.resources if one.devices]
     if view.agent is None:
         if offered and kubelet.listens is True:
-            yield Finding(
-                Level.WARNING,
+            yield problem(
+                FindingCode.AGENT_AWAY,
                 "the agent",
                 f"does not run here, so the kubelet is not told of {', '.join(one.name for one in offered)}",
-                FindingCode.AGENT_AWAY,
                 (Seen("/run/gpuvirt/node.json", "not there, or of an agent that has ended"),),
                 why="what nobody registers, no pod can ask for",
                 fix=("kubectl apply -f deploy/node.yaml", "or by hand: gpuvirt node"),
@@ -96,11 +95,10 @@ def counted(evidence: Evidence) -> Iterator[Finding]:
 def _differs(evidence: Evidence, resource: ResourceView, ours: frozenset[str], kubelets: frozenset[str]) -> Finding:
     apart = [f"only the agent has {one}" for one in sorted(ours - kubelets)]
     apart += [f"only the kubelet has {one}" for one in sorted(kubelets - ours)]
-    return Finding(
-        Level.WARNING,
+    return problem(
+        FindingCode.COUNTS_DIFFER,
         resource.name,
         f"has {len(ours)} healthy devices, and the kubelet counts {len(kubelets)}: {', '.join(apart[:8])}",
-        FindingCode.COUNTS_DIFFER,
         (Seen(evidence.kubelet.counted_by, f"{len(kubelets)} of {resource.name}"),),
         why="pods are admitted by what the kubelet counts",
         fix=(
@@ -124,11 +122,10 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
         yield _not_read("the kubelet's configuration", "could not be read", kubelet.config_file, config)
         return
     if config is None:
-        yield Finding(
-            Level.UNKNOWN,
+        yield problem(
+            FindingCode.NOT_READ,
             "the kubelet's configuration",
             "is not where kubeadm keeps it, so its policies are not known",
-            FindingCode.NOT_READ,
             (Seen(kubelet.config_file, "not there"),),
             why=f"the GPUs are on NUMA nodes {', '.join(map(str, nodes))}",
             fix=('kubectl get --raw "/api/v1/nodes/$(hostname)/proxy/configz"',),
@@ -144,11 +141,10 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
     if "topologyManagerPolicy" not in idle and "cpuManagerPolicy" not in idle:
         yield fine("the kubelet", "places processors by NUMA node", Seen(kubelet.config_file, shown))
         return
-    yield Finding(
-        Level.WARNING,
+    yield problem(
+        FindingCode.NUMA_NOT_ALIGNED,
         "the kubelet",
         f"does not place processors by NUMA node, and the GPUs are on nodes {', '.join(map(str, nodes))}",
-        FindingCode.NUMA_NOT_ALIGNED,
         (Seen(kubelet.config_file, shown),),
         why="a machine on the other node reaches its GPU through the link between processors: slower",
         fix=(
@@ -181,11 +177,10 @@ def _pinned(evidence: Evidence, gpu: Gpu, node: int, pid: int, command: str) -> 
             f"{command} (pid {pid})", f"has {gpu.function.address}; whether it runs near it is not known", allowed, near
         )
     elif may and local and not may & local:
-        yield Finding(
-            Level.WARNING,
+        yield problem(
+            FindingCode.CPUS_ON_OTHER_NODE,
             f"{command} (pid {pid})",
             f"has {gpu.function.address} of NUMA node {node}, and may run on processors of other nodes alone",
-            FindingCode.CPUS_ON_OTHER_NODE,
             seen(allowed, near),
             why="all it sends to its GPU goes through the link between processors",
             fix=(

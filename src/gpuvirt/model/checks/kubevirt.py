@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, listed
+from gpuvirt.model.findings import Finding, fine, listed, problem
 from gpuvirt.model.kubevirt import KubeVirt, Permitted
 from gpuvirt.model.nearness import nearest
+from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.selectors import normal
 from gpuvirt.model.view import ResourceView
 
@@ -46,11 +47,10 @@ def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
     """Return what is said of a VM that requests `hostDevices` where the gate is missing that it needs for them."""
     if HOST_DEVICES in kubevirt.gates:
         return None
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.FEATURE_GATE_MISSING,
         subject,
         f"requests hostDevices, for which KubeVirt needs the feature gate {HOST_DEVICES}",
-        FindingCode.FEATURE_GATE_MISSING,
         (Seen(_place(kubevirt, GATES_FIELD), listed(sorted(kubevirt.gates)) or "none"),),
         why=f"KubeVirt {kubevirt.version} refuses to start such VMs; `gpus` in place of `hostDevices` needs no gate",
         fix=(f"# add to spec.configuration.{GATES_FIELD}, and leave the others:", f"- {HOST_DEVICES}"),
@@ -81,11 +81,10 @@ def near_misses(evidence: Evidence) -> Iterator[Finding]:
         for name, entries in permitted.items():
             meant = None if name in ours else nearest(name, offered)
             if meant is not None and meant in permitted:  # else it is told with the name that is not permitted
-                yield Finding(
-                    Level.WARNING,
+                yield problem(
+                    FindingCode.PERMITTED_NAME_UNKNOWN,
                     name,
                     f"is permitted, and this node offers no such resource; did you mean {meant}?",
-                    FindingCode.PERMITTED_NAME_UNKNOWN,
                     (Seen(_place(kubevirt, entries[0][0]), f"resourceName: {name}"),),
                     why="a machine that asks for it waits for a node that has it",
                     fix=(f"resourceName: {meant}", "# unless another node offers it under that name"),
@@ -97,21 +96,19 @@ def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[s
     selectors = [entry.pci_vendor_selector or entry.mdev_name_selector or "" for _, entry in entries]
     theirs = [(place, entry) for place, entry in entries if not entry.external_resource_provider]
     for place, _ in theirs:
-        yield Finding(
-            Level.ERROR,
+        yield problem(
+            FindingCode.NOT_EXTERNAL,
             resource.name,
             "is KubeVirt's to offer as well as ours",
-            FindingCode.NOT_EXTERNAL,
             (Seen(_place(kubevirt, place), "externalResourceProvider: false"),),
             why="KubeVirt's own plugin and gpuvirt take turns at the kubelet, with other ids for the same devices",
             fix=(f"# in {place}", "externalResourceProvider: true"),
         )
     if wanted and not {normal(one) for one in selectors} & {normal(one) for one in wanted}:
-        yield Finding(
-            Level.WARNING,
+        yield problem(
+            FindingCode.SELECTOR_MISMATCH,
             resource.name,
             f"is permitted by the selector {', '.join(selectors) or 'none'}, and its devices are {', '.join(wanted)}",
-            FindingCode.SELECTOR_MISMATCH,
             (Seen(_place(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
             why="the name alone counts while externalResourceProvider is true; else KubeVirt would offer another card",
             fix=_entry(resource, wanted[0]),
@@ -128,11 +125,10 @@ def _not_permitted(
     meant = nearest(resource.name, entries)
     also = f"; {meant} is permitted, which is nearly it" if meant is not None else ""
     wanted = _selectors(resource)
-    return Finding(
-        Level.ERROR,
+    return problem(
+        FindingCode.NOT_PERMITTED,
         resource.name,
         f"is offered, and KubeVirt does not permit it{also}",
-        FindingCode.NOT_PERMITTED,
         (Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
         why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
         fix=_entry(resource, wanted[0] if wanted else "VENDOR:DEVICE"),
@@ -181,11 +177,10 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
         elif {normal(one) for one in types} <= external:
             yield fine("KubeVirt", "leaves mediated devices of our types alone", shown)
         else:
-            yield Finding(
-                Level.ERROR,
+            yield problem(
+                FindingCode.MDEVS_NOT_OURS,
                 "KubeVirt",
                 f"deletes mediated devices that it did not make, as the {len(live)} of this node",
-                FindingCode.MDEVS_NOT_OURS,
                 (shown,),
                 why="virt-handler does so at each heartbeat, whether a machine has them or not",
                 fix=(
@@ -204,11 +199,10 @@ def feature_gates(evidence: Evidence) -> Iterator[Finding]:
         missing = [gate for gate in needed if gate not in kubevirt.gates]
         place = _place(kubevirt, GATES_FIELD)
         if missing:
-            yield Finding(
-                Level.ERROR,
+            yield problem(
+                FindingCode.FEATURE_GATE_MISSING,
                 ", ".join(gpu.address for gpu in grace),
                 f"needs KubeVirt's feature gates {', '.join(missing)}",
-                FindingCode.FEATURE_GATE_MISSING,
                 (Seen(place, listed(sorted(kubevirt.gates)) or "none"),),
                 why=f"KubeVirt {kubevirt.version} refuses machines with a Grace GPU without them",
                 fix=("# add to spec.configuration.developerConfiguration.featureGates, and leave the others:", *needed),

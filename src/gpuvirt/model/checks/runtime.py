@@ -7,7 +7,9 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.runtimes import CDI_KEYS, CDI_TABLES, Runtime, cdi_tables, parse_toml
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, unread
+from gpuvirt.model.findings import Finding, fine, problem, unread
+from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import CdiUse
 
 OUR_FOLDERS = frozenset({"/run/cdi", "/var/run/cdi"})
@@ -90,11 +92,10 @@ def _of_runtime(evidence: Evidence, runtime: Runtime) -> Iterator[Finding]:
     elif settings.is_off or merged.is_off:
         yield _off(runtime, settings, merged)
     elif unread_by:
-        yield Finding(
-            Level.ERROR,
+        yield problem(
+            FindingCode.CDI_FOLDER_NOT_READ,
             "the container runtime",
             "does not look for CDI specs where gpuvirt keeps them",
-            FindingCode.CDI_FOLDER_NOT_READ,
             (Seen(_folders_in(files), f"cdi_spec_dirs = {folders}"[:200]),),
             why="pods with our devices don't start: the runtime does not know the names",
             fix=(
@@ -123,13 +124,12 @@ def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings) -> Findin
         places += [Seen(one.path, "enable_cdi = true") for one in said]
         places += [Seen(file.path, _tables_of(file)) for file in runtime.files[1:] if file.path != shown.path]
     table = '[plugins."io.containerd.cri.v1.runtime"]' if shown.on_unasked else '[plugins."io.containerd.grpc.v1.cri"]'
-    return Finding(
-        Level.ERROR if certain else Level.WARNING,
+    return problem(
+        FindingCode.CDI_OFF,
         "containerd",
         "has CDI switched off, and answers to the kubelet name CDI devices"
         if certain
         else "has CDI on or off by its version: some take an imported file's table in place of the whole one before it",
-        FindingCode.CDI_OFF,
         tuple(places),
         why="pods with our devices don't start: the runtime does not know the names (setting cdi: answers)",
         fix=(
@@ -139,6 +139,7 @@ def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings) -> Findin
             "systemctl restart containerd",
             "or cdi: files in gpuvirt's settings",
         ),
+        level=Level.ERROR if certain else Level.WARNING,
     )
 
 

@@ -7,9 +7,10 @@ from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, FindingCode, Level, Seen, fine, of_reason
+from gpuvirt.model.findings import Finding, fine, of_reason, problem
 from gpuvirt.model.inventory import Gpu, Mode
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
+from gpuvirt.model.reasons.codes import Level
 
 MANAGER = "nvidia_vgpu_vfio"
 """The module that NVIDIA's vGPU manager brings, and its other drivers don't."""
@@ -77,12 +78,11 @@ def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
 
 def _vfs_off(gpu: Gpu, total: int) -> Finding:
     address = gpu.function.address
-    return Finding(
-        Level.WARNING,
+    return problem(
+        FindingCode.VFS_OFF,
         address,
         f"has its VFs switched off, 0 of {total}, and offers no vGPU type",
-        FindingCode.VFS_OFF,
-        (Seen(f"{device_path(address)}/virtfn*", "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
+        (Seen(device_path(address, "virtfn*"), "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
         why="from Ampere on, vGPUs are made on VFs",
         fix=(f"/usr/lib/nvidia/sriov-manage -e {address}",),
     )
@@ -91,11 +91,10 @@ def _vfs_off(gpu: Gpu, total: int) -> Finding:
 def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
     address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
     why_not = "loaded" if managed else "not there"
-    return Finding(
-        Level.WARNING,
+    return problem(
+        FindingCode.NO_VGPU_TYPES,
         address,
         "is on nvidia, set up for vGPUs, and offers no type of them",
-        FindingCode.NO_VGPU_TYPES,
         (
             Seen(f"/sys/module/{MANAGER}", why_not),
             Seen(

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gpuvirt.model import refusals
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane, LaneBlockedError
@@ -133,7 +132,7 @@ class Attempts:
         except UnitBusyError as error:
             return refusals.busy(subject, str(error))
         except OSError as error:
-            return refusals.failed("look", subject, str(error))
+            return refusals.failed("look", subject, Seen("", str(error)))
         self.asleep_at = None
         return result
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.model import shortfalls
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_removal, plan_scheduler
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, Tell, changing

@@ -14,7 +14,6 @@ from gpuvirt.hardware import attributes, modules, nativeusers
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
 from gpuvirt.hardware.users import cdevs_of
-from gpuvirt.model import refusals
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.steps import (
@@ -27,6 +26,7 @@ from gpuvirt.model.change.steps import (
     Unbind,
     Unlock,
 )
+from gpuvirt.model.reasons import Seen, refusals
 from gpuvirt.node.change import driversteps
 from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, RefusedError, leased, what_failed
@@ -98,7 +98,7 @@ def _expect(kernel: Kernel, step: DriverStep, address: PciAddress, driver: str |
     if found != driver:
         has_it = f"{found} has it" if isinstance(found, str) else "no driver has it" if found is None else str(found)
         link = device_path(address, "driver")
-        raise RefusedError(refusals.failed(step.text, address, f"{link}: {has_it}; expected {driver or 'none'}"))
+        raise RefusedError(refusals.failed(step.text, address, Seen(link, f"{has_it}; expected {driver or 'none'}")))
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def _locked(kernel: Kernel, address: PciAddress) -> Iterator[None]:
         kernel.write(lock, b"1")
     except OSError as error:
         if error.errno not in attributes.ABSENT:
-            raise RefusedError(refusals.failed("lock", address, f"{lock}: {error.strerror}")) from error
+            raise RefusedError(refusals.failed("lock", address, what_failed(error))) from error
         yield
         return
     if attributes.text(kernel, lock) != "1":

@@ -6,13 +6,13 @@ from gpuvirt.facts.sysfs import DRIVERS_PROBE, PCI_DRIVERS, device_path, driver_
 from gpuvirt.hardware import attributes, modules
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
-from gpuvirt.model import nativerefusals, refusals
 from gpuvirt.model.change.steps import (
     ClearOverride,
     LoadModule,
     Return,
     Unlock,
 )
+from gpuvirt.model.reasons import Seen, nativerefusals, refusals
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.paths import HostPath
 
@@ -39,8 +39,8 @@ def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
         raise
     wanted = step.provides or (step.driver,)
     if not any(modules.loaded_as(kernel, one) for one in wanted):
-        said = f"no {' nor '.join(f'{PCI_DRIVERS}/{one}' for one in wanted)} after it"
-        raise RefusedError(refusals.failed(step.text, step.driver, said))
+        missing = (Seen.absent(f"{PCI_DRIVERS}/{driver}") for driver in wanted)
+        raise RefusedError(refusals.failed(step.text, step.driver, *missing))
 
 
 def clear_override(kernel: Kernel, step: ClearOverride) -> None:
@@ -91,8 +91,7 @@ def _expect_native(kernel: Kernel, step: Return) -> None:
     if isinstance(found, str) and (found in VFIO_DRIVERS or _has_vfio_device(kernel, step.address, found)):
         raise RefusedError(nativerefusals.taken_by_vfio(step.text, step.address, found))
     if found is None and step.required:
-        link = device_path(step.address, "driver")
-        raise RefusedError(nativerefusals.not_taken(step.text, step.address, f"{link}: no driver has it"))
+        raise RefusedError(nativerefusals.not_taken(step.text, step.address))
     if found is not None and not isinstance(found, str):
         raise RefusedError(refusals.unread(step.address, found))
 

@@ -24,6 +24,7 @@ from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
+from gpuvirt.model.reasons import Seen
 from gpuvirt.node import originals
 from gpuvirt.node.change import nativemodules
 from gpuvirt.node.change.inputs import Account, Inputs
@@ -37,7 +38,7 @@ MACHINE_ID = HostPath("/etc/machine-id")
 class Learned:
     """What a change has learned of a GPU by trying, and no observation shows."""
 
-    refused: Mapping[PciAddress, str] = field(default_factory=dict)
+    refused: Mapping[PciAddress, Seen] = field(default_factory=dict)
     """VFs that have just refused a type, with what they said."""
     remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
     """vGPUs that were there when the change began: they come back with their ids if any of their types are created."""
@@ -68,8 +69,8 @@ class Observation:
         learned = self.learned.get(gpu, NOTHING)
         taken = dict.fromkeys(self.account.offered, (GIVER,)) | {one: (who,) for one, who in learned.in_use.items()}
         host = state.host
-        for slot, said in learned.refused.items():
-            host = host.with_refusal(slot, said) if slot in host.slots else host
+        for slot, seen in learned.refused.items():
+            host = host.with_refusal(slot, seen.text) if slot in host.slots else host
         missing = {one: had for one, had in learned.remembered.items() if one not in state.leaving}
         return replace(state, host=host, users={**taken, **state.users}, remembered={**missing, **state.remembered})
 

@@ -6,7 +6,6 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
-from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.change.plan import (
     DriverPlan,
     Phase,
@@ -26,7 +25,7 @@ from gpuvirt.model.change.steps import (
     VgpuStep,
 )
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, refusals, shortfalls
 from gpuvirt.node.change.observation import Observation
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.vgpusteps import claims, see_that_it_is_idle, see_that_vfs_can_go

@@ -11,7 +11,6 @@ from itertools import chain
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model import shortfalls
 from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
 from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.plan import (
@@ -24,7 +23,7 @@ from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change import driverphase, preflight, vgpurollback
 from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
@@ -173,8 +172,8 @@ class UnitChange:
         try:
             take_all(self.site, state.inventory, gpu_state, phase, self.steps)
         except SlotRefusedError as error:
-            said = error.reason.seen or str(error)
-            self._learned[gpu] = replace(learned, refused={**learned.refused, error.slot: said})
+            (seen,) = error.reason.seen
+            self._learned[gpu] = replace(learned, refused={**learned.refused, error.slot: seen})
         except VgpusHeldError as error:
             self._learned[gpu] = replace(learned, in_use={**learned.in_use, **error.users})
         except SchedulerRefusedError as error:
@@ -201,7 +200,7 @@ class UnitChange:
     def _reasons(self, plan: VgpuPlan) -> tuple[Reason, ...]:
         reasons = self._ended.get(plan.gpu, (*plan.refusals, *plan.pending))
         refused = self._learned.get(plan.gpu, NOTHING).refused
-        quarantined = (shortfalls.slot_refused(slot, said) for slot, said in sorted(refused.items()))
+        quarantined = (shortfalls.slot_refused(slot, seen) for slot, seen in sorted(refused.items()))
         return (*reasons, *quarantined)
 
     def _gone(self) -> Mapping[PciAddress, tuple[Reason, ...]]:

@@ -14,7 +14,6 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model import refusals, shortfalls
 from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.scope import Scope
@@ -31,7 +30,7 @@ from gpuvirt.model.change.steps import (
     VgpuStep,
 )
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.node.change.changerecord import recorded_unbind
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.gate import Change
@@ -168,8 +167,8 @@ def _tell_driver(
 def _see_that_it_is_so(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
     """See that a mode is what it was switched to: nvidia-smi may end well and leave it."""
     if bool(found) is not step.on or isinstance(found, Unread):
-        said = found.said if isinstance(found, Unread) else f"nvidia-smi -q: {modes}"
-        raise RefusedError(refusals.failed(step.text, step.gpu, said))
+        seen = Seen(found.path, found.said) if isinstance(found, Unread) else Seen("nvidia-smi -q", str(modes))
+        raise RefusedError(refusals.failed(step.text, step.gpu, seen))
 
 
 def _see_that_it_is_empty(kernel: Kernel, gpu: PciAddress) -> None:
@@ -250,7 +249,7 @@ def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ..
     if not isinstance(group, int):
         raise RefusedError(shortfalls.not_holdable(subject))
     if isinstance(cdevs, Unread):  # a machine may have it open by a node that we would not look for
-        raise RefusedError(shortfalls.unread(subject, cdevs))
+        raise RefusedError(refusals.unread(subject, cdevs))
     return Claim(subject, group, cdevs)
 
 

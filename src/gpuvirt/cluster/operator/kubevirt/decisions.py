@@ -26,11 +26,11 @@ from gpuvirt.cluster.operator.kubevirt.scene import Scene
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, Target
 from gpuvirt.model.heard import Heard
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
 
 HISTORY = "gpuvirt-kubevirt-history"
 """The ConfigMap: a history by the uid of the object that it is of."""
-STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEVS_AT_RISK})
+STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEV_DELETION_RISK})
 
 Histories = Mapping[str, History]
 
@@ -83,7 +83,7 @@ def decide(
     heard: KubeVirtHeard, gpu_nodes: Sequence[GpuNode], namespace: str, at: datetime, *, manage: bool
 ) -> KubeVirtDecisions:
     """Return what follows from what nodes offer and what KubeVirt is; nothing where that was not heard."""
-    untold = tuple(_untold(trouble) for trouble in heard.troubles)
+    untold = tuple(kubevirtproblems.not_read_completely(trouble) for trouble in heard.troubles)
     if heard.kubevirts is None:
         return KubeVirtDecisions(reasons=untold, histories=heard.histories)
     plans = [plan(_scene(heard, one, gpu_nodes), Manner(manage), _history(heard, one), at) for one in _all(heard)]
@@ -115,16 +115,6 @@ def kept_text(stored: StoredObject | None) -> str | None:
 def history_key(namespace: str) -> ObjectKey:
     """Return the place of that ConfigMap."""
     return ObjectKey(namespace, HISTORY)
-
-
-def _untold(trouble: str) -> Reason:
-    return Reason(
-        ReasonCode.KUBEVIRT_UNHEARD,
-        "KubeVirt",
-        "can't be read whole, so that nothing of it is taken for absent",
-        seen=trouble,
-        fix="what the message asks for; an upgrade of the release brings the roles that this version needs",
-    )
 
 
 def _all(heard: KubeVirtHeard) -> tuple[KubeVirt, ...]:

@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.kubevirt.changes import Changes, OurEntry, Part
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.subject import Entry, Subject
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, kubevirtproblems
 from gpuvirt.model.selectors import normal, spellings
 
 
@@ -71,9 +71,9 @@ def _made(ground: Ground) -> Listing:
         return Listing()
     unlisted = sorted(ground.names.used - ground.offered.keys())
     if ground.names.unheard:
-        return Listing(reasons=(_unheard(ground),))
+        return Listing(reasons=(kubevirtproblems.requests_unknown(ground.subject.where, ground.names.unheard),))
     if unlisted:
-        return Listing(reasons=(_unlisted(ground, unlisted),))
+        return Listing(reasons=(kubevirtproblems.resource_not_permitted(ground.subject.where, unlisted),))
     fitting, reasons = _fitting(ground.subject, (), wanted)
     if ground.names.used - {one.resource for one in fitting}:
         return Listing(reasons=reasons)
@@ -118,7 +118,7 @@ def _fitting(
         if (one.part, normal(one.selector), one.resource) in disabled:
             reasons.append(_taken(subject, one, "is disabled"))
         elif (selector := next(free, None)) is None:
-            reasons.append(_taken(subject, one, "stands for other names, in all ways to write it"))
+            reasons.append(_taken(subject, one, "stands for other names, however it is written"))
         else:
             taken.add((one.part, selector))
             fitting.append(OurEntry(one.part, selector, one.resource))
@@ -138,34 +138,9 @@ def _why_dissolved(ground: Ground, entries: Sequence[Entry]) -> Reason | None:
         return None
     listed = {one.resource for one in entries if not one.disabled}
     refused = sorted(ground.names.used - listed - ground.offered.keys())
-    return _unlisted(ground, refused) if refused else None
-
-
-def _unlisted(ground: Ground, names: Sequence[str]) -> Reason:
-    return Reason(
-        ReasonCode.NAME_UNLISTED,
-        ground.subject.where,
-        f"can't list {', '.join(names)}, which machines ask for and no node offers: a list without it would refuse it,"
-        " and without any list everything is permitted",
-        fix=f"write permittedHostDevices yourself, with {names[0]}; gpuvirt then adds what it offers",
-    )
-
-
-def _unheard(ground: Ground) -> Reason:
-    return Reason(
-        ReasonCode.KUBEVIRT_UNHEARD,
-        ground.subject.where,
-        f"gets no list of permitted devices until it is known what machines ask for; unheard: "
-        f"{', '.join(ground.names.unheard)}",
-        fix="nothing, as a rule: everything is permitted until then; else see what keeps these kinds from being listed",
-    )
+    return kubevirtproblems.resource_not_permitted(ground.subject.where, refused) if refused else None
 
 
 def _taken(subject: Subject, entry: OurEntry, why: str) -> Reason:
-    return Reason(
-        ReasonCode.SELECTOR_TAKEN,
-        entry.resource,
-        f"can't be permitted: its entry, or its selector {entry.selector!r}, {why}, and HCO takes each selector once",
-        seen=f"{subject.where} $.spec.permittedHostDevices.{entry.part}",
-        fix="give the entry this name, or enable it; or have nodes offer the devices under one name",
-    )
+    place = f"{subject.where} $.spec.permittedHostDevices.{entry.part}"
+    return kubevirtproblems.selector_taken(entry.resource, entry.selector, why, place)

@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.kubevirt.operations import at
 from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import Version, has_mdev_field, has_mdev_gate
 from gpuvirt.model.checks.kubevirt import MDEV_GATE
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def handling_of(subject: Subject, version: Version | None) -> Handling:
     if mediated.makes_own:
         return Handling(off=False)
     if not has_mdev_gate(version):
-        return Handling(off=False, reasons=(_too_old(subject),))
+        return Handling(off=False, reasons=(kubevirtproblems.too_old(subject.where),))
     if mediated.enabled is None and subject.is_hco:
         pointer = f"{subject.root}{at(GATES, 'disableMDevConfiguration')}"
         return Handling(off=False, switch=Switch(pointer, value=True, was=subject.hco_leaves_mdevs))
@@ -57,7 +57,7 @@ def _by_field(subject: Subject) -> Handling:
 
 def _by_gate(subject: Subject) -> Handling:
     if MDEV_GATE in subject.disabled_gates:
-        return Handling(off=False, reasons=(disabled(subject, MDEV_GATE),))
+        return Handling(off=False, reasons=(kubevirtproblems.gate_disabled(subject.where, MDEV_GATE),))
     return Handling(off=False, gate=MDEV_GATE)
 
 
@@ -66,34 +66,3 @@ def holds(subject: Subject, switch: Switch) -> bool:
     if switch.pointer == f"{subject.root}{at(MEDIATED, 'enabled')}":
         return subject.mediated.enabled is switch.value
     return subject.hco_leaves_mdevs is switch.value
-
-
-def at_risk(subject: Subject, types: frozenset[str]) -> Reason:
-    """Return what KubeVirt would do to mediated devices of these types."""
-    return Reason(
-        ReasonCode.MDEVS_AT_RISK,
-        subject.where,
-        f"has KubeVirt delete mediated devices of the types {', '.join(sorted(types))}, so none are made",
-        seen="no mediatedDevicesConfiguration.enabled: false, no gate DisableMDEVConfiguration, and no entry in"
-        " permittedHostDevices.mediatedDevices with externalResourceProvider: true for them",
-        fix="set one of these",
-    )
-
-
-def disabled(subject: Subject, gate: str) -> Reason:
-    """Return that somebody has switched off a gate that is needed."""
-    return Reason(
-        ReasonCode.GATE_DISABLED,
-        subject.where,
-        f"has the gate {gate} in disabledFeatureGates, and it is needed; it is left as it is",
-        fix=f"take {gate} out of developerConfiguration.disabledFeatureGates",
-    )
-
-
-def _too_old(subject: Subject) -> Reason:
-    return Reason(
-        ReasonCode.KUBEVIRT_TOO_OLD,
-        subject.where,
-        "is of a KubeVirt that deletes mediated devices which it did not make, and can't be told not to",
-        fix="update KubeVirt to 0.58.2, 0.59.1 or later",
-    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec, Status, Withheld
 from gpuvirt.cluster.operator.kubevirt.changes import Part
 from gpuvirt.cluster.operator.kubevirt.subject import Entry
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, kubevirtproblems
 from gpuvirt.model.selectors import ResourceKind, Selectors, normal
 from gpuvirt.model.wanted import WantedMode
 
@@ -63,7 +63,7 @@ class ByKubeVirt:
     @property
     def withheld(self) -> Withheld:
         """What the agents are told."""
-        parts = (self.reason.message, f"seen: {self.reason.seen}", f"fix: {self.reason.fix}")
+        parts = (self.reason.message, f"seen: {self.reason.seen_text}", f"fix: {self.reason.fix}")
         offered_as = self.name if self.name != self.reason.subject else None
         code = str(self.reason.code)
         return Withheld(resource=self.reason.subject, code=code, message="; ".join(parts), offered_as=offered_as)
@@ -79,7 +79,8 @@ def offered_by_kubevirt(
         same = (one for one in own if one.resource == name)
         entry = next(same, None) or next((one for one in own if selects(one, selectors)), None)
         if entry is not None:
-            found[name] = ByKubeVirt(_reason(name, entry, where(entry)), entry.resource)
+            reason = kubevirtproblems.foreign_provider(name, entry.resource, where(entry))
+            found[name] = ByKubeVirt(reason, entry.resource)
     return found
 
 
@@ -87,14 +88,3 @@ def selects(entry: Entry, selectors: Selectors) -> bool:
     """Return whether an entry's selector finds devices of a resource."""
     its = {Part.PCI: selectors.pci, Part.MDEV: selectors.mdev, Part.USB: ()}[entry.part]
     return normal(entry.selector) in {normal(one) for one in its}
-
-
-def _reason(name: str, entry: Entry, where: str) -> Reason:
-    called = "" if entry.resource == name else f" as {entry.resource}"
-    return Reason(
-        ReasonCode.FOREIGN_PROVIDER,
-        name,
-        f"is offered by KubeVirt itself{called}, so gpuvirt does not offer it",
-        seen=f"{where}: externalResourceProvider is not true",
-        fix="set externalResourceProvider: true there, or take the entry out, once no machine runs by it",
-    )

@@ -14,14 +14,14 @@ from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes
 from gpuvirt.cluster.operator.kubevirt.drafting import Due, drafted
 from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import Ground, is_ours, listing_of
-from gpuvirt.cluster.operator.kubevirt.mediated import at_risk, disabled, handling_of
+from gpuvirt.cluster.operator.kubevirt.mediated import handling_of
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, selects
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation, conditional
 from gpuvirt.cluster.operator.kubevirt.scene import Scene, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, kubevirtproblems
 from gpuvirt.model.selectors import normal
 
 
@@ -84,9 +84,9 @@ def plan(scene: Scene, manner: Manner, history: History, at: datetime) -> Plan:
         history = histories.step(history, subject.metadata, due.items, due.lacking(subject), at)
     dry_run = not managed or history.stopped
     if patch and not managed:
-        reasons = (*reasons, _not_managed(subject))
+        reasons = (*reasons, kubevirtproblems.not_managed(subject.where, MANAGE_ANNOTATION))
     if patch and history.stopped:
-        reasons = (*reasons, _reverted(subject))
+        reasons = (*reasons, kubevirtproblems.config_reverted(subject.where, MOST_REVERTS))
     risk = _risk(scene, subject, due, written=not dry_run)
     return Plan(
         history,
@@ -131,7 +131,7 @@ def _due(
         gates=tuple(gate for gate in needed if gate not in denied),
         handling=handling if scene.mdevs else None,
     )
-    reasons = (*listing.reasons, *(disabled(subject, gate) for gate in denied))
+    reasons = (*listing.reasons, *(kubevirtproblems.gate_disabled(subject.where, gate) for gate in denied))
     return due, (*reasons, *(handling.reasons if scene.mdevs else ()))
 
 
@@ -144,25 +144,4 @@ def _risk(scene: Scene, subject: Subject, due: Due, *, written: bool) -> Reason 
     spared = {normal(one.selector) for one in listed if one.part is Part.MDEV}
     spared |= {normal(one.selector) for one in due.listing.add if written and one.part is Part.MDEV}
     types = {one for selectors in scene.offered.values() for one in selectors.mdev if normal(one) not in spared}
-    return at_risk(subject, frozenset(types)) if types else None
-
-
-def _not_managed(subject: Subject) -> Reason:
-    return Reason(
-        ReasonCode.KUBEVIRT_NOT_MANAGED,
-        subject.where,
-        "lacks what machines need to have what nodes offer, and is not to be written",
-        seen=f"the annotation {MANAGE_ANNOTATION}, or the controller's settings",
-        fix="write what the dry run shows, or let the controller do it",
-    )
-
-
-def _reverted(subject: Subject) -> Reason:
-    return Reason(
-        ReasonCode.CONFIG_REVERTED,
-        subject.where,
-        f"was written {MOST_REVERTS} times, and somebody took it back each time; it is not written again, and no more"
-        " vGPUs are made",
-        seen="generations of the object that lack what the ones before had",
-        fix="have whoever writes it (a GitOps tool, as a rule) write what the dry run shows, or leave these fields out",
-    )
+    return kubevirtproblems.mdev_deletion_risk(subject.where, types) if types else None

@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.kubevirt.subject import (
 from gpuvirt.cluster.operator.kubevirt.versions import Version, version_of
 from gpuvirt.model.heard import Heard
 from gpuvirt.model.kubevirt import Configuration
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,10 @@ def subject_of(scene: Scene) -> Subject | Reason:
     if not is_owned_by_hco(scene.kubevirt):
         return of_kubevirt(scene.kubevirt)
     if scene.hyper_convergeds is None:
-        return Reason(
-            ReasonCode.KUBEVIRT_UNHEARD,
-            where,
-            "is HCO's, and its HyperConverged was not heard yet; nothing is written until it is",
-            fix="nothing, as a rule; else let the controller list hyperconvergeds.hco.kubevirt.io",
-        )
+        return kubevirtproblems.hyper_converged_unknown(where)
     hcos = scene.hyper_convergeds.value or ()
     if len(hcos) != 1:
-        return Reason(
-            ReasonCode.KUBEVIRT_UNHEARD,
-            where,
-            f"is HCO's, which takes back what others write to it, and there are {len(hcos)} HyperConvergeds",
-            fix="have one HyperConverged; or, where HCO is gone, take its label and owner from the KubeVirt",
-        )
+        return kubevirtproblems.hyper_converged_ambiguous(where, len(hcos))
     return of_hyper_converged(hcos[0])
 
 

@@ -17,7 +17,7 @@ from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.checks.kubevirt import MDEV_GATE
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,4 @@ def _stays(subject: Subject, left: Changes) -> Iterator[Reason]:
     what += [f"the gate {one}" for one in left.gates]
     what += [left.switch.pointer] if left.switch is not None else []
     if what:
-        yield Reason(
-            ReasonCode.STILL_NAMED,
-            subject.where,
-            f"keeps {', '.join(what)}, which machines or pods still ask for, or may",
-            fix="delete them and undo it again, or leave it",
-        )
+        yield kubevirtproblems.still_referenced(subject.where, what)

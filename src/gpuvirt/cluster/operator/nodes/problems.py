@@ -17,7 +17,7 @@ from gpuvirt.cluster.labels import (
 )
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.site import OperandName
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode, clusterproblems
 from gpuvirt.model.workload import LABEL, Workload
 
 DEVICE_PLUGIN = "device-plugin"
@@ -95,10 +95,10 @@ def _of_vm_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
         yield Problem(AGENT, _components_off("the node agent", "no GPU is offered to VMs", off))
     elif not deployer.has_image:
         if not reported:
-            yield Problem(AGENT, _image_unknown())
+            yield Problem(AGENT, clusterproblems.image_unknown())
     elif deployer.has_daemon_sets and OperandName.AGENT not in node.pods:
         known = "; what it reported last may not hold any more" if reported else ""
-        yield Problem(AGENT, _pod_missing(OperandName.AGENT, known))
+        yield Problem(AGENT, clusterproblems.pod_missing(OperandName.AGENT, known))
     manager, is_vgpu = policy.spec.vgpu_manager, node.placement.workload is Workload.VGPU
     wanted = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
     if is_vgpu and wanted and _needs_os(node.labels, VGPU_DRIVER):
@@ -115,9 +115,9 @@ def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[Probl
                 _components_off(", ".join(off), "no GPU is offered to containers", "; ".join(off.values())),
             )
         elif not deployer.has_image:
-            yield Problem(DEVICE_PLUGIN, _image_unknown())
+            yield Problem(DEVICE_PLUGIN, clusterproblems.image_unknown())
         elif deployer.has_daemon_sets and OperandName.DEVICE_PLUGIN not in node.pods and not _paused(node.labels):
-            yield Problem(DEVICE_PLUGIN, _pod_missing(OperandName.DEVICE_PLUGIN))
+            yield Problem(DEVICE_PLUGIN, clusterproblems.pod_missing(OperandName.DEVICE_PLUGIN, ""))
     if (
         "driver" not in off
         and policy.spec.driver.use_nvidia_driver_crd is not True
@@ -156,42 +156,10 @@ def _needs_os(labels: Mapping[str, str], component: str) -> bool:
     return not known and _off_by_label(labels, component) is None
 
 
-def _components_off(subject: str, follows: str, seen: str) -> Reason:
-    verb = "are" if "," in subject else "is"
-    return Reason(
-        ReasonCode.COMPONENTS_OFF,
-        subject,
-        f"{verb} switched off for this node, so {follows}",
-        seen=seen,
-        fix=f"switch it on, or label the node {OPERANDS_LABEL}=false if something else serves it, or {LABEL} for"
-        " what its GPUs are for",
-    )
-
-
-def _image_unknown() -> Reason:
-    return Reason(
-        ReasonCode.IMAGE_UNKNOWN,
-        "the controller",
-        "was not told gpuvirt's own image, so it deploys nothing to this node",
-        fix="run the controller with --image or GPUVIRT_IMAGE, as the chart does",
-    )
-
-
-def _pod_missing(operand: OperandName, known: str = "") -> Reason:
-    return Reason(
-        ReasonCode.POD_MISSING,
-        f"DaemonSet {operand}",
-        f"has no pod on this node{known}",
-        fix="see the node's taints and daemonsets.tolerations: kubectl describe node",
-    )
+def _components_off(subject: str, follows: str, where: str) -> Reason:
+    labels = f"{OPERANDS_LABEL}=false if something else serves it, or {LABEL} for what its GPUs are for"
+    return clusterproblems.components_off(subject, follows, where, labels)
 
 
 def _os_unknown(driver: str) -> Reason:
-    sources = " or ".join(one for one, _ in OS_SOURCES)
-    return Reason(
-        ReasonCode.OS_UNKNOWN,
-        driver,
-        "can't be deployed to this node: its image is chosen by the operating system, which no label says",
-        seen=f"no label {sources}",
-        fix=f"run gpuvirt discover or NFD, or label the node by hand: {OS_LABEL}=ubuntu22.04",
-    )
+    return clusterproblems.os_unknown(driver, " or ".join(label for label, _ in OS_SOURCES), OS_LABEL)

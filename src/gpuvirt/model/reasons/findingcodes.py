@@ -1,0 +1,98 @@
+"""The catalogue of findings: what is wrong with a host, a cluster, a VM or a pod (`gpuvirt doctor`, `gpuvirt why`)."""
+
+from functools import partial
+
+from gpuvirt.model.reasons.codes import Code, Level, Topic, entry
+
+_host = partial(entry, Topic.HOST)
+_workload = partial(entry, Topic.WORKLOAD, level=Level.ERROR)
+
+
+class FindingCode(Code):
+    """What is wrong with a host, a cluster, a VM or a pod; what is wrong with a device is a ReasonCode."""
+
+    NO_VIRTUALIZATION = _host("NoVirtualization", "the processor shows neither vmx nor svm", Level.ERROR)
+    HOST_IS_VM = _host("HostIsVm", "the host is itself a VM, without a virtual IOMMU")
+    KVM_MISSING = _host("KvmMissing", "`/dev/kvm` does not exist", Level.ERROR)
+    BAR_UNASSIGNED = _host("BarUnassigned", "the firmware found no address for a GPU's memory", Level.ERROR)
+
+    IOMMU_OFF = _host(
+        "IommuOff",
+        "there is no IOMMU group: the IOMMU is off in the firmware or by the kernel's command line, or not enabled",
+        Level.ERROR,
+    )
+    KERNEL_ARGUMENT = _host("KernelArgument", "an argument of the kernel is in the way (`nomodeset`)")
+    INTERRUPTS_NOT_REMAPPED = _host(
+        "InterruptsNotRemapped",
+        "no interrupt goes through a chip that remaps (`/sys/kernel/irq/*/chip_name`), so vfio refuses devices; a"
+        " warning where `allow_unsafe_interrupts` is set",
+        Level.ERROR,
+    )
+    UNSAFE_INTERRUPTS = _host(
+        "UnsafeInterrupts", "vfio accepts interrupts without remapping (`allow_unsafe_interrupts`)"
+    )
+    SHARED_GROUP = _host("SharedGroup", "a GPU shares its IOMMU group with devices of other slots")
+    ACS_OVERRIDE = _host("AcsOverride", "`pcie_acs_override` splits groups that the hardware does not isolate")
+
+    VFIO_MISSING = _host("VfioMissing", "this kernel has no vfio-pci", Level.ERROR)
+    VFIO_BLOCKED = _host("VfioBlocked", "modprobe or the kernel is told not to load vfio-pci", Level.ERROR)
+    IDS_NOT_BOUND = _host("IdsNotBound", "vfio-pci is told to take a device by its id, and another driver was faster")
+    DRIVERS_FIGHT = _host("DriversFight", "nouveau has a GPU, or is loaded beside nvidia")
+    BOOT_CONSOLE = _host("BootConsole", "the host's screen is on a GPU that is on a VFIO driver")
+
+    NO_VGPU_TYPES = _host("NoVgpuTypes", "a GPU is set up for vGPUs and lists no type")
+    VFS_OFF = _host("VfsOff", "the vGPU manager runs, and a GPU's VFs are off")
+
+    KUBELET_NOT_LISTENING = _host(
+        "KubeletNotListening", "a kubelet has run on this host, and its socket is missing", Level.ERROR
+    )
+    AGENT_AWAY = _host("AgentAway", "a kubelet runs on the host, and no agent")
+    COUNTS_DIFFER = _host("CountsDiffer", "the kubelet counts other devices than the agent reports as healthy")
+    NUMA_NOT_ALIGNED = _host(
+        "NumaNotAligned", "GPUs are on several NUMA nodes, and the kubelet does not place processors by them"
+    )
+    CPUS_ON_OTHER_NODE = _host("CpusOnOtherNode", "a VM may run on none of the processors near its GPU")
+
+    CDI_OFF = _host(
+        "CdiOff",
+        "`cdi: answers` is set, and the container runtime has CDI off; a warning where that is not certain",
+        Level.ERROR,
+    )
+    CDI_FOLDER_NOT_READ = _host("CdiFolderNotRead", "the container runtime does not read `/run/cdi`", Level.ERROR)
+
+    NOT_PERMITTED = _host("NotPermitted", "KubeVirt does not permit a resource of this node", Level.ERROR)
+    PERMITTED_NAME_UNKNOWN = _host("PermittedNameUnknown", "KubeVirt permits a name that is nearly one of this node's")
+    SELECTOR_MISMATCH = _host("SelectorMismatch", "KubeVirt permits a resource for other devices than those behind it")
+    NOT_EXTERNAL = _host(
+        "NotExternal", "KubeVirt offers a resource itself (no `externalResourceProvider: true`)", Level.ERROR
+    )
+    MDEVS_NOT_OURS = _host("MdevsNotOurs", "KubeVirt deletes mediated devices that it did not create", Level.ERROR)
+    FEATURE_GATE_MISSING = _host("FeatureGateMissing", "KubeVirt lacks a feature gate that a device needs", Level.ERROR)
+
+    NOT_READ = _host("NotRead", "something could not be read, which is never taken for absent", Level.UNKNOWN)
+
+    NO_SUCH_OBJECT = _workload(
+        "NoSuchObject", "the namespace has no such VM, VMI or pod; with near names and other namespaces"
+    )
+    KUBEVIRT_NOT_INSTALLED = _workload("KubeVirtNotInstalled", "the API server does not know VMs")
+    NO_DEVICE_REQUESTED = _workload("NoDeviceRequested", "the VM or pod requests no GPU and no other device")
+    RESTART_REQUIRED = _workload("RestartRequired", "the VM requests other devices than when it was started")
+    VM_STOPPED = _workload("VmStopped", "the VM is not started: `runStrategy`, `running`")
+    VM_NOT_STARTED = _workload("VmNotStarted", "KubeVirt has created no VMI of the VM yet, or failed to")
+    POD_NOT_RUNNING = _workload("PodNotRunning", "the pod or its guest does not run, or has ended")
+    UNSCHEDULABLE = _workload("Unschedulable", "anything else that the scheduler reports: memory, processors, gates")
+    ADMISSION_REFUSED = _workload(
+        "AdmissionRefused",
+        "the node's kubelet refused the pod. Where gpuvirt's plugin refused an Allocate (`UnexpectedAdmissionError`),"
+        " the code is that of the device's reason",
+    )
+    TOO_FEW_DEVICES = _workload("TooFewDevices", "the node has fewer devices in all than are requested")
+    ALL_ALLOCATED = _workload("AllAllocated", "other pods request the node's devices; with their names")
+    NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
+    NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")
+    NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")
+    TAINT_NOT_TOLERATED = _workload("TaintNotTolerated", "the node has a taint that the pod does not tolerate")
+    NOT_COUNTED = _workload("NotCounted", "the kubelet does not count devices that the agent reports as healthy")
+    NO_SUCH_RESOURCE = _workload("NoSuchResource", "no node offers the resource, or the node does not; with near names")
+    NO_SUCH_DEVICE = _workload("NoSuchDevice", "the host has no such device; with near addresses")
+    NOT_A_GPU = _workload("NotAGpu", "the device is no GPU of NVIDIA, AMD or Intel")

@@ -1,0 +1,120 @@
+"""What is wrong with KubeVirt's configuration, and what the controller therefore does not write."""
+
+from collections.abc import Collection, Sequence
+
+from gpuvirt.model.reasons.reason import Reason, Seen
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
+
+NOTHING_NEEDED = "none is needed, unless it stays so:"
+
+
+def foreign_provider(name: str, offered_as: str, where: str) -> Reason:
+    """KubeVirt's own plugin offers the same devices."""
+    called = "" if offered_as == name else f" as {offered_as}"
+    message = f"is offered by KubeVirt itself{called}, so gpuvirt does not offer it"
+    fix = "set externalResourceProvider: true there, or remove the entry, once no VM runs with it"
+    seen = (Seen(where, "externalResourceProvider is not true"),)
+    return Reason(ReasonCode.FOREIGN_PROVIDER, name, message, seen, fix)
+
+
+def state_unknown(where: str, message: str, fix: str, *seen: Seen) -> Reason:
+    """The controller writes and removes nothing of what it does not know."""
+    return Reason(ReasonCode.KUBEVIRT_STATE_UNKNOWN, where, message, seen, fix)
+
+
+def not_read_completely(trouble: str) -> Reason:
+    """A kind of the cluster could not be listed."""
+    message = "could not be read completely; gpuvirt removes nothing until it can"
+    fix = "what the API server's answer asks for; an upgrade of the release brings the roles that this version needs"
+    return state_unknown("KubeVirt", message, fix, Seen("", trouble))
+
+
+def requests_unknown(where: str, kinds: Sequence[str]) -> Reason:
+    """A list of permitted devices would refuse what it lacks."""
+    message = f"gets no list of permitted devices until all requests of VMs are known; not read yet: {', '.join(kinds)}"
+    return state_unknown(where, message, f"{NOTHING_NEEDED} let the controller list these kinds")
+
+
+def hyper_converged_unknown(where: str) -> Reason:
+    """HCO reverts what others write to its KubeVirt."""
+    message = "belongs to HCO, and its HyperConverged has not been read yet; nothing is written until then"
+    return state_unknown(where, message, f"{NOTHING_NEEDED} let the controller list hyperconvergeds.hco.kubevirt.io")
+
+
+def hyper_converged_ambiguous(where: str, count: int) -> Reason:
+    """HCO works with one object."""
+    message = f"belongs to HCO, which reverts what others write to it, and there are {count} HyperConvergeds"
+    return state_unknown(where, message, "keep one HyperConverged; or, where HCO is gone, remove its label and owner")
+
+
+def resource_not_permitted(where: str, names: Sequence[str]) -> Reason:
+    """Without a list KubeVirt permits every device."""
+    return Reason(
+        ReasonCode.RESOURCE_NOT_PERMITTED,
+        where,
+        f"can't permit {', '.join(names)}, which VMs request and no node offers: a list without it would refuse those"
+        " VMs, and without a list every device is permitted",
+        fix=f"write permittedHostDevices yourself, with {', '.join(names[:1])}; gpuvirt then adds what it offers",
+    )
+
+
+def selector_taken(resource: str, selector: str, why: str, place: str) -> Reason:
+    """HCO takes each selector once."""
+    message = f"can't be permitted: its entry, or its selector {selector!r}, {why}, and HCO takes each selector once"
+    fix = "give the entry this name, or enable it; or have nodes offer the devices under one name"
+    return Reason(ReasonCode.SELECTOR_TAKEN, resource, message, (Seen(place),), fix)
+
+
+def mdev_deletion_risk(where: str, types: Collection[str]) -> Reason:
+    """KubeVirt deletes mediated devices that its configuration does not name."""
+    return Reason(
+        ReasonCode.MDEV_DELETION_RISK,
+        where,
+        f"has KubeVirt delete mediated devices of the types {', '.join(sorted(types))}, so none are created",
+        (
+            Seen("mediatedDevicesConfiguration.enabled", "is not false"),
+            Seen("gate DisableMDEVConfiguration", "is not set"),
+            Seen("permittedHostDevices.mediatedDevices", "no entry with externalResourceProvider: true for them"),
+        ),
+        "set one of these",
+    )
+
+
+def gate_disabled(where: str, gate: str) -> Reason:
+    """An administrator has disabled a gate that is needed."""
+    message = f"has the feature gate {gate}, which is needed, in disabledFeatureGates; the controller leaves it there"
+    fix = f"remove {gate} from developerConfiguration.disabledFeatureGates"
+    return Reason(ReasonCode.GATE_DISABLED, where, message, fix=fix)
+
+
+def too_old(where: str) -> Reason:
+    """No setting keeps this version from deleting mediated devices."""
+    message = "is of a KubeVirt that deletes mediated devices which it did not create, and can't be told not to"
+    fix = "update KubeVirt to 0.58.2, 0.59.1 or later"
+    return Reason(ReasonCode.KUBEVIRT_TOO_OLD, where, message, fix=fix)
+
+
+def still_referenced(where: str, what: Sequence[str]) -> Reason:
+    """Removing the entries would refuse VMs."""
+    message = f"keeps {', '.join(what)}, which VMs or pods request, or may request"
+    fix = "delete those VMs and pods and undo it again, or leave it"
+    return Reason(ReasonCode.RESOURCE_STILL_REFERENCED, where, message, fix=fix)
+
+
+def not_managed(where: str, annotation: str) -> Reason:
+    """The controller is told not to write."""
+    message = "lacks fields that VMs need to use the offered devices, and the controller must not write it"
+    fix = "write what the dry run shows, or permit the controller to write"
+    seen = (Seen("", f"the annotation {annotation}, or the controller's settings"),)
+    return Reason(ReasonCode.KUBEVIRT_NOT_MANAGED, where, message, seen, fix)
+
+
+def config_reverted(where: str, times: int) -> Reason:
+    """Another program writes the same object."""
+    return Reason(
+        ReasonCode.CONFIG_REVERTED,
+        where,
+        f"was written {times} times and reverted each time; it is not written again, and no more vGPUs are created",
+        (Seen("generations of the object", "lack what the ones before had"),),
+        "have the program that writes it (often a GitOps tool) write what the dry run shows, or omit these fields",
+    )

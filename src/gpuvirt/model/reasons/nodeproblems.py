@@ -1,0 +1,129 @@
+"""What is wrong with the agent itself, its files, the kubelet and the API server, as the agent sees them."""
+
+from collections.abc import Collection
+
+from gpuvirt.model.reasons.reason import Reason, Seen
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
+
+NAME_KUBELET_DIR = "start the kubelet, or name its folder with --kubelet-dir"
+PROCESSES = "look for processes in state D (ps axo pid,stat,wchan:30,cmd), and see the kernel's log (dmesg)"
+FREE_SPACE = "free space, or mount the folder writable"
+NOT_REVIEWED = Seen("GpuNode $.spec.reviewed and $.spec.withheld", "no such name")
+
+
+def kubelet_away(subject: str, socket: object) -> Reason:
+    """No resource can be registered."""
+    message = f"can't be registered with the kubelet, which has no socket {socket}"
+    return Reason(ReasonCode.KUBELET_AWAY, subject, message, (Seen.absent(str(socket)),), NAME_KUBELET_DIR)
+
+
+def not_registered(resource: str, said: str | None = None) -> Reason:
+    """The kubelet does not know a resource yet."""
+    seen = (Seen("", said),) if said is not None else ()
+    message = "is not registered with the kubelet yet; the agent tries again"
+    return Reason(ReasonCode.NOT_REGISTERED, resource, message, seen, "see the kubelet's log: journalctl -u kubelet")
+
+
+def socket_taken(resource: str, said: str) -> Reason:
+    """Another device plugin serves the resource."""
+    message = "can't be registered: another program listens at its socket"
+    fix = "stop the other device plugin (NVIDIA's kubevirt-gpu-device-plugin or sandbox-device-plugin)"
+    return Reason(ReasonCode.SOCKET_TAKEN, resource, message, (Seen("", said),), fix)
+
+
+def scan_blocked(subject: str, said: str, effect: str) -> Reason:
+    """A read sleeps in the kernel."""
+    return Reason(ReasonCode.SCAN_BLOCKED, subject, f"can't be read; {effect}", (Seen("", said),), PROCESSES)
+
+
+def scan_failed(said: str) -> Reason:
+    """A look at the host failed."""
+    message = "can't be read; its last known state is kept"
+    return Reason(ReasonCode.SCAN_FAILED, "this host", message, (Seen("", said),), "see the agent's log")
+
+
+def cdi_not_written(folder: object, said: str) -> Reason:
+    """Kata finds devices by their CDI specs."""
+    message, fix = (
+        "can't be written, so Kata finds no devices; KubeVirt is not affected",
+        "make it writable, or cdi: none",
+    )
+    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(folder), message, (Seen("", said),), fix)
+
+
+def ledger_lost(path: object, what: str) -> Reason:
+    """The ledger could not be used."""
+    fix = "none is needed: the kubelet reports allocations; give renamed resources an alias"
+    return Reason(ReasonCode.LEDGER_LOST, str(path), what, fix=fix)
+
+
+def ledger_not_written(path: object, said: str) -> Reason:
+    """A restart would forget the latest allocations."""
+    message = "can't be written; after a restart only the kubelet reports names and allocations"
+    return Reason(ReasonCode.LEDGER_NOT_WRITTEN, str(path), message, (Seen("", said),), FREE_SPACE)
+
+
+def drivers_lost(path: object, name: str) -> Reason:
+    """The driver journal could not be used."""
+    message = "was damaged or can't be read; the drivers and overrides that it recorded are unknown"
+    seen = Seen("", f"a damaged file is kept beside it, as {name}.damaged")
+    fix = "none is needed: GPUs return to the driver that modules.alias names; the next boot clears all overrides"
+    return Reason(ReasonCode.DRIVERS_LOST, str(path), message, (seen,), fix)
+
+
+def desired_state_lost(path: object, what: str) -> Reason:
+    """The desired state that was kept could not be used."""
+    fix = "none is needed: the API server has the desired state; until it answers, vGPUs stay as they are"
+    return Reason(ReasonCode.DESIRED_STATE_LOST, str(path), what, fix=fix)
+
+
+def desired_state_not_written(path: object, said: str) -> Reason:
+    """A restart would forget the desired state."""
+    message = "can't be written; after a restart only the API server has the desired state of vGPUs"
+    return Reason(ReasonCode.DESIRED_STATE_NOT_WRITTEN, str(path), message, (Seen("", said),), FREE_SPACE)
+
+
+def config_unread(path: object, said: str) -> Reason:
+    """The file of vGPU configs can't be used."""
+    message = "can't be read, so the vGPU configs from before stay in force"
+    return Reason(ReasonCode.CONFIG_INVALID, str(path), message, (Seen("", said),), "make it a readable file in UTF-8")
+
+
+def config_invalid(where: str, problem: str, fix: str, *seen: Seen) -> Reason:
+    """A value of the desired state can't be used."""
+    return Reason(ReasonCode.CONFIG_INVALID, where, problem, seen, fix)
+
+
+def api_forbidden(what: str, said: str) -> Reason:
+    """The agent lacks a permission."""
+    message = f"does not permit the agent {what}; the agent tries again and changes nothing until then"
+    fix = "give the agent's service account the roles of deploy/node.yaml"
+    return Reason(ReasonCode.API_FORBIDDEN, "the API server", message, (Seen("", said),), fix)
+
+
+def api_server_away(what: str, said: str) -> Reason:
+    """The API server does not answer."""
+    message = (
+        f"does not answer the agent, which needs it for {what}; the agent tries again and changes nothing until then"
+    )
+    fix = "none on this node where the API server is down; else look for what is between the two"
+    return Reason(ReasonCode.API_SERVER_AWAY, "the API server", message, (Seen("", said),), fix)
+
+
+def awaits_controller(name: str, most_s: float) -> Reason:
+    """KubeVirt may offer the resource itself."""
+    message = "is not registered yet: the controller has not reported whether KubeVirt offers it itself"
+    fix = f"none is needed: it takes a second, and after {most_s:.0f} s the resource is registered all the same"
+    return Reason(ReasonCode.AWAITS_CONTROLLER, name, message, (NOT_REVIEWED,), fix)
+
+
+def controller_silent(names: Collection[str], most_s: float) -> Reason:
+    """The resource is registered without the controller's word."""
+    return Reason(
+        ReasonCode.CONTROLLER_SILENT,
+        ", ".join(names),
+        f"is offered, but the controller has not reported within {most_s:.0f} s whether KubeVirt offers it itself",
+        (NOT_REVIEWED,),
+        "see why the controller does not answer: kubectl get lease gpuvirt-controller, the controller's log, and"
+        " KubeVirtConfigured of the ClusterPolicy",
+    )

@@ -1,0 +1,86 @@
+"""Why a device is not offered to pods."""
+
+from collections.abc import Sequence
+
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
+
+
+def native_driver(address: str, driver: str, fix: str = "to offer it to VMs") -> Reason:
+    """The function serves the host and containers."""
+    message, seen = f"is bound to {driver}, so it serves the host and containers", (driver_link(address, driver),)
+    return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, f"gpuvirt vfio bind {address}, {fix}")
+
+
+def no_driver(address: str, fix: str = "to offer it to VMs; gpuvirt vfio unbind returns it to the host") -> Reason:
+    """No driver has the function."""
+    message, seen = "is bound to no driver", (driver_link(address, None),)
+    return Reason(ReasonCode.NO_DRIVER, address, message, seen, f"gpuvirt vfio bind {address}, {fix}")
+
+
+def kind_not_offered(function: PciFunction, offered: Sequence[str]) -> Reason:
+    """The settings leave this kind of function out."""
+    message = f"is a {function.kind} function, and only {', '.join(offered) or 'nothing'} is offered"
+    fix = f"add {function.kind} to `offer` in the agent's settings if VMs are to request it"
+    return Reason(ReasonCode.KIND_NOT_OFFERED, function.address, message, fix=fix)
+
+
+def address_not_accepted(address: str) -> Reason:
+    """KubeVirt parses domains of four digits."""
+    message = "has a PCI domain of more than four digits (behind Intel VMD), which KubeVirt refuses"
+    fix = "switch VMD off for this slot in the firmware"
+    return Reason(ReasonCode.ADDRESS_NOT_ACCEPTED, address, message, fix=fix)
+
+
+def virtual_function(function: PciFunction) -> Reason:
+    """NVIDIA's VFs are the parents of vGPUs."""
+    message = f"is a VF of {function.physfn} on {function.driver}, and NVIDIA's VFs work as vGPUs only"
+    fix = f"give it back to nvidia and set a vGPU type, or switch off the VFs of {function.physfn}"
+    seen = (driver_link(function.address, function.driver),)
+    return Reason(ReasonCode.VIRTUAL_FUNCTION, function.address, message, seen, fix)
+
+
+def no_vgpus(subject: str, message: str, *seen: Seen, fix: str = "create vGPUs: gpuvirt vgpu apply") -> Reason:
+    """A GPU, or the host, could carry vGPUs."""
+    return Reason(ReasonCode.NO_VGPUS, subject, message, seen, fix)
+
+
+def malformed(subject: str, what: str, *seen: Seen) -> Reason:
+    """Sysfs shows what its place does not promise."""
+    return Reason(ReasonCode.MALFORMED_SYSFS_ENTRY, subject, what, seen)
+
+
+def group_held(device: str, group: int | None, other: str, holder: str) -> Reason:
+    """An IOMMU group goes to one VM."""
+    message = f"shares IOMMU group {group} with {other}, which is allocated to {holder}; a group goes to one VM"
+    fix = "request all devices of the group in one VM, or give each its own group (ACS)"
+    return Reason(ReasonCode.GROUP_HELD, device, message, (Seen(f"/sys/kernel/iommu_groups/{group}/devices"),), fix)
+
+
+def held_under_other_name(device: str, holder: str, own: str, offered_as: str) -> Reason:
+    """The device was allocated before it got another resource name."""
+    message = f"is allocated to {holder} as {own}; it is offered as {offered_as} when it is free"
+    fix = "stop the VM that has it, or leave it as it is"
+    return Reason(ReasonCode.HELD_UNDER_OTHER_NAME, device, message, fix=fix)
+
+
+def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:
+    """KubeVirt finds mdevs and PCI functions in different environment variables."""
+    message = f"is {kind}, and {resource} has {other}; KubeVirt looks for them in different environment variables"
+    fix = "give each an alias of its own in the agent's settings"
+    return Reason(ReasonCode.NAME_TAKEN, device, message, fix=fix)
+
+
+def withdrawn(address: str) -> Reason:
+    """The device leaves the VMs' driver."""
+    message = "is being returned to the host's driver, so it is no longer offered"
+    fix = "none is needed; to keep it for VMs, set mode passthrough for it"
+    return Reason(ReasonCode.WITHDRAWN, address, message, fix=fix)
+
+
+def unwanted(vgpu: str) -> Reason:
+    """The vGPU is to be removed."""
+    message = "is no longer desired, so it is no longer offered, and removed when no pod has it"
+    fix = "none is needed; to keep it, name the vGPU config that has it again"
+    return Reason(ReasonCode.WITHDRAWN, vgpu, message, fix=fix)

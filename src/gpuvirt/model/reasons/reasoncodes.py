@@ -1,0 +1,300 @@
+"""The catalogue of reasons: what is wrong with a device, a change, the agent, the controller or KubeVirt."""
+
+from functools import partial
+
+from gpuvirt.model.reasons.codes import Code, Level, Topic, entry
+
+_not_offered = partial(entry, Topic.NOT_OFFERED)
+_unhealthy = partial(entry, Topic.UNHEALTHY)
+_allocate = partial(entry, Topic.ALLOCATE)
+_change = partial(entry, Topic.CHANGE)
+_vgpu = partial(entry, Topic.VGPU)
+_scheduler = partial(entry, Topic.SCHEDULER)
+_agent = partial(entry, Topic.AGENT)
+_controller = partial(entry, Topic.CONTROLLER)
+_kubevirt = partial(entry, Topic.KUBEVIRT)
+
+
+class ReasonCode(Code):
+    """Why something is not offered, unhealthy, refused, pending or failed."""
+
+    NATIVE_DRIVER = _not_offered("NativeDriver", "a driver of the host has the function", Level.OK)
+    NO_DRIVER = _not_offered(
+        "NoDriver",
+        "no driver has the function. On a host with NVSwitches a person probes its native driver, since that may hang",
+    )
+    NO_IOMMU_GROUP = _not_offered(
+        "NoIommuGroup",
+        "the device is in no IOMMU group: VT-d or AMD-Vi is off; or it is an mdev, on a kernel without `VFIO_GROUP`",
+        Level.ERROR,
+    )
+    ADDRESS_NOT_ACCEPTED = _not_offered(
+        "AddressNotAccepted", "the PCI domain has over four digits (Intel VMD), which KubeVirt refuses"
+    )
+    KIND_NOT_OFFERED = _not_offered(
+        "KindNotOffered", "the setting `offer` does not name this kind of function", Level.OK
+    )
+    VIRTUAL_FUNCTION = _not_offered("VirtualFunction", "NVIDIA's VFs work as vGPUs only, and one is on a VFIO driver")
+    VFS_ENABLED = _not_offered(
+        "VfsEnabled",
+        "the GPU has VFs: a VFIO driver opens it with a VF token only, and a change of driver removes them",
+        passes=True,
+    )
+    CARRIES_VGPUS = _not_offered(
+        "CarriesVgpus",
+        "the GPU's vGPUs are offered in its place; a change of driver would remove them",
+        Level.OK,
+        passes=True,
+    )
+    NO_VGPUS = _not_offered("NoVgpus", "the GPU could carry vGPUs and has none")
+    GROUP_HELD = _not_offered(
+        "GroupHeld",
+        "another device of the IOMMU group is allocated to another container, by the ledger or the kubelet's"
+        " checkpoint; without a readable checkpoint, to any",
+        Level.OK,
+    )
+    NAME_TAKEN = _not_offered(
+        "NameTaken",
+        "an alias gives the device the resource name of another kind of device; KubeVirt finds mdevs and PCI functions"
+        " in different environment variables",
+    )
+    HELD_UNDER_OTHER_NAME = _not_offered("HeldUnderOtherName", "the device is allocated to a pod as another resource")
+    MALFORMED_SYSFS_ENTRY = _not_offered("MalformedSysfsEntry", "an entry of sysfs is not what its place promises")
+    WITHDRAWN = _not_offered(
+        "Withdrawn", "the device is being returned to the host, or its vGPU is no longer desired", Level.OK
+    )
+
+    NODE_MISSING = _unhealthy(
+        "NodeMissing", "`/dev/vfio/<group>`, or the device's own node, is missing or has changed", Level.ERROR
+    )
+    GROUP_NOT_VIABLE = _unhealthy(
+        "GroupNotViable", "a driver of the host has, or would have, a function of the IOMMU group"
+    )
+    FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
+    UNREAD = _unhealthy(
+        "Unread",
+        "a file of the host could not be read, or a program's answer not understood; nothing is taken for absent",
+        Level.UNKNOWN,
+    )
+    IN_USE_ELSEWHERE = _unhealthy("InUseElsewhere", "a process that belongs to no pod has the device open")
+    NO_RESET = _unhealthy(
+        "NoReset",
+        "the kernel can't reset the GPU, and a pod has had it since the host booted"
+        " ([below](#gpus-that-cant-be-reset)). `gpuvirt doctor` warns of such a GPU before",
+    )
+    UNBIND_PENDING = _unhealthy(
+        "UnbindPending",
+        "the device of a pod or process is being unbound or removed, and that waits for its user",
+        passes=True,
+    )
+    DRIVER_CHANGED = _unhealthy("DriverChanged", "the device of a pod has been bound to another driver")
+    DEVICE_GONE = _unhealthy("DeviceGone", "the device of a pod has been removed from the host")
+    TYPE_CHANGED = _unhealthy("TypeChanged", "the vGPU of a pod has been given another type")
+
+    UNKNOWN_RESOURCE = _allocate("UnknownResource", "the agent does not offer the resource")
+    UNKNOWN_DEVICE = _allocate("UnknownDevice", "the resource has no such device")
+    IDENTITY_CHANGED = _allocate("IdentityChanged", "another card is in the slot since the last look at the host")
+    GROUP_CHANGED = _allocate(
+        "GroupChanged", "the IOMMU group of the device is another, or has other members, since the last look"
+    )
+
+    IN_USE = _change("InUse", "a process has the device open. `--force` never takes it from a VM", passes=True)
+    HELD_BY_POD = _change(
+        "HeldByPod",
+        "the device is allocated to a pod: by the kubelet's checkpoint, its pod-resources API, or the agent's ledger",
+        passes=True,
+    )
+    ALLOCATIONS_UNKNOWN = _change(
+        "AllocationsUnknown",
+        "which devices are allocated to pods is not known: the kubelet has not answered yet, or its account could not"
+        " be read ([below](#what-commands-ask-the-kubelet)); or a device was allocated less than 10 s ago. gpuvirt"
+        " changes nothing that a pod could have",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    ALLOCATION_UNMAPPED = _change(
+        "AllocationUnmapped",
+        "a pod has a GPU of this vendor by an id that can't be mapped to a GPU of the host"
+        " ([below](#devices-of-other-plugins)); until that pod ends, no GPU of the vendor leaves its native driver",
+        passes=True,
+    )
+    STILL_ALLOCATABLE = _change(
+        "StillAllocatable",
+        "the device is being returned to the host or removed, but the kubelet still counts it as allocatable, under any"
+        " plugin's resource name",
+        passes=True,
+    )
+    PROCESSES_NOT_VISIBLE = _change(
+        "ProcessesNotVisible", "not all processes of the host can be seen, so users may go unnoticed"
+    )
+    USED_BY_HOST = _change("UsedByHost", "the GPU drives the console, a disk is in use, or a network interface is up")
+    FOREIGN_ENDPOINT = _change(
+        "ForeignEndpoint", "a function of another slot is in the IOMMU group, and in use by the host"
+    )
+    DRIVER_LOCK = _change("DriverLock", "NVIDIA's driver has clients and refuses to release the GPU", passes=True)
+    DRIVER_PINNED = _change(
+        "DriverPinned",
+        "driverctl keeps the function on a VFIO driver, or `driver_override` names a driver that gpuvirt has not"
+        " written; the function is to return to its native driver",
+    )
+    PREREQUISITE_MISSING = _change(
+        "PrerequisiteMissing",
+        "the change needs a kernel module that `modprobe -n` does not find, or a program (`sriov-manage`, `nvidia-smi`)"
+        " that is not installed. The GPU keeps its driver and its vGPUs",
+    )
+    STEP_FAILED = _change(
+        "StepFailed",
+        "a step of the change failed. A GPU for VMs returns to its former driver; one that was to return to the host is"
+        " tried again, at most every 5 minutes",
+        Level.ERROR,
+    )
+    WRITE_BLOCKED = _change(
+        "WriteBlocked",
+        "a step sleeps in the kernel until the device's user closes it; also a step of an agent or command that has"
+        " ended since. Allocate refuses the device",
+    )
+    UNIT_BUSY = _change(
+        "UnitBusy",
+        "another change of the isolation unit is under way. The device is not offered, and Allocate refuses it, until"
+        " that change ends",
+        passes=True,
+    )
+    PLAN_OUTDATED = _change(
+        "PlanOutdated",
+        "the desired state or the allocations have changed since the change was planned, or a step took too long. The"
+        " change has stopped, put back what it had done, and is planned again",
+        passes=True,
+    )
+    MANAGED = _change("ManagedByAgent", "the agent manages the GPU and would undo a change by hand")
+
+    VGPU_IN_USE = _vgpu(
+        "VgpuInUse",
+        "a vGPU that is no longer desired is in use, and stays until its user ends. Also where a vGPU in use keeps its"
+        " GPU from changing its mode, its GPU instances or its scheduler",
+        passes=True,
+    )
+    SIZES_DIFFER = _vgpu("SizesDiffer", "vGPUs of several sizes are desired on one GPU, and `sizes: mixed` is not set")
+    NO_ROOM = _vgpu("NoRoom", "more vGPUs are desired than fit, or than there are VFs or GPU instances for")
+    NO_SUCH_TYPE = _vgpu("NoSuchType", "the host names no such vGPU type for the GPU", Level.ERROR)
+    NO_VGPU_HOST = _vgpu("NoVgpuHost", "the GPU's driver is a VFIO driver, or creates no vGPUs")
+    VF_REJECTED_TYPE = _vgpu("VfRejectedType", "a VF rejected a type that it lists as creatable; another VF is used")
+    CONFIG_INVALID = _vgpu(
+        "ConfigInvalid",
+        "the desired state is [invalid](#invalid-desired-state): no such vGPU config, none of its entries is for a GPU"
+        " of this node, its file can't be read; or a field of the ClusterPolicy, or a node's workload label",
+        Level.ERROR,
+    )
+    MODE_UNSUPPORTED = _vgpu(
+        "ModeUnsupported",
+        "the GPU has no MIG mode or no mixed-size mode, or both time-sliced and MIG-backed vGPUs are desired on it",
+    )
+    MODE_PENDING = _vgpu("ModePending", "MIG mode was switched, and needs a reset of the GPU or a reboot first")
+    DEVICE_PLUGIN_STILL_RUNNING = _vgpu(
+        "DevicePluginStillRunning",
+        "beside another's device plugin (`nvidia-k8s-vgpu-dm`): it still runs on the node, or it is not known yet"
+        " whether it does",
+        passes=True,
+    )
+
+    SCHEDULER_UNFIT = _scheduler(
+        "SchedulerUnfit",
+        "the GPU is in MIG mode, or in mixed-size mode and a fixed share is desired, or the time slice is not one of 1"
+        " to 30 ms",
+    )
+    OPTION_ELSEWHERE = _scheduler(
+        "OptionElsewhere",
+        "the scheduler can't be kept beyond the next load of the driver, since another file sets"
+        " `NVreg_RegistryDwordsPerDevice`",
+    )
+
+    KUBELET_AWAY = _agent("KubeletAway", "the kubelet's registration socket does not exist")
+    NOT_REGISTERED = _agent("NotRegistered", "the kubelet has not accepted a resource yet; the agent tries again")
+    SOCKET_TAKEN = _agent("SocketTaken", "another device plugin listens at the agent's socket", Level.ERROR)
+    SCAN_BLOCKED = _agent("ScanBlocked", "a look at the host sleeps in the kernel", Level.UNKNOWN)
+    SCAN_FAILED = _agent("ScanFailed", "a look at the host failed", Level.ERROR)
+    LEDGER_LOST = _agent("LedgerLost", "the ledger of allocations was damaged; the kubelet reports them")
+    LEDGER_NOT_WRITTEN = _agent("LedgerNotWritten", "the ledger of allocations can't be written")
+    CDI_NOT_WRITTEN = _agent("CdiNotWritten", "the CDI specs can't be written, so Kata finds no devices")
+    DRIVERS_LOST = _agent(
+        "DriversLost", "`drivers.json`, the journal of driver changes, was damaged; until the next boot it is unknown"
+    )
+    DESIRED_STATE_LOST = _agent("DesiredStateLost", "`wishes.json`, the desired state of vGPUs, was damaged")
+    DESIRED_STATE_NOT_WRITTEN = _agent(
+        "DesiredStateNotWritten", "`wishes.json`, the desired state of vGPUs, is not writable"
+    )
+    API_SERVER_AWAY = _agent(
+        "ApiServerAway", "the API server does not answer the agent, which changes nothing until then"
+    )
+    API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")
+    AWAITS_CONTROLLER = _agent(
+        "AwaitsController",
+        "a new resource is not registered yet: the controller has not reported whether KubeVirt offers it itself",
+    )
+    CONTROLLER_SILENT = _agent(
+        "ControllerSilent", "the controller has not reported that for 30 s; the resource is registered"
+    )
+
+    OTHER_OPERATOR = _controller(
+        "OtherOperator",
+        "NVIDIA's GPU operator runs in the cluster (its lease is renewed), and the controller was not told to coexist."
+        " It changes nothing",
+    )
+    IMAGE_UNKNOWN = _controller(
+        "ImageUnknown", "the controller has neither `--image` nor `GPUVIRT_IMAGE`, and a node needs it"
+    )
+    COMPONENTS_OFF = _controller(
+        "ComponentsOff",
+        "the ClusterPolicy or a label of the node disables what would offer its GPUs, and nothing else offers them",
+    )
+    OS_UNKNOWN = _controller(
+        "OsUnknown",
+        "a driver or vGPU manager is enabled, and no label has the node's operating system, which selects its image",
+    )
+    POD_MISSING = _controller(
+        "PodMissing",
+        "a pod that should exist does not: of a DaemonSet that serves the node (a taint may keep it away), or a VMI's"
+        " virt-launcher pod, with what KubeVirt reports of it",
+        Level.ERROR,
+    )
+    KATA_NOT_SUPPORTED = _controller(
+        "KataNotSupported", "the ClusterPolicy has `sandboxWorkloads.mode: kata`: not supported yet"
+    )
+
+    FOREIGN_PROVIDER = _kubevirt(
+        "ForeignProvider",
+        "KubeVirt's own plugin offers a resource of gpuvirt's, or the same devices under another name: an entry that"
+        " names or selects them lacks `externalResourceProvider: true`. The agent does not register the resource until"
+        " the entry has it",
+    )
+    CONFIG_REVERTED = _kubevirt(
+        "ConfigReverted",
+        "what the controller wrote was reverted three times in a day. It is not written again until it stands there by"
+        " another's hand, and no more vGPUs are created",
+    )
+    KUBEVIRT_NOT_MANAGED = _kubevirt(
+        "KubeVirtNotManaged",
+        'a field is missing, and `gpuvirt.io/manage: "false"` or the settings forbid the controller to write it',
+    )
+    KUBEVIRT_STATE_UNKNOWN = _kubevirt(
+        "KubeVirtStateUnknown",
+        "which devices VMs request, or which HyperConverged owns the KubeVirt, is not known yet; or KubeVirt could not"
+        " be read completely, so nothing of it is removed",
+    )
+    KUBEVIRT_TOO_OLD = _kubevirt("KubeVirtTooOld", "this KubeVirt deletes all mediated devices that it did not create")
+    RESOURCE_NOT_PERMITTED = _kubevirt(
+        "ResourceNotPermitted",
+        "VMs request a resource that no node offers, so it can't be added to the permitted devices. The controller"
+        " writes no list, since a list without it would refuse those VMs",
+    )
+    SELECTOR_TAKEN = _kubevirt(
+        "SelectorTaken",
+        "HCO permits each selector once, and this one stands for other names however it is written (`10DE:26B9`,"
+        " `10de:26b9` ...), or its entry is disabled",
+    )
+    GATE_DISABLED = _kubevirt(
+        "GateDisabled", "a feature gate that is needed is in `disabledFeatureGates`, and stays there"
+    )
+    MDEV_DELETION_RISK = _kubevirt("MdevDeletionRisk", "KubeVirt would delete mediated devices, so none are created")
+    RESOURCE_STILL_REFERENCED = _kubevirt(
+        "ResourceStillReferenced", "VMs or pods still request it, so an undo leaves it"
+    )

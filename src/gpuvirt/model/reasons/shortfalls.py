@@ -1,0 +1,210 @@
+"""Why a GPU does not carry the desired vGPUs."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.vgpu import LiveVgpu
+from gpuvirt.model.reasons.reason import DEVICES, Reason, Seen, device_file, driver_link
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
+from gpuvirt.model.reasons.refusals import failed
+
+SMI = "nvidia-smi -q"
+OTHER_MAKERS = (
+    "see what else creates or removes vGPUs on this host: another device manager, KubeVirt's mediated devices"
+)
+
+
+def vgpu_in_use(one: LiveVgpu, users: Sequence[str], why: str = "is no longer desired") -> Reason:
+    """The vGPU stays, and so does what depends on it; `why` says what waits for its end."""
+    message = f"{why}, and stays for as long as it is in use: {', '.join(users)}"
+    fix = "stop its user; the GPU is then changed"
+    seen = (Seen(f"{DEVICES}/{one.slot}", f"carries it as {one.type}"),)
+    return Reason(ReasonCode.VGPU_IN_USE, one.id, message, seen, fix)
+
+
+def vgpu_keeps_mode(one: LiveVgpu, users: Sequence[str], step: str) -> Reason:
+    """A GPU changes its mode while it carries nothing."""
+    return vgpu_in_use(one, users, f"keeps its GPU from a change of mode ({step})")
+
+
+def vgpu_keeps_instances(one: LiveVgpu, users: Sequence[str], kind: str) -> Reason:
+    """Nothing tells which of several equal instances a vGPU is on."""
+    return vgpu_in_use(one, users, f"is on an unknown one of its GPU's {kind} instances, so all of them stay")
+
+
+def scheduler_waits(gpu: PciAddress, users: Sequence[str], wanted: str) -> Reason:
+    """The driver takes another scheduler while no VM runs."""
+    message = f"gets its scheduler ({wanted}) when no VM runs on it; now running: {', '.join(users)}"
+    fix = "stop the VMs; the scheduler is then set"
+    return Reason(ReasonCode.VGPU_IN_USE, gpu, message, fix=fix)
+
+
+def not_empty(gpu: PciAddress, there: Sequence[str]) -> Reason:
+    """A vGPU has been created since the plan."""
+    return failed(f"other vGPUs have just been created on it: {', '.join(there)}", gpu, fix=OTHER_MAKERS)
+
+
+def not_nearer(gpu: str, rounds: int) -> Reason:
+    """Another program undoes what the steps do."""
+    return failed(
+        f"the vGPUs are not as desired after {rounds} rounds of steps without an error", gpu, fix=OTHER_MAKERS
+    )
+
+
+def modes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
+    """A GPU has instances, or its time is shared."""
+    message = f"can't carry time-sliced and MIG-backed vGPUs at once: {', '.join(types)}"
+    fix = "name types of one kind for a GPU in the vGPU config"
+    return Reason(ReasonCode.MODE_UNSUPPORTED, gpu, message, fix=fix)
+
+
+def no_mode(gpu: PciAddress, mode: str, field: str, value: str) -> Reason:
+    """The card or its driver has no such mode."""
+    message = f"has no {mode}, which the desired vGPUs need"
+    fix = "name other types in the vGPU config, without `sizes: mixed`; or install a vGPU manager that has the mode"
+    return Reason(ReasonCode.MODE_UNSUPPORTED, gpu, message, (Seen(SMI, f"{field}: {value}"),), fix)
+
+
+def mode_pending(gpu: PciAddress, *, on: bool) -> Reason:
+    """The driver has taken note of the mode, and the GPU has not."""
+    message = f"has MIG mode {'on' if on else 'off'} only after a reset of the GPU or a reboot of the host"
+    fix = f"when nothing uses the GPU: nvidia-smi --gpu-reset -i {gpu}; or reboot the host"
+    seen = (Seen(SMI, f"MIG Mode / Current: {_enabled(on=not on)}, Pending: {_enabled(on=on)}"),)
+    return Reason(ReasonCode.MODE_PENDING, gpu, message, seen, fix)
+
+
+def _enabled(*, on: bool) -> str:
+    return "Enabled" if on else "Disabled"
+
+
+def no_room(gpu: PciAddress, asked: str, why: str, fix: str, *seen: Seen) -> Reason:
+    """More vGPUs are desired than the GPU can carry."""
+    return Reason(ReasonCode.NO_ROOM, gpu, f"has no room for {asked}: {why}", seen, fix)
+
+
+def too_many(gpu: PciAddress, wanted: Mapping[VgpuType, int], most: int) -> Reason:
+    """The framebuffer holds fewer."""
+    return no_room(gpu, _counts(wanted), f"at most {most} of that size fit", f"name {most} or fewer in the vGPU config")
+
+
+def no_room_mixed(gpu: PciAddress, wanted: Mapping[VgpuType, int]) -> Reason:
+    """The sizes find no placements side by side."""
+    why, fix = (
+        "they don't fit side by side in mixed-size mode",
+        "name fewer; of equal sizes more fit than of mixed ones",
+    )
+    return no_room(gpu, _counts(wanted), why, fix)
+
+
+def no_slices(gpu: PciAddress, needed: Mapping[str, int]) -> Reason:
+    """The GPU instances don't fit side by side."""
+    fix = "name fewer or smaller vGPUs in the vGPU config"
+    return no_room(gpu, f"the GPU instances {_counts(needed)}", "they don't fit side by side", fix)
+
+
+def instance_unknown(gpu: PciAddress, vgpu_type: VgpuType) -> Reason:
+    """The catalog does not have the card's type."""
+    why = "no GPU instance is left for this type, and the profile that it needs is not known"
+    fix = f"create the instances by hand: nvidia-smi mig -i {gpu} -lgip, then -cgi PROFILE"
+    return no_room(gpu, vgpu_type, why, fix)
+
+
+def no_slot(gpu: PciAddress, short: int) -> Reason:
+    """The GPU has too few VFs."""
+    fix = "name fewer in the vGPU config, or see why VFs are missing or reject types: gpuvirt doctor"
+    why, where = "each takes a VF of its own", Seen(device_file(gpu, "virtfn*"), f"{short} too few")
+    return no_room(gpu, f"{short} of the desired vGPUs", why, fix, where)
+
+
+def _counts(asked: Mapping[VgpuType, int] | Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(asked.items()))
+
+
+def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
+    """The kernel removes a vGPU that a pod still has."""
+    message = f"no longer lists vGPU {vgpu}, which a pod has: it is being removed, and its place is still taken"
+    fix = "delete the pod; nothing else can be done to that vGPU"
+    return Reason(ReasonCode.UNBIND_PENDING, gpu, message, (Seen.absent(f"/sys/bus/mdev/devices/{vgpu}"),), fix)
+
+
+def sizes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
+    """The vGPUs of a GPU have one size where mixed sizes are not set."""
+    message = f"can't carry vGPUs of several sizes, since mixed sizes are not switched on: {', '.join(types)}"
+    fix = "name one size in the vGPU config, or on cards with mixed sizes: sizes: mixed"
+    return Reason(ReasonCode.SIZES_DIFFER, gpu, message, fix=fix)
+
+
+def no_such_type(gpu: PciAddress, desired: str, known: Collection[str]) -> Reason:
+    """The card is another, or NVIDIA's manager an older one."""
+    message = f"has no vGPU type {desired}"
+    fix = "name one of these (gpuvirt vgpu types), or install a vGPU manager that has the type"
+    return Reason(ReasonCode.NO_SUCH_TYPE, gpu, message, (Seen("its types", ", ".join(sorted(known)) or "none"),), fix)
+
+
+def no_vgpu_host(function: PciFunction, why: str) -> Reason:
+    """The GPU's driver creates no vGPUs."""
+    return Reason(
+        ReasonCode.NO_VGPU_HOST,
+        function.address,
+        f"can't carry vGPUs: {why}",
+        (driver_link(function.address, function.driver),),
+        f"give it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
+        if function.on_vfio or function.is_idle
+        else "install the driver of the vendor's vGPU manager, and see gpuvirt doctor",
+    )
+
+
+def gone(gpu: PciAddress) -> Reason:
+    """The GPU was unplugged, or never existed."""
+    seen = (Seen.absent(f"{DEVICES}/{gpu}"),)
+    return Reason(ReasonCode.NO_VGPU_HOST, gpu, "can't carry vGPUs: this host has no such GPU", seen, "gpuvirt devices")
+
+
+def not_holdable(subject: str) -> Reason:
+    """A VM could open the vGPU while it is being removed."""
+    message = "can't be leased while it is removed, since its IOMMU group is not known"
+    fix = "stop all VMs that use vGPUs of its GPU, and remove it by hand"
+    return Reason(ReasonCode.NO_IOMMU_GROUP, subject, message, fix=fix)
+
+
+def slot_refused(slot: PciAddress, seen: Seen) -> Reason:
+    """A VF does not take a type that it lists."""
+    message = "rejected a vGPU type that it lists as creatable, and is not used"
+    fix = "switch SR-IOV off and on when none of the GPU's VFs is in use; see the kernel's log (dmesg)"
+    return Reason(ReasonCode.VF_REJECTED_TYPE, slot, message, (seen,), fix)
+
+
+def program_missing(gpu: PciAddress, program: str, step: str, said: str) -> Reason:
+    """The GPU keeps its vGPUs, since a later step of the change can't be taken."""
+    return Reason(
+        ReasonCode.PREREQUISITE_MISSING,
+        gpu,
+        f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step}",
+        (Seen("", said),),
+        "install NVIDIA's vGPU manager on the host, or see that its container runs on this node (label"
+        " nvidia.com/gpu.deploy.vgpu-manager=true)",
+    )
+
+
+def device_plugin_still_running(subject: str, labels: Collection[str], pods: Collection[str]) -> Reason:
+    """Another's device plugin or validator would offer or open what is changed."""
+    return Reason(
+        ReasonCode.DEVICE_PLUGIN_STILL_RUNNING,
+        subject,
+        "waits until the device plugin and the validator of the other operator have left this node",
+        (*(Seen("label", label) for label in labels), *(Seen("pod", pod) for pod in pods))
+        or (Seen("", "neither the node's labels nor its pods have been reported yet"),),
+        "none is needed: their operator removes them by the labels; if a pod stays, see why it does not end",
+    )
+
+
+def scheduler_unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reason:
+    """The GPU's mode, or the time slice, rules the scheduler out."""
+    return Reason(ReasonCode.SCHEDULER_UNFIT, gpu, message, (Seen("", seen),), fix)
+
+
+def option_elsewhere(gpu: PciAddress, parameter: str, place: Seen, fix: str) -> Reason:
+    """The kernel takes one value of a parameter."""
+    message = f"can't keep its scheduler: {parameter} is set in another file too, and the driver takes it once"
+    return Reason(ReasonCode.OPTION_ELSEWHERE, gpu, message, (place,), fix)

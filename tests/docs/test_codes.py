@@ -1,0 +1,51 @@
+"""Every code is in the catalogue once, in the reference once, and used."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.model.health import DEBOUNCE
+from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons.codes import Code, Topic
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = ROOT / "src/gpuvirt"
+CATALOGUE = SOURCES / "model/reasons"
+CODES: tuple[Code, ...] = (*ReasonCode, *FindingCode)
+USED = frozenset(
+    name
+    for path in SOURCES.rglob("*.py")
+    if path not in {CATALOGUE / "reasoncodes.py", CATALOGUE / "findingcodes.py"}
+    for name in re.findall(r"\b(?:Reason|Finding)Code\.[A-Z_]+", path.read_text())
+)
+ROWS = Counter(re.findall(r"^\| `([A-Za-z]+)` \|", (ROOT / "docs/reference.md").read_text(), re.MULTILINE))
+
+
+def test_no_code_has_two_meanings() -> None:
+    assert len({str(code) for code in CODES}) == len(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_is_used_and_has_one_row_in_the_reference(code: Code) -> None:
+    assert f"{type(code).__name__}.{code.name}" in USED
+    assert ROWS[code] == (2 if code is ReasonCode.SIZES_DIFFER else 1), "SizesDiffer is a note on a vGPU config, too"
+    assert code.meaning
+    assert not code.meaning.endswith(".")
+
+
+def test_every_topic_has_its_table() -> None:
+    text = (ROOT / "docs/reference.md").read_text()
+    assert re.findall(r"<!-- codes: ([a-z ]+) -->", text) == [str(topic) for topic in Topic]
+
+
+def test_the_tables_are_generated() -> None:
+    check = [sys.executable, "tools/make_reference.py", "--check"]
+    assert subprocess.run(check, cwd=ROOT, check=False).returncode == 0
+
+
+def test_only_what_makes_a_device_unhealthy_is_debounced() -> None:
+    assert {code.topic for code in DEBOUNCE} == {Topic.UNHEALTHY}

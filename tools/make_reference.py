@@ -1,0 +1,54 @@
+"""Writes the tables of codes in docs/reference.md; with --check, says whether they are what the catalogue says."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpuvirt.model.health import DEBOUNCE, Debounce
+from gpuvirt.model.reasons import FindingCode, ReasonCode
+from gpuvirt.model.reasons.codes import Code, Topic
+
+REFERENCE = Path(__file__).parent.parent / "docs/reference.md"
+BLOCK = re.compile(r"(<!-- codes: (?P<topic>[a-z ]+) -->\n).*?(<!-- end of codes -->)", re.DOTALL)
+CODES: tuple[Code, ...] = (*ReasonCode, *FindingCode)
+
+
+def table(topic: Topic) -> Iterator[str]:
+    """Yield the lines of one topic's table."""
+    debounced = topic is Topic.UNHEALTHY
+    yield f"| code |{' seen for | gone for |' if debounced else ''} level | waits | meaning |"
+    yield f"|---|{'---|---|' if debounced else ''}---|---|---|"
+    for code in CODES:
+        if code.topic is topic:
+            yield f"| `{code}` |{_times(code) if debounced else ''} {code.level} | {_waits(code)} | {code.meaning} |"
+
+
+def _times(code: Code) -> str:
+    debounce = next((debounce for one, debounce in DEBOUNCE.items() if one is code), Debounce())
+    return f" {debounce.raise_after_s:g} s | {debounce.clear_after_s:g} s |"
+
+
+def _waits(code: Code) -> str:
+    return "yes" if code.passes else ""
+
+
+def generated(text: str) -> str:
+    """Return the reference with its tables of codes as the catalogue has them."""
+    return BLOCK.sub(lambda block: "\n".join((block[1].rstrip(), *table(Topic(block["topic"])), block[3])), text)
+
+
+def main() -> int:
+    """Generate, or compare."""
+    before = REFERENCE.read_text()
+    after = generated(before)
+    if "--check" not in sys.argv[1:]:
+        REFERENCE.write_text(after)
+    elif before != after:
+        print(f"{REFERENCE.name} is not what the catalogue says; run make generate", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
