@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent import gpunode as gpunode_status
 from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
 from gpuvirt.cluster.agent.gpunodekeeper import happenings
 from gpuvirt.cluster.events import Happening, Kind
@@ -16,9 +15,10 @@ from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId
 from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.inventory import Mode
+from gpuvirt.model.ledger import Consumer
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import DeviceView, GpuView, NodeView, ResourceView, VgpuView
@@ -172,6 +172,25 @@ def test_a_gpu_that_changes_its_mode_or_goes_is_told() -> None:
     assert list(happenings(before, none)) == [Happening(Kind.WARNING, "GpuGone", f"{GPU} is no longer there")]
 
 
-def test_a_machine_is_named_by_its_pod() -> None:
-    users = ("pod default/virt-launcher-vm-a-x7k2p", "pod default/box", "python3 (pid 7)", "pod x/virt-launcher-vm")
-    assert gpunode_status.vms_of(users) == ("default/vm-a",)
+@pytest.mark.parametrize(
+    ("pod", "vm"),
+    [
+        ("virt-launcher-vm-a-x7k2p", "default/vm-a"),
+        ("virt-launcher-vm", None),
+        ("box", None),
+        (None, None),
+    ],
+)
+def test_a_vm_is_named_by_its_pod(pod: str | None, vm: str | None) -> None:
+    assert Consumer(PodUid("1"), "default", pod).vm == vm
+
+
+def test_the_gpu_node_names_the_vms_that_have_a_gpu_or_a_vgpu() -> None:
+    vgpu = VgpuView(
+        VGPU, "NVIDIA A10-4Q", GPU, A10_4Q, users=("pod default/virt-launcher-b-x7k2p",), vms=("default/b",)
+    )
+    gpu = GpuView(
+        GPU, "10de:2236", "gpu", None, Mode.VGPU, "nvidia", None, 0, None, None, vgpus=(vgpu,), vms=("default/a",)
+    )
+    (found,) = status_of(NodeView(AT, (gpu,)), EMPTY, AT).gpus
+    assert (found.virtual_machines, found.vgpus[0].virtual_machines) == (("default/a",), ("default/b",))

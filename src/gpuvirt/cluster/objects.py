@@ -8,6 +8,7 @@ from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
+from zlib import crc32
 
 from typing_extensions import override
 
@@ -32,6 +33,11 @@ def key_of(item: KubernetesObject) -> ObjectKey:
     return ObjectKey(item.metadata.namespace, item.metadata.name)
 
 
+def _place(key: ObjectKey, parts: int) -> int:
+    """Return the part that an object lies in: the same in each process, so that all go through objects in one order."""
+    return crc32(f"{key.namespace}/{key.name}".encode()) % parts
+
+
 class ObjectMap(Mapping[ObjectKey, T]):
     """Objects by their keys."""
 
@@ -48,17 +54,17 @@ class ObjectMap(Mapping[ObjectKey, T]):
             return objects
         filled = tuple(dict[ObjectKey, T]() for _ in range(parts))
         for key, item in objects.items():
-            filled[hash(key) % parts][key] = item
+            filled[_place(key, parts)][key] = item
         return cls(filled)
 
     def with_object(self, key: ObjectKey, item: T) -> "ObjectMap[T]":
         """Return the objects with one more, or another one in its place."""
-        at = hash(key) % len(self._parts)
+        at = _place(key, len(self._parts))
         return self._replaced(at, {**self._parts[at], key: item})
 
     def without(self, key: ObjectKey) -> "ObjectMap[T]":
         """Return the objects but for one, which need not be there."""
-        at = hash(key) % len(self._parts)
+        at = _place(key, len(self._parts))
         return self._replaced(at, {other: item for other, item in self._parts[at].items() if other != key})
 
     def _replaced(self, at: int, part: dict[ObjectKey, T]) -> "ObjectMap[T]":
@@ -66,7 +72,7 @@ class ObjectMap(Mapping[ObjectKey, T]):
 
     @override
     def __getitem__(self, key: ObjectKey) -> T:
-        return self._parts[hash(key) % len(self._parts)][key]
+        return self._parts[_place(key, len(self._parts))][key]
 
     @override
     def __iter__(self) -> Iterator[ObjectKey]:

@@ -5,6 +5,7 @@ its pods confirms it and names the pod. It ends when the kubelet has said twice 
 the kubelet is not heard, it stays.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -23,6 +24,9 @@ UNCONFIRMED_FOR = timedelta(seconds=10)
 MISSES_TO_END = 2
 
 
+_LAUNCHER = re.compile(r"virt-launcher-([^/ ]+)-[a-z0-9]{5}")
+
+
 @dataclass(frozen=True, slots=True)
 class Consumer:
     """A container of a pod, as far as it is known: the checkpoint knows UIDs, the pod-resources API names."""
@@ -36,6 +40,15 @@ class Consumer:
     def text(self) -> str:
         """The pod in words."""
         return f"pod {self.namespace}/{self.pod}" if self.pod else f"pod {self.pod_uid}"
+
+    @property
+    def vm(self) -> str | None:
+        """The KubeVirt VM that runs in the pod, as `namespace/name`; None for another pod.
+
+        KubeVirt calls the pod `virt-launcher-NAME-xxxxx`, and cuts very long names.
+        """
+        found = _LAUNCHER.fullmatch(self.pod or "")
+        return f"{self.namespace}/{found[1]}" if found is not None else None
 
     def same_pod(self, other: "Consumer") -> bool:
         """Return whether both are containers of one pod."""

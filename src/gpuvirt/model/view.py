@@ -84,6 +84,8 @@ class VgpuView:
     offered_as: ResourceName | None
     users: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    vms: tuple[str, ...] = ()
+    """KubeVirt's VMs among the users: `namespace/name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class GpuView:
     """How many VFs it has; None where the agent is older than this field."""
     reasons: tuple[Reason, ...] = ()
     """Why it is unhealthy, or not offered."""
+    vms: tuple[str, ...] = ()
+    """KubeVirt's VMs among the users: `namespace/name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,7 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
         vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
+        vms=_vms(sitter, function.address),
     )
 
 
@@ -250,7 +255,14 @@ def _vgpu(sitter: Sitter, offered: Offered, vgpu: Vgpu) -> VgpuView:
         offered_as=resource,
         users=_users(sitter, vgpu.live.id, vgpu.live.group),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
+        vms=_vms(sitter, vgpu.live.id),
     )
+
+
+def _vms(sitter: Sitter, device: str) -> tuple[str, ...]:
+    """Return KubeVirt's VMs among the pods that hold a device."""
+    consumers = (entry.consumer for entry in sitter.entries if entry.device == device)
+    return tuple(dict.fromkeys(one.vm for one in consumers if one is not None and one.vm is not None))
 
 
 def _users(sitter: Sitter, device: str, group: IommuGroup | Unread | None) -> tuple[str, ...]:

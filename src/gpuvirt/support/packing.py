@@ -24,6 +24,8 @@ from gpuvirt.plain import Plain
 
 TELLING = frozenset({"users", "holder", "subject", "message", "seen", "fix"})
 """The fields of a node's picture that may tell names."""
+WITHOUT_PSEUDONYM = frozenset({"vms"})
+"""Fields of names that follow from those of pods, and go where names are hidden."""
 
 Collected = Mapping[str, Entry]
 
@@ -110,7 +112,8 @@ class Packing:
             case list():
                 return [self._nameless(one, telling=telling) for one in value]
             case dict():
-                return {key: self._nameless(one, telling=key in TELLING) for key, one in value.items()}
+                kept = {key: one for key, one in value.items() if key not in WITHOUT_PSEUDONYM}
+                return {key: self._nameless(one, telling=key in TELLING) for key, one in kept.items()}
             case _:
                 return value
 

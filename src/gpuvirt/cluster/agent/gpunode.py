@@ -1,6 +1,5 @@
 """A node's GpuNode: its spec as a wish of the cluster, and the agent's picture as its status."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Protocol
@@ -31,8 +30,6 @@ from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
 MOST_MESSAGE = 4000
 """Characters of a condition's message; the API's own limit is 32,768."""
 RECONCILED, NOT_LOOKED = "Reconciled", "NotLooked"
-LAUNCHER = re.compile(r"pod (?P<namespace>[^/ ]+)/virt-launcher-(?P<machine>[^/ ]+)-[a-z0-9]{5}")
-"""The pod of a machine, as users are named: `pod default/virt-launcher-vm-a-x7k2p`."""
 TYPES = {
     Check.VFIO_PCI: "VfioPciReady",
     Check.VGPU_MANAGER: "VgpuManagerReady",
@@ -172,7 +169,7 @@ def _gpu(gpu: GpuView) -> Gpu:
         offered_as=gpu.offered_as,
         healthy=gpu.healthy,
         users=gpu.users,
-        virtual_machines=vms_of(gpu.users),
+        virtual_machines=gpu.vms,
         vgpus=tuple(_vgpu(one) for one in gpu.vgpus),
         vfs=gpu.vfs,
         reasons=_whys(gpu.reasons),
@@ -185,15 +182,9 @@ def _vgpu(vgpu: VgpuView) -> Vgpu:
         type=vgpu.type,
         offered_as=vgpu.offered_as,
         users=vgpu.users,
-        virtual_machines=vms_of(vgpu.users),
+        virtual_machines=vgpu.vms,
         reasons=_whys(vgpu.reasons),
     )
-
-
-def vms_of(users: Iterable[str]) -> tuple[str, ...]:
-    """Return the VMs among users: KubeVirt names a VM's pod after the VM, and cuts very long names."""
-    found = (LAUNCHER.fullmatch(user) for user in users)
-    return tuple(f"{one['namespace']}/{one['machine']}" for one in found if one is not None)
 
 
 def _offered(resource: ResourceView) -> Offered:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 
 from gpuvirt.cluster.kinds.clusterpolicy import (
     CLUSTER_POLICIES,
@@ -88,7 +89,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
     )
     if not troubles and isinstance(choice.policy, ClusterPolicy):
         policy = policies.beside(choice.policy) if home.coexists else choice.policy
-        gpu_nodes = tuple(picture.gpu_nodes.values())
+        gpu_nodes = tuple(gpu_node for _, gpu_node in sorted(picture.gpu_nodes.items(), key=itemgetter(0)))
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
         found = nodes.decide(picture, policy, kubevirt, beside=home.coexists, has_image=home.image is not None)
         drains = any(one.leaving and one.counts for one in found.placements.values())
