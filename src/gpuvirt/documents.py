@@ -124,18 +124,37 @@ def _told(error: msgspec.ValidationError) -> tuple[str, str]:
 def _steps(content: Plain, shape: type[T], message: str, path: str) -> list[Step]:
     """Return msgspec's path to a fault with the keys of mappings, which it leaves out (`[...]`)."""
     steps: list[Step] = []
+    whole = inner = _copy(content)
     for name, index in plain.STEP.findall(path):
-        if index != "...":
-            steps.append(int(index) if index else name)
-            continue
-        inner = _at(content, steps)
-        keys = inner if isinstance(inner, dict) else ()
-        key = next((key for key in keys if _fails(_with_only(content, steps, key), shape, message, path)), None)
-        if key is None:
-            break
-        steps.append(key)
-        content = _with_only(content, steps[:-1], key)
+        step = name or index
+        if index == "...":
+            step = next((key for key in _each_alone(inner) if _fails(whole, shape, message, path)), None)
+            if step is None:
+                break
+        if isinstance(inner, dict):
+            steps.append(step)
+            inner = inner.get(step)
+        elif isinstance(inner, list):
+            steps.append(int(step))
+            inner = inner[int(step)]
     return steps
+
+
+def _copy(content: Plain) -> Plain:
+    """Return a copy in which nothing stands at two places, as what an alias means does."""
+    if isinstance(content, dict):
+        return {name: _copy(value) for name, value in content.items()}
+    return [_copy(item) for item in content] if isinstance(content, list) else content
+
+
+def _each_alone(mapping: Plain) -> Iterator[str]:
+    """Yield each key of a mapping, while it is the only one there."""
+    if not isinstance(mapping, dict):
+        return
+    for name, value in list(mapping.items()):
+        mapping.clear()
+        mapping[name] = value
+        yield name
 
 
 def _fails(content: Plain, shape: type[T], message: str, path: str) -> bool:
@@ -145,27 +164,6 @@ def _fails(content: Plain, shape: type[T], message: str, path: str) -> bool:
     except msgspec.ValidationError as error:
         return _told(error) == (message, path)
     return False
-
-
-def _at(content: Plain, steps: Sequence[Step]) -> Plain:
-    for step in steps:
-        if isinstance(content, dict) and isinstance(step, str):
-            content = content.get(step)
-        elif isinstance(content, list) and isinstance(step, int):
-            content = content[step]
-    return content
-
-
-def _with_only(content: Plain, steps: Sequence[Step], key: str) -> Plain:
-    """Return a document with a single key left in the mapping that the steps lead to."""
-    if not steps:
-        return {key: content[key]} if isinstance(content, dict) else content
-    step = steps[0]
-    if isinstance(content, dict) and isinstance(step, str):
-        return {**content, step: _with_only(content[step], steps[1:], key)}
-    if isinstance(content, list) and isinstance(step, int):
-        return [_with_only(one, steps[1:], key) if index == step else one for index, one in enumerate(content)]
-    return content
 
 
 def _keys(shape: msgspec.inspect.Type, path: str) -> Iterator[str]:
@@ -184,35 +182,26 @@ def _members(shape: msgspec.inspect.Type, path: str) -> Iterator[str]:
 
 def _shapes(shape: msgspec.inspect.Type, path: str) -> Iterator[msgspec.inspect.Type]:
     """Yield what `shape` says that may stand at `path`."""
-    shapes = [shape]
-    for name, _index in plain.STEP.findall(path):
-        shapes = [inner for outer in shapes for inner in _inner(outer, name)]
-    for found in shapes:
-        yield from _alternatives(found)
+    return _within(shape, [name for name, _ in plain.STEP.findall(path)])
 
 
-def _alternatives(shape: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
-    """Yield the types of which a value may be, without what is said of them."""
+def _within(shape: msgspec.inspect.Type, names: Sequence[str]) -> Iterator[msgspec.inspect.Type]:
+    """Yield what may stand where the names of fields lead; an item or value of a mapping has no name."""
     match shape:
         case msgspec.inspect.Metadata():
-            yield from _alternatives(shape.type)
+            yield from _within(shape.type, names)
         case msgspec.inspect.UnionType():
-            for one in shape.types:
-                yield from _alternatives(one)
-        case _:
+            for member in shape.types:
+                yield from _within(member, names)
+        case _ if not names:
             yield shape
-
-
-def _inner(shape: msgspec.inspect.Type, name: str) -> Iterator[msgspec.inspect.Type]:
-    match shape:
-        case msgspec.inspect.UnionType() | msgspec.inspect.Metadata():
-            for one in _alternatives(shape):
-                yield from _inner(one, name)
         case msgspec.inspect.StructType():
-            yield from (field.type for field in shape.fields if field.encode_name == name)
+            for field in shape.fields:
+                if field.encode_name == names[0]:
+                    yield from _within(field.type, names[1:])
         case msgspec.inspect.DictType():
-            yield shape.value_type
+            yield from _within(shape.value_type, names[1:])
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
-            yield shape.item_type
+            yield from _within(shape.item_type, names[1:])
         case _:
             pass

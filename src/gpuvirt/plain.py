@@ -9,7 +9,7 @@ of that, and a few lines of aliases would otherwise be more than any memory.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -71,12 +71,56 @@ def _base(text: str) -> int:
 
 
 class _Loader(yaml.CSafeLoader):
-    """Safe YAML with the scalars of the 1.2 core schema."""
+    """Safe YAML with the scalars of the 1.2 core schema, and nothing that our documents may not have."""
 
 
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _scalar in _SCALARS.items():
-    _Loader.add_implicit_resolver(_tag, _scalar.pattern, [*_scalar.begins, *([""] if _tag == _NULL else [])])
+def _fault(message: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(problem=message, problem_mark=mark)
+
+
+def _unknown(_: _Loader, node: yaml.Node) -> Plain:
+    raise _fault(f"the tag {_short(node.tag)} is not known here; leave it out", node.start_mark)
+
+
+def _scalar_of(loader: _Loader, node: yaml.ScalarNode) -> Plain:
+    scalar, text = _SCALARS[node.tag], str(loader.construct_scalar(node))
+    if not scalar.pattern.fullmatch(text):
+        message = f"expected {scalar.called}, as the tag {_short(node.tag)} says, got {text!r}"
+        raise _fault(f"{message}; mend it or leave the tag out", node.start_mark)
+    return scalar.read(text)
+
+
+def _text(loader: _Loader, node: yaml.ScalarNode) -> Plain:
+    return str(loader.construct_scalar(node))
+
+
+def _list(loader: _Loader, node: yaml.SequenceNode) -> Plain:
+    return list(loader.construct_sequence(node, deep=True))
+
+
+def _mapping(loader: _Loader, node: yaml.Node) -> Plain:
+    if not isinstance(node, yaml.MappingNode):
+        return _unknown(loader, node)
+    names: set[str] = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _fault("a key must be a text, got a list or a mapping", key.start_mark)
+        if key.tag != _STR:
+            kind = _SCALARS[key.tag].called if key.tag in _SCALARS else _short(key.tag)
+            raise _fault(f"a key must be a text, got {kind}; put it in quotes: '{key.value}'", key.start_mark)
+        if key.value in names:
+            raise _fault("this key stands twice", key.start_mark)
+        names.add(key.value)
+    return {str(name): value for name, value in loader.construct_mapping(node, deep=True).items()}
+
+
+_Loader.yaml_constructors = {}
+for _tag in _SCALARS:
+    _Loader.add_constructor(_tag, _scalar_of)
+_Loader.add_constructor(_STR, _text)
+_Loader.add_constructor(_SEQ, _list)
+_Loader.add_constructor(_MAP, _mapping)
+_Loader.add_constructor(None, _unknown)
 
 
 class _Dumper(yaml.CSafeDumper):
@@ -87,8 +131,10 @@ class _Dumper(yaml.CSafeDumper):
         return True
 
 
+_Loader.yaml_implicit_resolvers = {}
 for _tag, _scalar in _SCALARS.items():
-    _Dumper.add_implicit_resolver(_tag, _scalar.pattern, [*_scalar.begins, *([""] if _tag == _NULL else [])])
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_tag, _scalar.pattern, [*_scalar.begins, *([""] if _tag == _NULL else [])])
 
 
 def _lines(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -117,8 +163,24 @@ class Document:
 
 def read(text: str, *, where: str) -> Document:
     """Return the YAML `text`, or raise ConfigError; `where` names its origin in messages."""
-    root = _compose(text, where)
-    return Document(_Reading(where).read(root, "$").value if root is not None else None, root)
+    root: yaml.Node | None = None
+    try:
+        may_be_too_large = _may_be_too_large(text)
+        root = yaml.compose(text, Loader=_Loader)
+        if root is None:
+            return Document(None, None)
+        if may_be_too_large:
+            _size(root, {})
+        return Document(_Loader("").construct_document(root), root)
+    except yaml.YAMLError as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+        is_ours = isinstance(error, yaml.constructor.ConstructorError)
+        raise ConfigError(
+            told(str(problem) if is_ours else f"not YAML: {problem}"),
+            where=f"{where}:{mark.line + 1}" if mark is not None else where,
+            path=told(path_of(_steps_to(root, mark))) if mark is not None else "$",
+        ) from error
 
 
 def told(text: str) -> str:
@@ -127,118 +189,48 @@ def told(text: str) -> str:
     return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]}..."
 
 
-def _compose(text: str, where: str) -> yaml.Node | None:
-    try:
-        _check_levels(text, where)
-        return yaml.compose(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"not YAML: {told(str(error.problem))}", where=f"{where}:{line}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {told(str(error))}", where=where) from error
-
-
-def _check_levels(text: str, where: str) -> None:
-    """Raise ConfigError where lists and mappings are nested too deep: composing calls itself for each level, in C."""
-    level = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            level += 1
-            if level > MOST_LEVELS:
-                line = event.start_mark.line + 1 if event.start_mark is not None else 1
-                raise ConfigError(_TOO_DEEP, where=f"{where}:{line}")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            level -= 1
-
-
 _TOO_DEEP = f"lists and mappings are nested too deep; expected at most {MOST_LEVELS} levels"
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What a node stands for, and how much that is with every alias written out."""
+def _may_be_too_large(text: str) -> bool:
+    """Return whether a document may have too much in it once its aliases are written out.
 
-    value: Plain
-    values: int = 1
-    levels: int = 0
+    Refuses lists and mappings that are nested too deep as they stand: composing calls itself for each level, in C.
+    """
+    level, nodes, has_alias = 0, 0, False
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            nodes += 1
+            level += 1
+            if level > MOST_LEVELS:
+                line = event.start_mark.line if event.start_mark is not None else 0
+                raise _fault(_TOO_DEEP, yaml.Mark("", 0, line, 0, None, 0))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+        elif isinstance(event, yaml.AliasEvent):
+            has_alias = True
+    return has_alias or nodes > MOST_VALUES
 
 
-class _Reading:
-    """One document being read; each node once, however many aliases lead to it."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._done: dict[int, _Read] = {}
-        self._within: set[int] = set()
-
-    def read(self, node: yaml.Node, path: str) -> _Read:
-        """Return what a node stands for; raise ConfigError for what YAML allows and a document of ours may not have."""
-        identity = id(node)
-        if identity in self._within:
-            raise self._fault("this alias stands inside what it refers to; write out what is meant", path, node)
-        if identity not in self._done:
-            self._within.add(identity)
-            self._done[identity] = self._read_new(node, path)
-            self._within.remove(identity)
-        return self._done[identity]
-
-    def _read_new(self, node: yaml.Node, path: str) -> _Read:
-        match node:
-            case yaml.MappingNode(tag=tag) if tag == _MAP:
-                mapping = {name: self.read(value, f"{path}.{name}") for name, value in self._pairs(node, path)}
-                value: Plain = {name: read.value for name, read in mapping.items()}
-                return self._sum(node, path, value, list(mapping.values()))
-            case yaml.SequenceNode(tag=tag) if tag == _SEQ:
-                items = [self.read(item, f"{path}[{index}]") for index, item in enumerate(node.value)]
-                return self._sum(node, path, [read.value for read in items], items)
-            case yaml.ScalarNode(tag=tag, value=text):
-                return _Read(self._scalar(node, tag, text, path))
-            case _:
-                raise self._fault(f"the tag {_short(node.tag)} is not known here; leave it out", path, node)
-
-    def _pairs(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yaml.Node]]:
-        seen: set[str] = set()
-        for key, value in node.value:
-            name = str(key.value)
-            if not isinstance(key, yaml.ScalarNode):
-                raise self._fault("a key must be a text, got a list or a mapping", path, key)
-            if key.tag != _STR:
-                kind = _SCALARS[key.tag].called if key.tag in _SCALARS else _short(key.tag)
-                raise self._fault(
-                    f"a key must be a text, got {kind}; put it in quotes: '{name}'", f"{path}.{name}", key
-                )
-            if name in seen:
-                raise self._fault("this key stands twice", f"{path}.{name}", key)
-            seen.add(name)
-            yield name, value
-
-    def _sum(self, node: yaml.Node, path: str, value: Plain, inner: list[_Read]) -> _Read:
-        values = 1 + sum(read.values for read in inner)
-        levels = 1 + max((read.levels for read in inner), default=0)
+def _size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Return how many values and levels a node is with its aliases written out; `sizes` has those of other nodes."""
+    if id(node) not in sizes:
+        sizes[id(node)] = None
+        entries = node.value if isinstance(node, yaml.CollectionNode) else []
+        values = [value for _, value in entries] if isinstance(node, yaml.MappingNode) else entries
+        inner = [_size(value, sizes) for value in values]
+        levels = max((levels for _, levels in inner), default=0) + isinstance(node, yaml.CollectionNode)
+        sizes[id(node)] = size = sum(values for values, _ in inner) + 1, levels
         if levels > MOST_LEVELS:
-            raise self._fault(f"with its aliases written out, {_TOO_DEEP}", path, node)
-        if values > MOST_VALUES:
-            raise self._fault(
-                f"with its aliases written out, this is more than {MOST_VALUES:,} values; leave some out", path, node
-            )
-        return _Read(value, values, levels)
-
-    def _scalar(self, node: yaml.Node, tag: str, text: str, path: str) -> Plain:
-        if tag == _STR:
-            return text
-        scalar = _SCALARS.get(tag)
-        if scalar is None:
-            raise self._fault(f"the tag {_short(tag)} is not known here; leave it out", path, node)
-        if not scalar.pattern.fullmatch(text):
-            raise self._fault(
-                f"expected {scalar.called}, as the tag {_short(tag)} says, got {text!r}; mend it or leave the tag out",
-                path,
-                node,
-            )
-        return scalar.read(text)
-
-    def _fault(self, message: str, path: str, node: yaml.Node) -> ConfigError:
-        return ConfigError(told(message), where=f"{self._where}:{node.start_mark.line + 1}", path=told(path))
+            raise _fault(f"with its aliases written out, {_TOO_DEEP}", node.start_mark)
+        if size[0] > MOST_VALUES:
+            excess = f"with its aliases written out, this is more than {MOST_VALUES:,} values; leave some out"
+            raise _fault(excess, node.start_mark)
+    if (known := sizes[id(node)]) is None:
+        raise _fault("this alias stands inside what it refers to; write out what is meant", node.start_mark)
+    return known
 
 
 def _short(tag: str) -> str:
@@ -266,3 +258,25 @@ def _line(root: yaml.Node | None, steps: Sequence[Step]) -> int:
             break
         line, node = found[0].start_mark.line + 1, found[1]
     return line
+
+
+def _steps_to(root: yaml.Node | None, mark: yaml.Mark) -> list[Step]:
+    """Return the steps to the deepest node at a mark; an alias is where it stands, and not where its node does."""
+    steps: list[Step] = []
+    node, entered = root, set[int]()
+    while isinstance(node, yaml.CollectionNode) and id(node) not in entered:
+        entered.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            begun = [(key, value) for key, value in node.value if key.start_mark.index <= mark.index]
+            steps += [str(key.value) for key, _ in begun[-1:] if isinstance(key, yaml.ScalarNode)]
+            inner = [value for _, value in begun[-1:] if _is_at(value, mark)]
+        else:
+            found = [index for index, item in enumerate(node.value) if _is_at(item, mark)][-1:]
+            steps += found
+            inner = [node.value[index] for index in found]
+        node = inner[0] if inner else None
+    return steps
+
+
+def _is_at(node: yaml.Node, mark: yaml.Mark) -> bool:
+    return bool(node.start_mark.index <= mark.index <= node.end_mark.index)
