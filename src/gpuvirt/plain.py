@@ -165,11 +165,12 @@ def read(text: str, *, where: str) -> Document:
     """Return the YAML `text`, or raise ConfigError; `where` names its origin in messages."""
     root: yaml.Node | None = None
     try:
-        _check_levels(text)
+        may_be_too_large = _may_be_too_large(text)
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
             return Document(None, None)
-        _size(root, {})
+        if may_be_too_large:
+            _size(root, {})
         return Document(_Loader("").construct_document(root), root)
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
@@ -191,14 +192,26 @@ def told(text: str) -> str:
 _TOO_DEEP = f"lists and mappings are nested too deep; expected at most {MOST_LEVELS} levels"
 
 
-def _check_levels(text: str) -> None:
-    """Refuse lists and mappings that are nested too deep: composing calls itself for each level, in C."""
-    level = 0
+def _may_be_too_large(text: str) -> bool:
+    """Return whether a document may have too much in it once its aliases are written out.
+
+    Refuses lists and mappings that are nested too deep as they stand: composing calls itself for each level, in C.
+    """
+    level, nodes, has_alias = 0, 0, False
     for event in yaml.parse(text, Loader=_Loader):
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if level > MOST_LEVELS:
-            line = event.start_mark.line if event.start_mark is not None else 0
-            raise _fault(_TOO_DEEP, yaml.Mark("", 0, line, 0, None, 0))
+        if isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            nodes += 1
+            level += 1
+            if level > MOST_LEVELS:
+                line = event.start_mark.line if event.start_mark is not None else 0
+                raise _fault(_TOO_DEEP, yaml.Mark("", 0, line, 0, None, 0))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+        elif isinstance(event, yaml.AliasEvent):
+            has_alias = True
+    return has_alias or nodes > MOST_VALUES
 
 
 def _size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
+from itertools import chain
 
 MOST_CHARACTERS = 200
 """Of what is compared; a longer text is not a slip."""
@@ -20,21 +21,25 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     if len(name) > MOST_CHARACTERS:
         return None
     names = [candidate for candidate in known if len(candidate) <= MOST_CHARACTERS]
-    close = _close(name, names, 1, SIMILAR if len(_folded(name)) >= SHORT else SIMILAR_SHORT)
-    written_out = sorted(full for full in names if _abbreviates(name, full) or _abbreviates(full, name))
-    return next(iter((*close, *written_out)), None)
+    enough = SIMILAR if len(_folded(name)) >= SHORT else SIMILAR_SHORT
+    close = (candidate for similarity, candidate in _ranked(name, names) if similarity >= enough)
+    written_out = (full for full in sorted(names) if _abbreviates(name, full) or _abbreviates(full, name))
+    return next(chain(close, written_out), None)
 
 
 def nearest_names(name: str, known: Iterable[str], most: int) -> tuple[str, ...]:
-    """Return the names that are nearest to one, the nearest first."""
-    return _close(name[:MOST_CHARACTERS], known, most, 0)
+    """Return the names that are nearest to one, the nearest first; equally near ones keep their order."""
+    return tuple(candidate for _, candidate in _ranked(name, known)[:most])
 
 
-def _close(name: str, known: Iterable[str], most: int, similarity: float) -> tuple[str, ...]:
-    names: dict[str, str] = {}
+def _ranked(name: str, known: Iterable[str]) -> list[tuple[float, str]]:
+    """Return names with how similar they are to one, from 0 to 1, the most similar first."""
+    matcher = SequenceMatcher(b=_folded(name[:MOST_CHARACTERS]))
+    found = []
     for candidate in known:
-        names.setdefault(_folded(candidate[:MOST_CHARACTERS]), candidate)
-    return tuple(names[match] for match in get_close_matches(_folded(name), names, most, similarity))
+        matcher.set_seq1(_folded(candidate[:MOST_CHARACTERS]))
+        found.append((matcher.ratio(), candidate))
+    return sorted(found, key=lambda ranked: -ranked[0])
 
 
 def _folded(name: str) -> str:

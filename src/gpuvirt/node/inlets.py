@@ -46,13 +46,7 @@ class Inlets:
         self._none = Kept(node)
         file = Persisted(path, FORMAT, self._none, lost=self._none) if path is not None else None
         reasons = Reasons(nodeproblems.desired_state_lost, nodeproblems.desired_state_not_written)
-        self._state = WriteBehind(
-            file,
-            self._none,
-            Reasons(nodeproblems.desired_state_lost, nodeproblems.desired_state_not_written),
-            lane,
-            clock,
-        )
+        self._state = WriteBehind(file, self._none, reasons, lane, clock)
 
     @property
     def wish(self) -> NodeRequest:
