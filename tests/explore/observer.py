@@ -141,13 +141,17 @@ class Observer(Watch):
         """Judge what a pod was just given.
 
         Where the allocation was `disturbed`, since somebody took a device or started a VM by hand meanwhile, a check
-        that saw it a moment earlier is no worse than one that was over a moment earlier.
+        that came a moment before is no worse than an answer that did: then only other pods count.
         """
         kernel = self._now()
         for other in self._kubelet.pods.values():
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
                 self.violated("shared", f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
-        for device in sorted(() if disturbed else self.devices_of(pod)):
+        if not disturbed:
+            self._see_that_it_is_usable(pod, kernel)
+
+    def _see_that_it_is_usable(self, pod: Pod, kernel: SimKernel) -> None:
+        for device in sorted(self.devices_of(pod)):
             for who in self.users(device):
                 self.violated("given", f"{pod.name} was given {device}, which {who} has open")
         for member in sorted(self.devices_of(pod)):
@@ -158,7 +162,7 @@ class Observer(Watch):
             function = kernel.pci.functions.get(PciAddress(device))
             if function is not None and (function.driver is None or "vfio" not in function.driver):
                 self.violated("given", f"{pod.name} was given {device}, which is on {function.driver or 'no driver'}")
-            if function is None and device not in kernel.mdev.devices and not disturbed:
+            if function is None and device not in kernel.mdev.devices:
                 self.violated("given", f"{pod.name} was given {device}, which is not there")
 
     def violated(self, kind: str, what: str) -> None:
