@@ -147,8 +147,10 @@ class Observer(Watch):
         for other in self._kubelet.pods.values():
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
                 self.violated("shared", f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
-        if disturbed:
-            return
+        if not disturbed:
+            self._see_that_it_is_usable(pod, kernel)
+
+    def _see_that_it_is_usable(self, pod: Pod, kernel: SimKernel) -> None:
         for device in sorted(self.devices_of(pod)):
             for who in self.users(device):
                 self.violated("given", f"{pod.name} was given {device}, which {who} has open")
