@@ -105,7 +105,7 @@ async def test_an_unknown_value_changes_nothing_and_is_told(machine: Machine, tm
         await label(node, "kata")
         assert kernel.writes == []
         assert state(node)[0] is StateName.FAILED
-        assert "is 'kata', so all stays as it was" in state(node)[1]
+        assert "is 'kata', so the node keeps its modes" in state(node)[1]
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
         await label(node, "container")
         assert drivers(kernel) == ["nvidia"] * 4
@@ -144,7 +144,7 @@ async def test_single_gpus_that_the_settings_name_go_before_the_label(machine: M
         kernel.writes.clear()
         await label(node, "container")
         assert kernel.writes == [], "containers and vGPUs can't be on one node"
-        assert "the settings want single GPUs otherwise" in state(node)[1]
+        assert "the settings set modes for single GPUs" in state(node)[1]
 
 
 async def test_a_label_that_nobody_is_to_follow_says_nothing(machine: Machine, tmp_path: Path) -> None:

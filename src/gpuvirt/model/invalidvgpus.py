@@ -17,17 +17,17 @@ def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
     return invalid(
         _source_of(text),
         error.message,
-        "can't be used, so the configs from before stand",
+        "can't be used, so the previous vGPU configs stay in force",
         expected="vGPU configs in the grammar of NVIDIA's vgpu-device-manager",
         seen=Seen(text.where, str(error)),
-        fix="mend it: it is read again as soon as it changes",
+        fix="correct it; it is read again when it changes",
     )
 
 
 def no_key(text: ConfigText, keys: Sequence[str]) -> InvalidDesired:
     """Return that a ConfigMap lacks the key under which the configs stand."""
     found = ", ".join(map(quoted, keys)) or "no key"
-    problem = f"is not there, so the configs from before stand: the ConfigMap has {found}"
+    problem = f"is not there, so the previous vGPU configs stay in force: the ConfigMap has {found}"
     return invalid(_source_of(text), found, problem, expected="the key config.yaml")
 
 
@@ -36,9 +36,9 @@ def gone(text: ConfigText) -> InvalidDesired:
     return invalid(
         _source_of(text),
         "nothing",
-        "is no longer there, so the configs from before stand",
-        expected="the configs as they were",
-        fix="make it again; to do without, restart the agent once its file wishes.json is removed",
+        "is no longer there, so the previous vGPU configs stay in force",
+        expected="the previous configs",
+        fix="create it again; to use none, remove the agent's file wishes.json and restart the agent",
     )
 
 
@@ -74,11 +74,11 @@ def for_no_gpu(
     return invalid(
         source,
         name,
-        f"wants the vGPU config {quoted(name)}, which is for no GPU of this node, so vGPUs stay as they are",
+        f"names the vGPU config {quoted(name)}, which is for no GPU of this node, so vGPUs stay as they are",
         expected="a config for these cards",
         known=[one for one in _valid_names(configs, gpus) if one != name],
         seen=Seen("", "; ".join(note.text for note in found.notes)) if found.notes else None,
-        fix="gpuvirt vgpu types lists what they can carry",
+        fix="gpuvirt vgpu types lists what the GPUs can carry",
     )
 
 
@@ -90,8 +90,8 @@ def without_vgpus(
         invalid(
             sources[gpu.address],
             config,
-            f"wants {gpu.address} in mode vgpu, and the vGPU config {quoted(config)} has nothing for that card, so it"
-            " stays as it is",
+            f"sets mode vgpu for {gpu.address}, and the vGPU config {quoted(config)} has nothing for that card, so the"
+            " GPU stays as it is",
             expected="another GPU, or a config with vGPUs of its card",
             known=_types_of(gpu),
         )

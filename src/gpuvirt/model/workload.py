@@ -100,12 +100,12 @@ def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | Non
     for field, mode in fields.items():
         if mode not in set(WantedMode):
             source = Source(Origin.GPU_NODE, f"GpuNode $.spec.{field}")
-            problem = f"is {quoted(mode)}, which is no mode, so all stays as it was"
+            problem = f"is {quoted(mode)}, which is no mode, so the node keeps its modes"
             return before, invalid(source, mode, problem, expected="a mode", known=WantedMode)
     modes = Modes(WantedMode(spec.mode), {gpu: WantedMode(mode) for gpu, mode in spec.gpus.items()})
     if modes.are_at_odds:
         found = ", ".join(dict.fromkeys(fields.values()))
-        problem = "wants container and vgpu, which can't be on one node, so all stays as it was"
+        problem = "sets container and vgpu, which can't be on one node, so the node keeps its modes"
         expected = "one of the two, beside passthrough and unmanaged"
         return before, invalid(Source(Origin.GPU_NODE, "GpuNode $.spec"), found, problem, expected=expected)
     return modes, None
@@ -116,10 +116,10 @@ def unknown_workload(value: str) -> InvalidDesired:
     return invalid(
         Source(Origin.LABEL, f"label {LABEL}"),
         value,
-        f"is {quoted(value)}, so all stays as it was",
+        f"is {quoted(value)}, so the node keeps its modes",
         expected="what the node is for",
         known=Workload,
-        fix="without the label, the default counts",
+        fix="without the label, the default applies",
     )
 
 
@@ -127,8 +127,8 @@ def _at_odds(value: str) -> InvalidDesired:
     return invalid(
         Source(Origin.LABEL, f"label {LABEL}"),
         value,
-        f"is {value!r}, and the settings want single GPUs otherwise in a way that can't be on one node;"
-        " so all stays as it was",
-        expected="a label and settings ($.modes) of which not one wants container and the other vgpu",
+        f"is {value!r}, and the settings set modes for single GPUs that can't be beside it on one node;"
+        " so the node keeps its modes",
+        expected="a label and settings ($.modes) that do not set container and vgpu for one node",
         seen=Seen("", "container and vgpu both need the kernel module nvidia.ko, each from another driver"),
     )

@@ -85,7 +85,7 @@ def desired_state_not_written(path: object, said: str) -> Reason:
 
 def config_unread(path: object, said: str) -> Reason:
     """The file of vGPU configs can't be used."""
-    message = "can't be read, so the vGPU configs from before stay in force"
+    message = "can't be read, so the previous vGPU configs stay in force"
     return Reason(ReasonCode.CONFIG_INVALID, str(path), message, (Seen("", said),), "make it a readable file in UTF-8")
 
 

@@ -240,6 +240,6 @@ def carved(address: PciAddress, config: str) -> Reason:
 
 def managed(address: PciAddress, mode: str) -> Reason:
     """The agent would undo a change by hand."""
-    message = f"is in mode {mode}, which this node's agent would restore after a change by hand"
+    message = f"is kept in mode {mode} by this node's agent, which would undo a change by hand"
     fix = f'set the mode in the agent\'s settings: modes: {{"{address}": ...}}, or unmanaged to change it by hand'
     return Reason(ReasonCode.MANAGED, address, message, fix=fix)
