@@ -3,13 +3,17 @@
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
-_CONFIG_FILE = typer.Option(
-    "--config-file", "-f", envvar="VGPU_DM_CONFIG_FILE", metavar="FILE", help="vGPU configs; - for standard input."
-)
-NeededConfigFile = Annotated[str, _CONFIG_FILE]
-ConfigFile = Annotated[str | None, _CONFIG_FILE]
-"""Without it, the built-in configs count."""
+
+def _config_file(more: str = "") -> OptionInfo:
+    about = f"vGPU configs; - for standard input.{more}"
+    option: OptionInfo = typer.Option("--config-file", "-f", envvar="VGPU_DM_CONFIG_FILE", metavar="FILE", help=about)
+    return option
+
+
+NeededConfigFile = Annotated[str, _config_file()]
+ConfigFile = Annotated[str | None, _config_file(" Without it, the built-in ones.")]
 Selected = Annotated[
     str | None,
     typer.Option(
