@@ -22,7 +22,7 @@ from gpuvirt.model.view import NodeView
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.plain import Plain
 
-TELLING = frozenset({"users", "holder", "subject", "message", "seen", "fix"})
+TELLING = frozenset({"users", "holder", "subject", "message", "seen", "places", "fix"})
 """The fields of a node's picture that may tell names."""
 
 Collected = Mapping[str, Entry]
@@ -110,7 +110,7 @@ class Packing:
             case list():
                 return [self._nameless(one, telling=telling) for one in value]
             case dict():
-                return {key: self._nameless(one, telling=key in TELLING) for key, one in value.items()}
+                return {key: self._nameless(one, telling=telling or key in TELLING) for key, one in value.items()}
             case _:
                 return value
 
