@@ -176,5 +176,5 @@ def test_parts_of_the_agent_claim_keys_of_their_own() -> None:
 def test_what_is_wrong_is_a_reason(error: RefusedError, code: ReasonCode) -> None:
     trouble = trouble_of(error, "to label its node")
     assert trouble is not None
-    assert (trouble.code, trouble.seen_text) == (code, "x")
+    assert (trouble.code, trouble.seen) == (code, "x")
     assert trouble_of(None, "to label its node") is None

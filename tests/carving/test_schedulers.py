@@ -144,7 +144,7 @@ def test_another_file_that_sets_the_same_is_in_the_way() -> None:
         'options \\\n nvidia NVreg_EnableMSI=1 NVreg_RegistryDwordsPerDevice="a=0x1"',
     )
     (reason,) = in_the_way([mine, harmless, split], GPU)
-    assert (reason.code, reason.seen[0].path) == (ReasonCode.OPTION_ELSEWHERE, "/etc/modprobe.d/x.conf")
+    assert (reason.code, reason.places[0].path) == (ReasonCode.OPTION_ELSEWHERE, "/etc/modprobe.d/x.conf")
     (unread,) = in_the_way([Attribute(HostPath("/etc/modprobe.d/y.conf"), ODD)], GPU)
     assert unread.code is ReasonCode.UNREAD
 

@@ -73,7 +73,7 @@ def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
 def failed_to_make(reasons: tuple[Reason, ...], type_id: str, number: int) -> bool:
     """Return whether the one thing that is said is which write failed, and how."""
     path = f"/sys/class/mdev_bus/{RTX}/mdev_supported_types/{type_id}/create"
-    return [(one.code, one.seen) for one in reasons] == [(ReasonCode.STEP_FAILED, (Seen(path, os.strerror(number)),))]
+    return [(one.code, one.places) for one in reasons] == [(ReasonCode.STEP_FAILED, (Seen(path, os.strerror(number)),))]
 
 
 def left(host: Host, gpu: PciAddress) -> dict[str, int]:

@@ -64,7 +64,7 @@ def test_each_wording_renders(wording: Wording, data: st.DataObject) -> None:
     texts = {name: st.text(min_size=1) for name, hint in get_type_hints(wording).items() if hint is str}
     reason = data.draw(st.builds(wording, **texts))
     assert reason.text.startswith(f"{reason.code}: {reason.subject} {reason.message}")
-    assert all(place.text in reason.text for place in reason.seen)
+    assert all(place.text in reason.text for place in reason.places)
     assert reason.fix is None or reason.text.endswith(f"fix: {reason.fix}")
     assert reason.message
 

@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     damaged = record.read()
     assert isinstance(damaged, Unknown)
     assert damaged.reason is not None
-    assert (damaged.reason.code, str(paths.checkpoint) in damaged.reason.seen_text) == (
+    assert (damaged.reason.code, str(paths.checkpoint) in (damaged.reason.seen or "")) == (
         ReasonCode.ALLOCATIONS_UNKNOWN,
         True,
     )

@@ -236,7 +236,7 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machin
             assert driver(kernel, SECOND) == "vfio-pci", "another plugin offers it, and a pod can be admitted by that"
             (note,) = node.view.notes
             assert note.code is ReasonCode.STILL_ALLOCATABLE
-            assert f"{resource} ({device})" in note.seen_text
+            assert f"{resource} ({device})" in (note.seen or "")
         node.count("example.com/other", "0000:01:00.0")
         await node.say_holders()
         await node.advance(10)

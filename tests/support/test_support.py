@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, Resource
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.settings import Settings
 from gpuvirt.node import journal, onelook
 from gpuvirt.sim.builder import build_machine
@@ -77,7 +79,9 @@ def host(tmp_path: Path) -> Path:
     entry = Entry(A10, DeviceId(GPU), Target(GPU), IommuGroup(12), f"kubelet:{UID}:payroll/x/y", BEGINNING, consumer)
     former = {PciAddress("0000:ca:00.0"): FormerTenant(consumer, None)}
     ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,), former=former)
-    view = onelook.take(kernel, Settings(), IDS, SimClock(), ledger)
+    place = Seen("pod payroll/virt-launcher-ceo-x7k2p", "has it")
+    note = Reason(ReasonCode.HELD_BY_POD, GPU, "is allocated", (place,))
+    view = replace(onelook.take(kernel, Settings(), IDS, SimClock(), ledger), notes=(note,))
     for path, content in {
         "var/lib/gpuvirt/ledger.json": journal.encode(ledger),
         "run/gpuvirt/node.json": msgspec.json.encode(view),

@@ -113,7 +113,7 @@ def say_reason(out: Console, reason: Reason, *, style: str = "") -> None:
     """Print a reason: what is wrong, then on lines of their own where it was seen and how to mend it."""
     say(out, f"{reason.code}: {reason.subject} {reason.message}", style=style)
     if reason.seen:
-        say(out, reason.seen_text, head=Text("  seen: ", style="dim"))
+        say(out, reason.seen, head=Text("  seen: ", style="dim"))
     if reason.fix:
         say(out, reason.fix, head=Text("  fix:  ", style="dim"))
 

@@ -130,6 +130,6 @@ def of_reason(reason: Reason, level: Level) -> Finding:
         reason.subject,
         reason.message,
         reason.code,
-        reason.seen,
+        reason.places,
         fix=(reason.fix,) if reason.fix else (),
     )

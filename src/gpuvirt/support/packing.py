@@ -22,7 +22,7 @@ from gpuvirt.model.view import NodeView
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.plain import Plain
 
-TELLING = frozenset({"users", "holder", "subject", "message", "seen", "fix"})
+TELLING = frozenset({"users", "holder", "subject", "message", "seen", "places", "fix"})
 """The fields of a node's picture that may tell names."""
 WITHOUT_PSEUDONYM = frozenset({"vms"})
 """Fields of names that follow from those of pods, and go where names are hidden."""
@@ -113,7 +113,7 @@ class Packing:
                 return [self._nameless(one, telling=telling) for one in value]
             case dict():
                 kept = {key: one for key, one in value.items() if key not in WITHOUT_PSEUDONYM}
-                return {key: self._nameless(one, telling=key in TELLING) for key, one in kept.items()}
+                return {key: self._nameless(one, telling=telling or key in TELLING) for key, one in kept.items()}
             case _:
                 return value
 

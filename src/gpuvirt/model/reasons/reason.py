@@ -1,7 +1,7 @@
 """Why something is not offered, unhealthy, refused or pending: its code, what was seen, and how to mend it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from gpuvirt.facts.pci import Unread
@@ -76,20 +76,23 @@ class Reason:
     """A PCI address, an mdev, a resource, a file."""
     message: str
     """What is wrong, as words that follow the subject: `is bound to nvidia`."""
-    seen: tuple[Seen, ...] = ()
+    places: tuple[Seen, ...] = ()
+    """Where it was seen."""
     fix: str | None = None
     """How to mend it."""
+    seen: str | None = field(init=False, default=None)
+    """All places in a line of text; JSON has both."""
 
-    @property
-    def seen_text(self) -> str:
-        """All places in a line of text."""
-        return ", ".join(place.text for place in self.seen)
+    def __post_init__(self) -> None:
+        """Say the places in words; what an older version has written has words alone."""
+        if self.places:
+            object.__setattr__(self, "seen", ", ".join(place.text for place in self.places))
 
     @property
     def text(self) -> str:
         """The whole as one line."""
         parts = [f"{self.code}: {self.subject} {self.message}"]
-        parts += [f"seen: {self.seen_text}"] if self.seen else []
+        parts += [f"seen: {self.seen}"] if self.seen else []
         parts += [f"fix: {self.fix}"] if self.fix else []
         return "; ".join(parts)
 

@@ -172,7 +172,7 @@ class UnitChange:
         try:
             take_all(self.site, state.inventory, gpu_state, phase, self.steps)
         except SlotRefusedError as error:
-            (seen,) = error.reason.seen
+            (seen,) = error.reason.places
             self._learned[gpu] = replace(learned, refused={**learned.refused, error.slot: seen})
         except VgpusHeldError as error:
             self._learned[gpu] = replace(learned, in_use={**learned.in_use, **error.users})

@@ -63,7 +63,7 @@ class ByKubeVirt:
     @property
     def withheld(self) -> Withheld:
         """What the agents are told."""
-        parts = (self.reason.message, f"seen: {self.reason.seen_text}", f"fix: {self.reason.fix}")
+        parts = (self.reason.message, f"seen: {self.reason.seen}", f"fix: {self.reason.fix}")
         offered_as = self.name if self.name != self.reason.subject else None
         code = str(self.reason.code)
         return Withheld(resource=self.reason.subject, code=code, message="; ".join(parts), offered_as=offered_as)
