@@ -25,8 +25,12 @@ LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
 
 VF_LINK = re.compile(r"virtfn[0-9]{1,5}")
 
-NO_ANSWER = b"\xff\xff"
-"""What configuration space holds for a device that no longer answers: all ones, vendor first."""
+NO_ANSWER = b"\xff" * 8
+"""How configuration space begins for a device that no longer answers: all ones.
+
+A VF answers with ones in the place of its vendor and device ids alone (PCI Express 5.0, 9.3.4.1): `command` and
+`status` follow.
+"""
 
 
 def attribute(address: PciAddress, name: str) -> HostPath:
