@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
-from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds
@@ -34,9 +35,6 @@ class Health:
 
 
 HEALTHY = Health()
-
-HARMLESS = frozenset({"numa_node", "subsystem_vendor", "subsystem_device", "revision", "sriov_totalvfs"})
-"""Attributes that change nothing of whether a device can be given away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +147,7 @@ def symptoms(
         yield Reason(
             ReasonCode.UNREAD,
             candidate.id,
-            f"may be in use by the host: whose driver a member of IOMMU group {candidate.group} has can't be read",
+            f"may be in use by the host: what a member of IOMMU group {candidate.group} is bound to can't be read",
             seen=f"{unread.path}: {unread.said}",
             fix="see the kernel's log",
         )
@@ -162,14 +160,21 @@ def symptoms(
             seen=f"/sys/bus/pci/devices/{spoiling[0].address}/driver -> {spoiling[0].driver}",
             fix="bind all functions of the group to vfio-pci, or unbind them",
         )
-    users = (facts.users or {}).get(candidate.group, ())
-    if users and holders_heard and candidate.group not in holds.by_group:
+    if holders_heard and candidate.group not in holds.by_group:
+        yield from _of_users(facts, candidate.id, candidate.group)
+
+
+def _of_users(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Reason]:
+    """Yield who has a group open of which no pod has anything."""
+    users, said = (facts.users or {}).get(group, ()), facts.busy_groups.get(group)
+    if users or said is not None:
         names = ", ".join(f"{user.command} (pid {user.pid})" for user in users)
+        names = names or "a process that can't be seen from here"
         yield Reason(
             ReasonCode.IN_USE_ELSEWHERE,
-            candidate.id,
+            subject,
             f"is in use by {names}, which is no pod's as far as the kubelet knows",
-            seen=f"/proc/{users[0].pid}/fd -> {users[0].node}",
+            seen=said or f"/proc/{users[0].pid}/fd -> {users[0].node}",
             fix="end that process, or take the device from this node's pool",
         )
 
@@ -183,7 +188,8 @@ def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
             seen=f"/sys/bus/pci/devices/{function.address}/config begins ffff",
             fix="reset or power-cycle the host; if it stays so the card, its slot or its power is faulty",
         )
-    unread = next((found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS), None)
+    matters = (found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS_ATTRIBUTES)
+    unread = next(matters, None) if function.unread else None
     if unread is not None:
         yield Reason(
             ReasonCode.UNREAD,
@@ -219,9 +225,13 @@ def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
 
 
 def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unread]:
+    """Yield what can't be read of who has the other members: a driver, or a VFIO device that a VM is told."""
     for address in _others(inventory, candidate):
-        if isinstance(driver := inventory.facts.functions[address].driver, Unread):
-            yield driver
+        function = inventory.facts.functions[address]
+        if isinstance(function.driver, Unread):
+            yield function.driver
+        if inventory.facts.platform.iommufd:
+            yield from (found for found in function.unread if found.path.endswith("/vfio-dev"))
 
 
 def _others(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:

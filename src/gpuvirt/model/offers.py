@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
-from gpuvirt.facts.pci import Unread
 from gpuvirt.model import candidates as possible
 from gpuvirt.model import refusals
+from gpuvirt.model.allocationcheck import gone, what_became
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
@@ -206,7 +206,7 @@ def _kept(
     for key, entry in held.items():
         if key not in keys:
             candidate = listed.get(key) or _from_entry(entry)
-            yield candidate, _what_became(inventory, candidate, withheld)
+            yield candidate, what_became(inventory, candidate, withheld.get(candidate.id)) or gone(candidate)
     for key, candidate in listed.items():
         reason = withheld.get(candidate.id)
         if key not in keys and key not in held and reason is not None and reason.code is ReasonCode.UNREAD:
@@ -223,42 +223,6 @@ def _from_entry(entry: Entry) -> Candidate:
         numa_node=None,
         framework=None,
         carrier=entry.target.gpu,
-    )
-
-
-def _what_became(inventory: Inventory, candidate: Candidate, withheld: Mapping[str, Reason]) -> Reason:
-    target = candidate.target
-    if target.vgpu is not None:
-        vgpu = inventory.vgpus.get(target.vgpu)
-        if vgpu is not None and not isinstance(vgpu.live.type, Unread) and vgpu.live.type != target.type:
-            return Reason(
-                ReasonCode.TYPE_CHANGED,
-                candidate.id,
-                f"was a {target.type} when it was given away, and is a {vgpu.live.type} now",
-                fix="restart the virtual machine that has it",
-            )
-        return withheld.get(candidate.id) or _gone(candidate.id, "/sys/bus/mdev/devices")
-    function = inventory.facts.functions.get(target.gpu)
-    if function is None:
-        return _gone(candidate.id, "/sys/bus/pci/devices")
-    found = withheld.get(candidate.id)
-    if found is not None and found.code is ReasonCode.NATIVE_DRIVER:
-        return replace(
-            found,
-            code=ReasonCode.DRIVER_CHANGED,
-            message=f"was given away, and is bound to {function.driver} now",
-            fix="bind it to vfio-pci again, or end the virtual machine that has it",
-        )
-    return found or _gone(candidate.id, "/sys/bus/pci/devices")
-
-
-def _gone(subject: str, folder: str) -> Reason:
-    return Reason(
-        ReasonCode.DEVICE_GONE,
-        subject,
-        "is gone from the host",
-        seen=f"no {folder}/{subject}",
-        fix="put it back, or end the virtual machine that has it",
     )
 
 

@@ -1,35 +1,31 @@
 """The agent of one node, put together: what it hears comes in here, what it concludes goes out as one view.
 
-Front ends (the kubelet's plugins, probes, later the cluster's side) call `hear_...`, `allocate` and `prefer`, and
-follow `views`. They don't know each other, and none of them touches the host.
+Front ends (the kubelet's plugins, probes, the cluster's side) call `hear_...` and the `allocator`, and follow `views`.
+They don't know each other, and none of them touches the host.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from functools import cache
 
 from gpuvirt.clock import Signal, Timer
-from gpuvirt.facts.ids import DeviceId, ResourceName, slot_of
+from gpuvirt.facts.ids import ResourceName, slot_of
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model import refusals
-from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.placement import PlacementError
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
-from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
+from gpuvirt.node.allocator import Allocator, Callbacks
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
-from gpuvirt.node.lane import LaneBlockedError
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
 from gpuvirt.node.operands import Operands
@@ -45,10 +41,6 @@ from gpuvirt.node.watcher import Watcher
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
-
-
-LOOK_S = 2.0
-"""How long a pod's admission waits for a look; the kubelet admits no other meanwhile."""
 
 
 class Agent:
@@ -88,7 +80,8 @@ class Agent:
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
         self._gate = gate_at(site.moving.site.locks) if site.moving is not None else None
-        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given, self._gate)
+        callbacks = Callbacks(self._hear_allocation, lambda: self._watcher.look_soon("refusal"))
+        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, self._gate)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
@@ -243,48 +236,7 @@ class Agent:
             log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
         return news
 
-    def prefer(
-        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
-    ) -> tuple[DeviceId, ...]:
-        """Return the devices to prefer; raise PlacementError where the request contradicts itself."""
-        return self._broker.prefer(resource, available, must_include, size)
-
-    async def give(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        """Give devices to containers as `allocate` does, and keep nobody waiting where a look sleeps in the kernel."""
-        if not self._broker.may_sleep(resource, containers):
-            return self.allocate(resource, containers)
-        try:
-            looked = await self._site.giving.run(
-                lambda: self._broker.look(resource, containers), name="look at what is asked for", timeout_s=LOOK_S
-            )
-        except LaneBlockedError as error:
-            reason = Reason(
-                ReasonCode.SCAN_BLOCKED,
-                resource,
-                "can't be looked at, so it is not known whether it is what it was",
-                seen=str(error),
-                fix="look for processes in state D (ps axo pid,stat,wchan:30,cmd) and at the kernel's log",
-            )
-            self.telemetry.allocations[resource, reason.code] += 1
-            raise AllocationRefusedError(reason) from error
-        return self.allocate(resource, containers, looked)
-
-    def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
-    ) -> tuple[Attachment, ...]:
-        """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing."""
-        began_s = self._site.clock.monotonic_s()
-        try:
-            attachments = self._broker.allocate(resource, containers, looked)
-        except AllocationRefusedError as error:
-            self.telemetry.allocations[resource, error.reason.code] += 1
-            self._watcher.look_soon("refusal")
-            raise
-        self.telemetry.allocations[resource, "given"] += 1
-        self.telemetry.allocate_s.observe(self._site.clock.monotonic_s() - began_s)
-        return attachments
-
-    def _given(self) -> None:
+    def _hear_allocation(self) -> None:
         """Conclude soon, but not in the way of the requests that a pod of several containers brings at once."""
         self.allocated.set()
         if self._concluding is not None:
@@ -319,6 +271,3 @@ class Agent:
                 log.info("desired state: no longer invalid: %s %s", one.where, one.reason.message)
         self._invalid = view.invalid
         return view
-
-
-__all__ = ["Agent", "AllocationRefusedError", "PlacementError"]
