@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
 from rigs import Conclusions
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -16,6 +15,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_machine
+from life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
 
 Fault = Callable[[SimKernel], None]
 
@@ -29,7 +29,7 @@ ELSEWHERE = {
     ReasonCode.TYPE_CHANGED: {None},
     ReasonCode.IDENTITY_CHANGED: {None},
 }
-"""Why a device is offered no more that Allocate refused as one that has changed; None: as another one, or not at all."""
+"""Why a device is no longer offered that Allocate refused as one that has changed; None: it is another one, or gone."""
 
 
 def attribute(address: str, name: str, number: int) -> Fault:

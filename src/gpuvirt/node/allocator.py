@@ -22,7 +22,7 @@ from gpuvirt.model.allocationcheck import why_refused
 from gpuvirt.model.attachment import Attachment, attach
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.ledger import UNCONFIRMED_FOR, Entry, FormerTenant, record
+from gpuvirt.model.ledger import UNCONFIRMED_FOR, Entry, Former, FormerTenant, record
 from gpuvirt.model.offers import Offer
 from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -186,16 +186,12 @@ class Allocator:
         return read_devices(self._site.kernel, inventory.facts, asked)
 
     def _checked(
-        self,
-        inventory: Inventory,
-        fresh: FreshFacts,
-        devices: Sequence[Candidate],
-        former: Mapping[PciAddress, FormerTenant],
+        self, inventory: Inventory, fresh: FreshFacts, devices: Sequence[Candidate], former: Former
     ) -> _Checked:
         """Return what speaks against devices, by facts that were read for that."""
-        is_same = fresh.facts is inventory.facts
-        now = inventory if is_same else build_inventory(fresh.facts, self._state.type_names)
-        settings = self._state.settings
+        now, settings = inventory, self._state.settings
+        if fresh.facts is not inventory.facts:
+            now = build_inventory(fresh.facts, self._state.type_names)
         found = {one.id: why_refused(inventory, now, fresh.members, settings, one, former) for one in devices}
         return _Checked(now, {device: reason for device, reason in found.items() if reason is not None})
 
@@ -272,9 +268,7 @@ class Allocator:
             yield Entry(resource, device.id, device.target, device.group, allocation, now)
 
 
-def _asked(
-    inventory: Inventory, allocated: Allocated, device: Candidate, former: Mapping[PciAddress, FormerTenant]
-) -> AskedDevice:
+def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: Former) -> AskedDevice:
     """Return a device as it is to be read again."""
     return AskedDevice(
         carrier=device.carrier,
