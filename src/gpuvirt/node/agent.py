@@ -13,7 +13,7 @@ from gpuvirt.facts.ids import ResourceName, slot_of
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model import refusals
-from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
+from gpuvirt.model.heard import NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
@@ -133,11 +133,6 @@ class Agent:
         """What the cluster wants of this node's vGPUs, as it was last heard, before a restart too."""
         return self._inlets.wish
 
-    @property
-    def good_configs(self) -> ConfigText | None:
-        """The last vGPU configurations that could be used, as `hear_good_configs` took them."""
-        return self._inlets.good_configs
-
     def hear_wish(self, news: NodeRequest) -> None:
         """Take what the cluster wants of vGPUs; what `news` has not heard stays as it was."""
         if self._inlets.hear_wish(news):
@@ -146,10 +141,6 @@ class Agent:
     def hear_kind(self, *, there: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
         self._review.hear_kind(there=there)
-
-    def hear_good_configs(self, configs: ConfigText) -> None:
-        """Take that vGPU configurations could be used, so that they are kept should others follow that can't."""
-        self._inlets.hear_good_configs(configs)
 
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""

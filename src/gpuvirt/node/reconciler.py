@@ -89,6 +89,7 @@ class Reconciler:
             one: tries for one, tries in self._attempts.items() if one in inventory.units or tries.running
         }
         self._outcomes = {unit: outcome for unit, outcome in self._outcomes.items() if unit in is_open}
+        self._looks = {unit: looks for unit, looks in self._looks.items() if unit in inventory.units}
         return {unit: desired for unit, desired in is_open.items() if self._is_due(agent, inventory, unit, desired)}
 
     def _is_open(self, agent: Oversight, unit: UnitId, desired: DesiredUnit) -> bool:

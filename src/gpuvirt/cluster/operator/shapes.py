@@ -139,6 +139,4 @@ class DaemonSetStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     observed_generation: int = 0
     desired_number_scheduled: int = 0
-    updated_number_scheduled: int = 0
     number_available: int = 0
-    number_unavailable: int = 0
