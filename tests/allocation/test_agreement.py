@@ -1,7 +1,8 @@
 """Allocate and health agree: what makes a device unhealthy refuses it, with the same code, and the other way round."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ VF = PciAddress("0000:25:00.4")
 L40S = PciAddress("0000:25:00.0")
 GROUPS = {LEFT: 12, RIGHT: 12, RTX: 27, A10: 30}
 
-ELSEWHERE = {
+ELSEWHERE: Mapping[ReasonCode, AbstractSet[ReasonCode | None]] = {
     ReasonCode.DRIVER_CHANGED: {ReasonCode.NATIVE_DRIVER, ReasonCode.CARRIES_VGPUS, ReasonCode.NO_VGPUS},
     ReasonCode.DEVICE_GONE: {None},
     ReasonCode.TYPE_CHANGED: {None},
@@ -129,10 +130,10 @@ def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused:
     if found is not None:
         assert refused == (found.reasons[0].code if found.reasons else None)
         return
-    why = {one.address: one.reasons for one in (*rig.view.gpus, *rig.view.functions)}
+    why = {str(one.address): one.reasons for one in (*rig.view.gpus, *rig.view.functions)}
     why |= {str(vgpu.id): vgpu.reasons for gpu in rig.view.gpus for vgpu in gpu.vgpus}
     elsewhere = any(device in devices for devices in listed.values())
-    codes = {reason.code for reason in why.get(device, ())} if not elsewhere else set()
+    codes: set[ReasonCode | None] = {reason.code for reason in why.get(device, ()) if not elsewhere}
     assert refused is not None
     assert refused in codes or (codes or {None}) & ELSEWHERE.get(refused, set())
 

@@ -20,12 +20,12 @@ from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Holders
-from gpuvirt.node import allocator, leasing, state
+from gpuvirt.node import allocator, leasing, ledgerkeeper, state
 from gpuvirt.node.change import driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
 from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.gate import Change, Gates
-from gpuvirt.node.oversight import Oversight
+from gpuvirt.node.podaccount import PodAccount
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def _always(*_: object, **__: object) -> bool:
     return True
 
 
-def _unless_unheard(oversight: Oversight) -> Unknown | None:
-    return Unknown() if oversight._state.holders is None else None
+def _unless_unheard(account: PodAccount) -> Unknown | None:
+    return Unknown() if account._state.ledger.holders is None else None
 
 
 def _as_before(_: object, facts: Facts, *__: object) -> devicefacts.FreshFacts:
@@ -119,7 +119,7 @@ _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), (
 _UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
 """A change waits while another process, such as the agent before, has allocated a device lately."""
 
-_PARTIAL = Guard(Oversight, "_unknown", property(_unless_unheard), ())
+_PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unheard), ())
 """A change waits while half of the kubelet's account is missing."""
 
 GUARDS: Mapping[str, Guard] = {
@@ -167,7 +167,7 @@ GUARDS: Mapping[str, Guard] = {
         holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
     ),
     "ledger: pods that another agent has served": Guard(
-        state, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
+        ledgerkeeper, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
     ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
         ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)

@@ -14,7 +14,6 @@ from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.ledger import Consumer, Holders, Ledger
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView
-from gpuvirt.model.withholding import withholdings
 from gpuvirt.node import journal
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import Allocator, Callbacks, Request
@@ -95,7 +94,7 @@ class Conclusions:
 
     def _start(self, ledger: Ledger) -> None:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
-        self._state.withholdings = withholdings(self._spec)
+        self._state.set_spec(self._spec)
         callbacks = Callbacks(lambda: None, lambda: None)
         self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks)
         self._facts = None
@@ -112,7 +111,7 @@ class Conclusions:
 
     def _conclude(self) -> None:
         self._view = self._state.refresh(self._now.monotonic_s(), self._now.now())
-        self._stored = journal.encode(self._state.ledger)
+        self._stored = journal.encode(self._state.ledger.content)
 
     def pass_time(self, seconds: float) -> None:
         self._now._now_s += seconds
@@ -123,7 +122,7 @@ class Conclusions:
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
         self._spec = spec_of(resources)
-        self._state.withholdings = withholdings(self._spec)
+        self._state.set_spec(self._spec)
         self._conclude()
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:

@@ -20,17 +20,20 @@ from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
+from gpuvirt.node import dependencies
 from gpuvirt.node.allocator import Allocator, Callbacks
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.dependencies import Dependencies
+from gpuvirt.node.desiredunits import DesiredUnits
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
 from gpuvirt.node.operands import Operands
-from gpuvirt.node.oversight import Bells, Oversight
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.podaccount import PodAccount
 from gpuvirt.node.reconciler import Reconciler
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.state import NodeState
@@ -59,19 +62,30 @@ class Agent:
         self._operands = Operands(site.clock, pace) if site.carves_only else None
         self.notice = Notice(site.clock, pace, self._stale.set) if site.tells_scheduler else None
         """What the scheduler is to count; None where nobody tells it."""
-        self._state = NodeState(
-            settings, ids, self._journal.load(), agent, notice=self.notice, carves_only=site.carves_only
-        )
         self._review = NameReview(
             site.clock, pace.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
         )
-        self._state.review = self._review
+        self._state = NodeState(
+            settings,
+            ids,
+            self._journal.load(),
+            agent,
+            notice=self.notice,
+            carves_only=site.carves_only,
+        )
+        self._state.review_names(self._review)
         self._concluding: Timer | None = None
         self._watcher = Watcher(
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
         )
-        bells = Bells(self._watcher.look_soon, self._stale.set, self.hear_trouble)
-        self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, site.recorded, self._operands)
+        account = PodAccount(self._state, site.recorded)
+        self._changes = Dependencies(
+            self._state,
+            account,
+            DesiredUnits(self._state, account.newest),
+            self._operands,
+            dependencies.Callbacks(self._hear_changed, self._stale.set, self.hear_trouble),
+        )
         in_cluster = site.node_name is not None
         self._wants = Wants(
             self._state, self._inlets, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
@@ -102,26 +116,25 @@ class Agent:
                     cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._pace)
                     group.create_task(cdi_files.run(self.views, lambda trouble: self.hear_trouble("cdi", trouble)))
         finally:
-            self._journal.save(self._state.ledger)
+            self._journal.save(self._state.ledger.content)
             await self._journal.flush()
             await self._inlets.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
         """Start the reconciler, which writes in the one lane of each unit."""
-        site, clock, oversight = moving.site, self._site.clock, self._oversight
-        lanes = cache(moving.lanes)
-        reconciler = Reconciler(site, lanes, clock, self._pace)
-        group.create_task(keep_going("changes", lambda: reconciler.run(oversight), clock))
+        site, clock = moving.site, self._site.clock
+        reconciler = Reconciler(site, cache(moving.lanes), clock, self._pace)
+        group.create_task(keep_going("changes", lambda: reconciler.run(self._changes), clock))
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
         """How far what the cluster wants of vGPUs has come, for it to be told; None: it is told nothing."""
-        return self._oversight.vgpu_states
+        return self._changes.vgpu_states
 
     @property
     def workload_states(self) -> Cell[Progress | None]:
         """How far it has come that GPUs are as the node's label says, for it to be told; None: it is told nothing."""
-        return self._oversight.workload_states
+        return self._changes.workload_states
 
     @property
     def looked(self) -> bool:
@@ -144,7 +157,6 @@ class Agent:
 
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
-        self._oversight.looks += 1
         if self._hear_gates(facts):
             self._stale.set()
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
@@ -179,8 +191,8 @@ class Agent:
 
     def hear_holders(self, holders: Holders | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
-        waited, growing = not self._oversight.heard_since, self.notice is not None and self.notice.is_growing
-        if self._state.hear_holders(holders) or growing or (waited and self._oversight.heard_since):
+        waited, growing = not self._state.heard_since, self.notice is not None and self.notice.is_growing
+        if self._state.hear_holders(holders) or growing or (waited and self._state.heard_since):
             self._stale.set()
         if self._may_count_otherwise:
             self.allocated.set()  # the kubelet is asked again soon
@@ -201,7 +213,7 @@ class Agent:
     @property
     def unsettled(self) -> bool:
         """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
-        return not self._oversight.heard_since or self._may_count_otherwise
+        return not self._state.heard_since or self._may_count_otherwise
 
     @property
     def _may_count_otherwise(self) -> bool:
@@ -210,8 +222,7 @@ class Agent:
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""
-        if self._state.registrations.get(resource) != registration:
-            self._state.registrations[resource] = registration
+        if self._state.hear_registration(resource, registration):
             if registration.because is not None:
                 log.warning("%s", registration.because.text, extra={"reason": str(registration.because.code)})
             self._stale.set()
@@ -226,6 +237,13 @@ class Agent:
         if news and trouble is not None and trouble not in {one.reason for one in self._invalid}:
             log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
         return news
+
+    def _hear_changed(self, what: tuple[str, ...], outcome: str) -> None:
+        """Take that a change has ended: of `passthrough` or `native` drivers, of `vgpus`."""
+        for kind in what:
+            self.telemetry.moves[kind, outcome] += 1
+        self._watcher.look_soon("change")
+        self._stale.set()  # what the change kept from being offered
 
     def _hear_allocation(self) -> None:
         """Conclude soon, but not in the way of the requests that a pod of several containers brings at once."""
@@ -244,9 +262,13 @@ class Agent:
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
         self.views.set(self._refresh())
-        if self._oversight.conclude() or (self.notice is not None and self.notice.is_growing):
+        self._changes.desired.conclude()
+        self._changes.concluded.set()
+        if self._operands is not None:
+            self._operands.stir()
+        if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked anew who has what
-        self._journal.save(self._state.ledger)
+        self._journal.save(self._state.ledger.content)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 
     def _refresh(self) -> NodeView:

@@ -46,11 +46,11 @@ class Allocations:
     def read(self) -> Allocated:
         """Return what is allocated now."""
         recorded = self._recorded()
-        unfinished = self._unfinished.now(self._state.entries, recorded)
+        unfinished = self._unfinished.now(self._state.ledger.entries, recorded)
         known, consumers = self._with_recorded(recorded)
         entries = with_consumers(known, consumers, unfinished)
         by_ledger = self.holds(known)
-        holds = by_ledger if entries is known else find_holds(entries, self._state.resources)
+        holds = by_ledger if entries is known else find_holds(entries, self._state.ledger.resources)
         return Allocated(entries, holds, by_ledger, unfinished, recorded)
 
     def add(self, given: Sequence[Entry], recorded: Recorded | Unknown) -> None:
@@ -59,14 +59,14 @@ class Allocations:
 
     def holds(self, entries: Entries) -> Holds:
         """Return what follows from entries, found once for as long as they are the same."""
-        found, ours = self._found, self._state.resources
+        found, ours = self._found, self._state.ledger.resources
         if found is None or found[0] is not entries or found[1].ours is not ours:
             found = self._found = entries, find_holds(entries, ours)
         return found[1]
 
     def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[Entries, Consumers]:
         """Return the entries with those that only the record has, and the containers of recorded devices."""
-        entries, known, last = self._state.entries, self._state.known, self._adopted
+        entries, known, last = self._state.ledger.entries, self._state.ledger.known, self._adopted
         if last is None or last[0] is not entries or last[1] is not recorded or last[2] is not known:
             last = self._adopted = entries, recorded, known, self._adopt(entries, recorded, known)
         return last[3]

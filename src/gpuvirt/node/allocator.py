@@ -166,7 +166,7 @@ class Allocator:
         if own is None:
             return self._state.former.get(device.target.gpu)
         is_new = own.consumer is None and self._site.clock.now() - own.since <= UNCONFIRMED_FOR
-        return None if is_new or own.earlier_boot else FormerTenant(own.consumer, self._state.boot_id)
+        return None if is_new or own.earlier_boot else FormerTenant(own.consumer, self._state.ledger.boot_id)
 
     async def _in_lane(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
         """Read in the thread for what may sleep; raise AllocationRefusedError where it does."""
@@ -191,7 +191,7 @@ class Allocator:
         """Return what speaks against devices, by facts that were read for that."""
         now, settings = inventory, self._state.settings
         if fresh.facts is not inventory.facts:
-            now = build_inventory(fresh.facts, self._state.type_names)
+            now = build_inventory(fresh.facts, self._state.ledger.type_names)
         found = {one.id: why_refused(inventory, now, fresh.members, settings, one, former) for one in devices}
         return _Checked(now, {device: reason for device, reason in found.items() if reason is not None})
 
@@ -210,10 +210,9 @@ class Allocator:
             added += (new := tuple(self._entries(resource, devices)))
             entries = record(entries, new)
         with self._passed(resource, by_slot(checked.host.facts.functions, given)):
+            targets = [(device.id, device.target) for device in given]
             try:
-                self._state.gates.allocate(
-                    [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
-                )
+                self._state.gates.allocate(targets, lambda: self._state.ledger.record_allocation(entries))
             except RefusedError as error:
                 raise AllocationRefusedError(error.reason) from error
         self._allocations.add(added, allocated.recorded)
