@@ -6,7 +6,7 @@ They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
-from functools import cache
+from functools import cache, partial
 
 from gpuvirt.clock import Signal, Timer
 from gpuvirt.facts.ids import ResourceName, slot_of
@@ -40,7 +40,7 @@ from gpuvirt.node.state import NodeState
 from gpuvirt.node.statefile import StateFile
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.node.wants import Wants
-from gpuvirt.node.watcher import Watcher
+from gpuvirt.node.watcher import Audience, Watcher
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,9 @@ class Agent:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._watcher.run(self))
+                tell = partial(self.hear_trouble, "watcher")
+                audience = Audience(self.hear_facts, tell, lambda: self._state.suspicious)
+                group.create_task(self._watcher.run(audience))
                 group.create_task(self._conclude())
                 if self._site.markers is not None:
                     group.create_task(self._site.markers.run(self.views))
@@ -180,14 +182,6 @@ class Agent:
         before.clear()
         before.update(blocked)
         return True
-
-    def hear_watching(self, trouble: Reason | None, /) -> None:
-        """Take why the host can't be looked at, None when it can."""
-        self.hear_trouble("watcher", trouble)
-
-    def suspicious(self) -> bool:
-        """Return whether a device is in use by somebody unknown."""
-        return self._state.suspicious
 
     def hear_holders(self, holders: Holders | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
