@@ -8,10 +8,11 @@ from pathlib import Path
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.kubelet.deviceplugin import DevicePlugin
+from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin
 from gpuvirt.kubelet.registration import register
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.node.allocator import Request
 from gpuvirt.paths import KubeletPaths
 
 GROUPS = ("12", "22")
@@ -23,14 +24,9 @@ class Giver:
     def __init__(self) -> None:
         self.given: list[Sequence[DeviceId]] = []
 
-    def prefer(
-        self, _resource: ResourceName, _available: Sequence[DeviceId], _must: Sequence[DeviceId], _size: int
-    ) -> tuple[DeviceId, ...]:
-        return ()
-
-    async def give(self, _resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        self.given += containers
-        return tuple(Attachment({}, ()) for _ in containers)
+    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+        self.given += request.containers
+        return tuple(Attachment({}, ()) for _ in request.containers)
 
 
 @asynccontextmanager
@@ -38,8 +34,9 @@ async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator
     """Have it offer the devices of both groups under a name, once the kubelet in `folder` listens to it."""
     devices = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:65:00.0")) for one in GROUPS)
     giver, paths, clock = Giver(), KubeletPaths(folder), RealClock()
+    answers = Answers(lambda *_: (), giver.allocate)
     path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"
-    plugin = DevicePlugin(ResourceView(resource, devices), path, giver, clock, unknown_numa_is_node_0=False)
+    plugin = DevicePlugin(ResourceView(resource, devices), path, answers, clock, unknown_numa_is_node_0=False)
     await plugin.start()
     await register(paths, resource, path.name)
     while not plugin.streams:

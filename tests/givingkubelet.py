@@ -8,23 +8,17 @@ from pathlib import Path
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.kubelet.deviceplugin import DevicePlugin
+from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin
 from gpuvirt.kubelet.registration import register
 from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.node.allocator import Request
 from gpuvirt.sim.kubelet.kubelet import Claim, Container, SimKubelet, running
 
 
-class Giver:
-    """Gives what it is asked for."""
-
-    def prefer(
-        self, _resource: ResourceName, _available: Sequence[DeviceId], _must: Sequence[DeviceId], _size: int
-    ) -> tuple[DeviceId, ...]:
-        return ()
-
-    async def give(self, _resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        return tuple(Attachment({}, ()) for _ in containers)
+async def allocate(request: Request) -> tuple[Attachment, ...]:
+    """Give what is asked for."""
+    return tuple(Attachment({}, ()) for _ in request.containers)
 
 
 async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> None:
@@ -32,7 +26,9 @@ async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> No
     name, clock = ResourceName(resource), RealClock()
     views = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:00:00.0")) for one in devices)
     path = kubelet.paths.device_plugins / "other.sock"
-    plugin = DevicePlugin(ResourceView(name, views), path, Giver(), clock, unknown_numa_is_node_0=False)
+    plugin = DevicePlugin(
+        ResourceView(name, views), path, Answers(lambda *_: (), allocate), clock, unknown_numa_is_node_0=False
+    )
     await plugin.start()
     await register(kubelet.paths, name, path.name)
     while kubelet.allocatable().get(resource, 0) < len(devices):

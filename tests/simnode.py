@@ -1,10 +1,11 @@
 """An agent on a simulated host, in virtual time and without a kubelet: the test plays that part."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from changes import site_in
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
@@ -19,7 +20,7 @@ from gpuvirt.model.recorded import Recorded
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, GpuView, NodeView
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.node.lane import InlineLane, Lane
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.site import Moving, Site
@@ -28,7 +29,20 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from pacedworker import PacedKernel, PacedTools, PacedWorker
 
+T = TypeVar("T")
+
 IDS = PciIds((pciids.shipped(),))
+
+
+def at_once(work: Coroutine[None, None, T]) -> T:
+    """Return what work that waits for nothing comes to."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise AssertionError("it waits for something")
 
 
 class Workers:
@@ -94,7 +108,7 @@ class SimNode:
 
     def allocate(self, resource: str, *containers: Sequence[str]) -> tuple[Attachment, ...]:
         ids = [[DeviceId(device) for device in container] for container in containers]
-        return self.agent.allocate(ResourceName(resource), ids)
+        return at_once(self.agent.allocator.allocate(Request(ResourceName(resource), ids)))
 
     def refused(self, resource: str, *containers: Sequence[str]) -> ReasonCode:
         """Ask for what must be refused, and return why it was."""

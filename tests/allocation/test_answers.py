@@ -151,7 +151,7 @@ async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(machine: Machine, t
         await node.say_holders()
         node.allocate(RTX2060, ["0000:86:00.0"])
         free = [DeviceId(f"0000:{bus}:00.1") for bus in ("04", "3b", "86", "af")]
-        (audio,) = node.agent.prefer(ResourceName(AUDIO2060), free, [], 1)
+        (audio,) = node.agent.allocator.prefer(ResourceName(AUDIO2060), free, [], 1)
         assert audio == "0000:86:00.1"
         node.allocate(AUDIO2060, [audio])
         await node.advance(1)

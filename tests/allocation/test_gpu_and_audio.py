@@ -22,7 +22,7 @@ Machine = Callable[[str], SimKernel]
 
 def preferred(node: SimNode, count: int = 1, *must: str) -> list[str]:
     musts = [DeviceId(one) for one in must]
-    return list(node.agent.prefer(ResourceName(AUDIO), SOUNDS, musts, count))
+    return list(node.agent.allocator.prefer(ResourceName(AUDIO), SOUNDS, musts, count))
 
 
 @pytest.fixture

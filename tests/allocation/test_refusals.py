@@ -10,7 +10,7 @@ import pytest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings
-from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.node.lane import ThreadLane
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
@@ -23,6 +23,10 @@ Machine = Callable[[str], SimKernel]
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+
+
+def request_for(resource: str, device: str) -> Request:
+    return Request(ResourceName(resource), [[DeviceId(device)]])
 
 
 async def test_unknown_devices_and_resources(two_a10: SimNode) -> None:
@@ -199,28 +203,51 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(machine:
         path = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
         kernel.faults.before_read(path, sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.agent.LOOK_S", 0.01)
+            patch.setattr("gpuvirt.node.allocator.LOOK_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
-                await node.agent.give(ResourceName("nvidia.com/NVIDIA_L40S-12Q"), [[DeviceId("0000:25:00.4")]])
+                await node.agent.allocator.allocate(request_for("nvidia.com/NVIDIA_L40S-12Q", "0000:25:00.4"))
         wake.set()
 
 
-async def test_devices_that_are_allocated_cost_a_request_one_walk(two_a10: SimNode) -> None:
-    two_a10.allocate(A10, [FIRST, SECOND])
+def walks_of(node: SimNode) -> list[HostPath]:
+    """Return a list that grows with each walk through all processes."""
     walks: list[HostPath] = []
 
     def note_walk() -> None:
         walks.append(HostPath("/proc"))
-        two_a10.kernel.faults.before_read(HostPath("/proc"), note_walk)
+        node.kernel.faults.before_read(HostPath("/proc"), note_walk)
 
     note_walk()
     walks.clear()
+    return walks
+
+
+async def test_devices_that_are_allocated_cost_a_request_one_walk(two_a10: SimNode) -> None:
+    two_a10.allocate(A10, [FIRST, SECOND])
+    two_a10.write(A10, FIRST, SECOND, uid="a")
+    walks = walks_of(two_a10)
     assert two_a10.allocate(A10, [FIRST, SECOND])
     assert len(walks) == 1
 
 
+async def test_a_device_whose_pod_cannot_have_started_is_opened(two_a10: SimNode) -> None:
+    """The kubelet records what a container has before it starts it: until then no VM can meet the open group."""
+    two_a10.allocate(A10, [FIRST])
+    walks = walks_of(two_a10)
+    assert two_a10.allocate(A10, [FIRST])
+    assert walks == []
+    process = two_a10.kernel.start_machine(IommuGroup(12))
+    assert two_a10.refused(A10, [FIRST]) is ReasonCode.IN_USE_ELSEWHERE
+    two_a10.kernel.end_machine(process)
+    two_a10.recorded.unread = True
+    walks.clear()
+    assert two_a10.allocate(A10, [FIRST])
+    assert len(walks) == 1, "what can't be read is not taken for a container that has not started"
+
+
 async def test_only_the_numbers_of_the_groups_of_a_request_are_read(two_a10: SimNode) -> None:
     two_a10.allocate(A10, [SECOND])
+    two_a10.write(A10, SECOND, uid="a")
     two_a10.kernel.reads.clear()
     assert two_a10.allocate(A10, [SECOND])
     read = {path for path in two_a10.kernel.reads if path.startswith("/sys/class/vfio/")}
@@ -246,14 +273,16 @@ async def test_a_walk_through_processes_that_sleeps_holds_up_nobody(
 
     async with running_node(kernel, tmp_path, giving=ThreadLane("giving")) as node:
         if known_by == "ledger":
-            node.allocate(A10, [FIRST])
+            node.hold(A10, FIRST)
+            await node.say_holders()
+            node.free(FIRST)
         else:
             node.write(A10, FIRST, uid="uid-a")
         kernel.faults.before_read(HostPath("/proc"), sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.agent.LOOK_S", 0.01)
+            patch.setattr("gpuvirt.node.allocator.LOOK_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
-                await node.agent.give(ResourceName(A10), [[DeviceId(FIRST)]])
+                await node.agent.allocator.allocate(request_for(A10, FIRST))
         wake.set()
 
 

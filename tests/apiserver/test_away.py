@@ -21,6 +21,7 @@ from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
 from gpuvirt.model.heard import Heard, NodeRequest, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.allocator import Request
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.machine import load_machine
@@ -87,7 +88,7 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
         node.agent.vgpu_states.set(Progress(StateName.PENDING))
         await node.until_registered()
         await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.notes})
-        assert node.agent.allocate(A10, [[DeviceId("0000:65:00.0")]])
+        assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
         assert node.agent.wish == NodeRequest(config=Heard("A10-4Q")), "no answer takes nothing away"
 
 
@@ -102,4 +103,4 @@ async def test_a_cluster_side_that_fails_is_started_again_and_harms_nothing(shor
     async with node_beside(fails, short_path) as node:
         await node.until_registered()
         await until(lambda: starts >= 2)
-        assert node.agent.allocate(A10, [[DeviceId("0000:65:00.0")]])
+        assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))

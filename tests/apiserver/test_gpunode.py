@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent.gpunode import hear_gpu_node, status_of, wish_of_spec
+from gpuvirt.cluster.agent.gpunode import SpecListener, hear_gpu_node, status_of, wish_of_spec
 from gpuvirt.cluster.agent.gpunodekeeper import happenings
 from gpuvirt.cluster.events import Happening, Kind
 from gpuvirt.cluster.kinds import gpunode
@@ -97,11 +97,15 @@ class Hears:
     def hear_wish(self, news: NodeRequest) -> None:
         self.wish = self.wish.updated(news)
 
+    @property
+    def listener(self) -> SpecListener:
+        return SpecListener(lambda: self.wish, self.hear_wish)
+
 
 def test_a_gpunode_that_is_gone_wants_what_it_wanted() -> None:
     """Somebody may delete it, or its whole kind, while machines run by it."""
     agent = Hears()
-    hear = hear_gpu_node(agent, KEY)
+    hear = hear_gpu_node(agent.listener, KEY)
     hear(News({}))
     assert agent.wish.spec == Heard(None)
     hear(News({KEY: GpuNode(metadata=EMPTY.metadata, spec=Spec(mode=WantedMode.VGPU))}))
@@ -111,14 +115,14 @@ def test_a_gpunode_that_is_gone_wants_what_it_wanted() -> None:
     assert agent.wish.spec == wanted
     hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=1))}))
     assert agent.wish.spec == wanted, "the agent has made it again, and nobody has said that GPUs are to move"
-    restarted = hear_gpu_node(agent, KEY)
+    restarted = hear_gpu_node(agent.listener, KEY)
     restarted(News({}))
     assert agent.wish.spec == wanted, "it was deleted while the agent was away"
 
 
 def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None:
     agent = Hears()
-    hear = hear_gpu_node(agent, KEY)
+    hear = hear_gpu_node(agent.listener, KEY)
     hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=2), spec=Spec(mode=WantedMode.VGPU))}))
     hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=3))}))
     assert agent.wish.spec == Heard(None)

@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware import devicefacts
 from gpuvirt.kubelet import checkpoint, holders
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model import ledger
@@ -18,13 +20,12 @@ from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Holders
-from gpuvirt.node import lastlook, leasing, state
+from gpuvirt.node import allocator, leasing, ledgerkeeper, state
 from gpuvirt.node.change import driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
 from gpuvirt.node.change.gate import Gate
-from gpuvirt.node.deviceuse import Sight
 from gpuvirt.node.gate import Change, Gates
-from gpuvirt.node.oversight import Oversight
+from gpuvirt.node.podaccount import PodAccount
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,12 @@ def _always(*_: object, **__: object) -> bool:
     return True
 
 
-def _unless_unheard(oversight: Oversight) -> Unknown | None:
-    return Unknown() if oversight._state.holders is None else None
+def _unless_unheard(account: PodAccount) -> Unknown | None:
+    return Unknown() if account._state.ledger.holders is None else None
+
+
+def _as_before(_: object, facts: Facts, *__: object) -> devicefacts.FreshFacts:
+    return devicefacts.FreshFacts(facts)
 
 
 def _as_planned(_: UnitState, plan: VgpuPlan) -> VgpuPlan:
@@ -103,7 +108,7 @@ _OFFERS = (
 )
 """What the agent offers: what is to go, or is being changed, is not listed."""
 
-_USERS = Guard(lastlook, "try_to_open", lambda *_, **__: Sight(None), ())
+_USERS = Guard(devicefacts.DeviceReading, "see_who_uses", _nothing, ())
 """The look at Allocate at who uses a device: it finds the lease of a change, too."""
 
 _NEWEST = Guard(Change, "_ask_account", _nothing, ())
@@ -114,7 +119,7 @@ _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), (
 _UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
 """A change waits while another process, such as the agent before, has allocated a device lately."""
 
-_PARTIAL = Guard(Oversight, "_unknown", property(_unless_unheard), ())
+_PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unheard), ())
 """A change waits while half of the kubelet's account is missing."""
 
 GUARDS: Mapping[str, Guard] = {
@@ -145,11 +150,14 @@ GUARDS: Mapping[str, Guard] = {
     "planning: pods whose device is not found here": Guard(
         driverplanning, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
-    "allocation check: what the device is": Guard(
-        lastlook, "changes", lambda *_: iter(()), ("neighbour-rebound-by-hand",)
+    "allocation check: devices are read again": Guard(
+        allocator, "read_devices", _as_before, ("neighbour-rebound-by-hand",)
+    ),
+    "allocation check: what was read is judged": Guard(
+        allocator, "why_refused", _nothing, ("neighbour-rebound-by-hand",)
     ),
     "allocation check: who uses the device": Guard(
-        lastlook, "try_to_open", lambda *_, **__: Sight(None), ("vm-by-hand-or-pod",), (_RECORD,)
+        devicefacts.DeviceReading, "see_who_uses", _nothing, ("vm-by-hand-or-pod",), (_RECORD,)
     ),
     "allocation: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
     "account: pods of the checkpoint": Guard(
@@ -159,7 +167,7 @@ GUARDS: Mapping[str, Guard] = {
         holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
     ),
     "ledger: pods that another agent has served": Guard(
-        state, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
+        ledgerkeeper, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
     ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
         ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)

@@ -22,7 +22,7 @@ QUICKLY_NOTICED = (
     "gate: no step of a plan that took too long",
     "planning: pods",
     "planning: pods whose device is not found here",
-    "allocation check: what the device is",
+    "allocation check: devices are read again",
     "allocation check: who uses the device",
     "allocation: a group is not given to two pods",
     "account: pods of the checkpoint",

@@ -25,7 +25,8 @@ from gpuvirt.kubelet.holders import HolderWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.view import AgentView, NodeView, Registration
-from gpuvirt.node.agent import Agent, AllocationRefusedError
+from gpuvirt.node.agent import Agent
+from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.gaterecord import Owner
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.site import Moving, Site
@@ -258,7 +259,7 @@ class World:
         async def ask() -> None:
             ids = [DeviceId(device) for _, device in keys]
             try:
-                (answer,) = await running.agent.give(keys[0][0], [ids])
+                (answer,) = await running.agent.allocator.allocate(Request(keys[0][0], [ids]))
             except AllocationRefusedError as error:
                 self.scheduler.tell(f"  {name} is refused: {error}")
                 kubelet.reject(pod)

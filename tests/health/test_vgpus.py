@@ -166,3 +166,11 @@ async def test_a_group_number_that_vanishes_makes_a_vgpu_unoffered(t4: SimNode) 
     await t4.advance(11)
     assert first not in t4.offered[T4_8Q]
     assert t4.reasons(first) == [ReasonCode.NO_IOMMU_GROUP]
+
+
+async def test_a_vf_answers_with_ones_for_its_ids_and_is_healthy(l40s: SimNode) -> None:
+    """As SR-IOV has it: the ids of a VF are those of its PF, and its own configuration space has none."""
+    vf = "0000:25:00.4"
+    content = l40s.kernel.read(HostPath(f"/sys/bus/pci/devices/{vf}/config"))
+    assert content[:4] == b"\xff\xff\xff\xff"
+    assert l40s.offered[L40S_12Q][vf] is True

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.ledger import Consumer
-from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.builder import build_machine

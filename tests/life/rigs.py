@@ -14,17 +14,17 @@ from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.ledger import Consumer, Holders, Ledger
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView
-from gpuvirt.model.withholding import withholdings
 from gpuvirt.node import journal
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.broker import Broker
+from gpuvirt.node.allocator import Allocator, Callbacks, Request
 from gpuvirt.node.lane import InlineLane
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.site import Site
 from gpuvirt.node.state import NodeState
+from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
-from simnode import IDS
+from simnode import IDS, at_once
 
 Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
@@ -67,6 +67,20 @@ class Rig(Protocol):
     def end(self) -> None: ...
 
 
+def site_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> Site:
+    return Site(
+        recorded=dict,
+        kernel=kernel,
+        clock=clock,
+        watching=InlineLane(),
+        writing=InlineLane(),
+        giving=InlineLane(),
+        ledger=ledger,
+        state_file=None,
+        wishes=ledger.with_name("wishes.json") if ledger.name else None,
+    )
+
+
 class Conclusions:
     """What the agent knows and concludes, without tasks or time: thousands of steps a second."""
 
@@ -80,8 +94,9 @@ class Conclusions:
 
     def _start(self, ledger: Ledger) -> None:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
-        self._state.withholdings = withholdings(self._spec)
-        self._broker = Broker(self._state, self.kernel, self._now, dict, lambda: None)
+        self._state.set_spec(self._spec)
+        callbacks = Callbacks(lambda: None, lambda: None)
+        self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks)
         self._facts = None
         self.look()
 
@@ -96,7 +111,7 @@ class Conclusions:
 
     def _conclude(self) -> None:
         self._view = self._state.refresh(self._now.monotonic_s(), self._now.now())
-        self._stored = journal.encode(self._state.ledger)
+        self._stored = journal.encode(self._state.ledger.content)
 
     def pass_time(self, seconds: float) -> None:
         self._now._now_s += seconds
@@ -107,16 +122,16 @@ class Conclusions:
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
         self._spec = spec_of(resources)
-        self._state.withholdings = withholdings(self._spec)
+        self._state.set_spec(self._spec)
         self._conclude()
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
-        (answer,) = self._broker.allocate(resource, [devices])
+        (answer,) = at_once(self._allocator.allocate(Request(resource, [devices])))
         self._conclude()
         return answer
 
     def prefer(self, resource: ResourceName, available: Sequence[DeviceId], size: int) -> Sequence[DeviceId]:
-        return self._broker.prefer(resource, available, [], size)
+        return self._allocator.prefer(resource, available, [], size)
 
     def kill(self, torn: int | None) -> None:
         try:
@@ -141,17 +156,7 @@ class WholeAgent:
         self._start()
 
     def _start(self) -> None:
-        site = Site(
-            recorded=dict,
-            kernel=self.kernel,
-            clock=self._clock,
-            watching=InlineLane(),
-            writing=InlineLane(),
-            giving=InlineLane(),
-            ledger=self._ledger,
-            state_file=None,
-            wishes=self._ledger.with_name("wishes.json"),
-        )
+        site = site_of(self.kernel, self._clock, self._ledger)
         self._agent = Agent(site, Settings(), IDS, WHO, Pace())
         self._task = self._loop.create_task(self._agent.run())
         self._runner.run(self._clock.settle())
@@ -175,12 +180,12 @@ class WholeAgent:
         self._runner.run(self._clock.settle())
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:
-        (answer,) = self._agent.allocate(resource, [devices])
+        (answer,) = at_once(self._agent.allocator.allocate(Request(resource, [devices])))
         self._runner.run(self._clock.settle())
         return answer
 
     def prefer(self, resource: ResourceName, available: Sequence[DeviceId], size: int) -> Sequence[DeviceId]:
-        return self._agent.prefer(resource, available, [], size)
+        return self._agent.allocator.prefer(resource, available, [], size)
 
     def kill(self, torn: int | None) -> None:
         stored = self._ledger.read_bytes() if self._ledger.exists() else b""

@@ -20,7 +20,7 @@ from gpuvirt.model.ledger import Entry
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.allocator import AllocationRefusedError
 from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.change.gaterecord import GateRecord
 from gpuvirt.node.change.site import Site
@@ -348,6 +348,7 @@ async def test_allocate_opens_no_group_of_which_a_pod_has_something(
     async with running_node(kernel, tmp_path) as node:
         await node.say_holders()
         node.allocate(A10, [FIRST])
+        node.write(A10, FIRST, uid="a")
         opened: list[IommuGroup] = []
 
         def lease(group: IommuGroup) -> AbstractContextManager[None]:

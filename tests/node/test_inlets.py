@@ -37,19 +37,23 @@ def test_a_torn_file_is_refused(length: int) -> None:
         inlets.decode(inlets.encode(KEPT)[:length])
 
 
+def good_configs(folder: Path) -> ConfigText | None:
+    return inlets.decode((folder / "wishes.json").read_bytes()).value.good_configs
+
+
 async def test_an_agent_that_starts_while_nobody_answers_goes_on_as_before(machine: Machine, tmp_path: Path) -> None:
     async with running_node(machine("2xA10"), tmp_path) as node:
         assert node.agent.wish == NodeRequest()
         node.agent.hear_wish(NodeRequest(config=Heard("A10-4Q")))
         node.agent.hear_wish(NodeRequest(configs=Heard(CONFIGS)))
-        node.agent.hear_good_configs(CONFIGS)
     async with running_node(machine("2xA10"), tmp_path) as node:
         assert node.agent.wish == WISH
         node.agent.hear_wish(NodeRequest(config=Heard(None), configs=Heard(None)))
-        assert node.agent.good_configs == CONFIGS, "a ConfigMap that is deleted takes nothing from anybody"
+        await node.settle()
+        assert good_configs(tmp_path) == CONFIGS, "a ConfigMap that is deleted takes nothing from anybody"
     async with running_node(machine("2xA10"), tmp_path) as node:
         assert node.agent.wish == NodeRequest(Heard(None), Heard(None))
-        assert node.agent.good_configs == CONFIGS
+        assert good_configs(tmp_path) == CONFIGS
 
 
 async def test_a_wish_is_on_disk_before_the_agent_ends(machine: Machine, tmp_path: Path) -> None:

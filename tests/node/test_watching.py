@@ -15,7 +15,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.lane import InlineLane, ThreadLane
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.telemetry import Telemetry
-from gpuvirt.node.watcher import Watcher
+from gpuvirt.node.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
@@ -49,21 +49,16 @@ class DeafKernel(SimKernel):
         raise OSError(93, "Protocol not supported")
 
 
-class Audience:
+class Heard:
     """Keeps what it hears."""
 
     def __init__(self) -> None:
         self.facts: list[Facts] = []
         self.troubles: list[Reason | None] = []
 
-    def hear_facts(self, facts: Facts, /) -> None:
-        self.facts.append(facts)
-
-    def hear_watching(self, trouble: Reason | None, /) -> None:
-        self.troubles.append(trouble)
-
-    def suspicious(self) -> bool:
-        return False
+    @property
+    def audience(self) -> Audience:
+        return Audience(self.facts.append, self.troubles.append, lambda: False)
 
 
 def watcher(kernel: Kernel, clock: SimClock, telemetry: Telemetry) -> Watcher:
@@ -73,7 +68,7 @@ def watcher(kernel: Kernel, clock: SimClock, telemetry: Telemetry) -> Watcher:
 async def test_without_uevents_everything_is_looked_at_every_nine_seconds() -> None:
     clock, telemetry = SimClock(), Telemetry()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(watcher(DeafKernel(), clock, telemetry).run(Audience()))
+        task = group.create_task(watcher(DeafKernel(), clock, telemetry).run(Heard().audience))
         await clock.advance(100)
         task.cancel()
     assert telemetry.looks["whole", "interval"] == 11
@@ -95,7 +90,7 @@ async def test_a_look_that_fails_is_a_note_and_what_was_seen_stands(two_a10: Sim
 async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(machine: Callable[[str], SimKernel]) -> None:
     """The lane is the real one; its job waits for an event that the test sets."""
 
-    wake, kernel, audience = threading.Event(), machine("2xA10"), Audience()
+    wake, kernel, heard = threading.Event(), machine("2xA10"), Heard()
 
     def sleep() -> None:
         wake.wait(100)
@@ -104,11 +99,11 @@ async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(machine:
     lane = ThreadLane("test")
     blocked = Watcher(kernel, lane, RealClock(), Pace(nodes_s=0.01), telemetry=Telemetry(), sees_processes=False)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(blocked.run(audience))
+        task = group.create_task(blocked.run(heard.audience))
         await RealClock().sleep(0.05)
-        assert audience.facts == []
+        assert heard.facts == []
         wake.set()
-        while not audience.facts:
+        while not heard.facts:
             await RealClock().sleep(0.01)
         task.cancel()
 

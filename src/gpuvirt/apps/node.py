@@ -109,7 +109,9 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if (path := options.config_file) is not None:
                 file = ConfigFile(path, options.lanes("configs"), options.clock, options.pace)
-                group.create_task(keep_going("config file", lambda: file.run(agent), options.clock))
+                group.create_task(
+                    keep_going("config file", lambda: file.run(agent.hear_wish, agent.hear_trouble), options.clock)
+                )
             if options.listen is not None:
                 host, port = options.listen
                 probes = Probes(pages(agent))

@@ -12,11 +12,11 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from gpuvirt.cli import render
+from gpuvirt.cli.hostdev import Form, mdev_hostdev, pci_hostdev
 from gpuvirt.cli.tables import console, say
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.hostdev import Form, mdev_hostdev, pci_hostdev
 from gpuvirt.model.view import NodeView, ResourceView
 from gpuvirt.node.agent import Agent
 from gpuvirt.sim.kernel import SimKernel

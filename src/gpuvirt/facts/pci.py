@@ -23,6 +23,9 @@ STUB_DRIVERS = frozenset({"pci-stub", "pci-pf-stub"})
 VENDOR_VFIO_DRIVER = "nvidia"
 """The driver that makes VFIO devices of VFs without giving the VFs away (vendor-VFIO vGPUs)."""
 
+HARMLESS_ATTRIBUTES = frozenset({"numa_node", "subsystem_vendor", "subsystem_device", "revision", "sriov_totalvfs"})
+"""Attributes that change nothing of whether a device can be given to a VM."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unread:

@@ -61,6 +61,8 @@ class Facts:
     """Devices that have a node of their own: `vfio0` for `/dev/vfio/devices/vfio0`."""
     users: Mapping[IommuGroup, tuple[User, ...]] | None = None
     """Who has which group open; None where it was not looked, or could not be."""
+    busy_groups: Mapping[IommuGroup, str] = field(default_factory=dict)
+    """Groups that could not be opened since a process has them open, with what the kernel said of that."""
     users_of_lost_nodes: tuple[User, ...] = ()
     """Who has a device open whose own node is gone, since its driver is to let go; it has no driver link any more."""
     device_ids: DeviceIds = field(default_factory=DeviceIds)

@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
-from gpuvirt.facts.pci import FunctionKind, PciFunction, ResetScope, Unread, kind_of
+from gpuvirt.facts.pci import (
+    HARMLESS_ATTRIBUTES,
+    VFIO_DRIVERS,
+    FunctionKind,
+    PciFunction,
+    ResetScope,
+    Unread,
+    kind_of,
+)
 from gpuvirt.facts.snapshot import Oddity
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes, iommu
@@ -25,8 +33,12 @@ LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
 
 VF_LINK = re.compile(r"virtfn[0-9]{1,5}")
 
-NO_ANSWER = b"\xff\xff"
-"""What configuration space holds for a device that no longer answers: all ones, vendor first."""
+NO_ANSWER = b"\xff" * 8
+"""How configuration space begins for a device that no longer answers: all ones.
+
+A VF answers with ones in the place of its vendor and device ids alone (PCI Express 5.0, 9.3.4.1): `command` and
+`status` follow.
+"""
 
 
 def attribute(address: PciAddress, name: str) -> HostPath:
@@ -59,24 +71,54 @@ def _read_pair(kernel: Kernel, vendor_path: HostPath, device_path: HostPath) -> 
     return PciId(vendor, device) if isinstance(device, int) else device
 
 
-def read_function(kernel: Kernel, address: PciAddress, before: PciFunction | None) -> PciFunction | Oddity:
+def read_function(
+    kernel: Kernel, address: PciAddress, before: PciFunction | None, *, again: bool = False
+) -> PciFunction | Oddity:
     """Return a function, or why there is none at that address.
 
     `before` is the same function as it was seen last: what can't be read now is taken from there, and listed as unread.
-    The driver and the group are not: whether they are still the same is what everything hangs on.
+    The driver and the group are not: whether they are still the same is what everything hangs on. What is harmless is
+    not read `again`.
     """
+    if again and before is not None and _is_as_before(kernel, before):
+        return _Reading(kernel, address, before).again(before.id, before.class_code)
     found_id = read_id(kernel, address)
     found_class = attributes.parsed(kernel, attribute(address, "class"), attributes.pci_class)
+    reading = _Reading(kernel, address, before)
+    read = reading.again if again else reading.function
     if isinstance(found_id, PciId) and isinstance(found_class, int):
-        return _Reading(kernel, address, before).function(found_id, found_class)
+        return read(found_id, found_class)
     problem = found_class if isinstance(found_id, PciId) else found_id
     if not isinstance(problem, Unread):
         return Oddity(device_path(address), "went away while it was read, or is no PCI function")
     if before is None:
         return Oddity(problem.path, f"can't be understood: {problem.said}")
-    reading = _Reading(kernel, address, before)
     reading.unread.append(problem)
-    return reading.function(before.id, before.class_code)
+    return read(before.id, before.class_code)
+
+
+def _is_as_before(kernel: Kernel, before: PciFunction) -> bool:
+    """Return whether a function's ids read as those of before, as the kernel writes them."""
+    here, vendor, device = device_path(before.address), before.id.vendor, before.id.device
+    try:
+        return (
+            kernel.read(HostPath(f"{here}/vendor")) == b"0x%04x\n" % vendor
+            and kernel.read(HostPath(f"{here}/device")) == b"0x%04x\n" % device
+            and kernel.read(HostPath(f"{here}/class")) == b"0x%06x\n" % before.class_code
+        )
+    except OSError:
+        return False
+
+
+def read_again(kernel: Kernel, before: PciFunction, *, reset: bool) -> PciFunction | Oddity:
+    """Return a function that was read a moment ago as it is now, or why there is none at its address any more.
+
+    Harmless attributes stay as they were, and so does what can reset it where `reset` does not ask for that.
+    """
+    found = read_function(kernel, before.address, before, again=True)
+    if isinstance(found, Oddity) or not reset:
+        return found
+    return replace(found, reset=read_reset(kernel, before.address))
 
 
 def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
@@ -108,6 +150,12 @@ def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
     return ResetScope.SHARED_BUS if methods is None else ResetScope.BUS
 
 
+def _changeable(function: PciFunction) -> tuple[object, ...]:
+    """Return what is read again of a function."""
+    identity = function.id, function.class_code, function.driver, function.iommu_group, function.cdevs
+    return *identity, function.physfn, function.virtfns, function.fell_off_bus, function.unread
+
+
 class _Reading:
     """One function being read; what could not be read is collected beside what could."""
 
@@ -116,6 +164,42 @@ class _Reading:
         self.address = address
         self.before = before
         self.unread: list[Unread] = []
+
+    def again(self, function_id: PciId, class_code: int) -> PciFunction:
+        """Read what can have changed of a function, and tells whether it can be given to a VM."""
+        if (before := self.before) is None:
+            return self.function(function_id, class_code)
+        driver, group = read_driver(self.kernel, self.address), read_group(self.kernel, self.address)
+        self.unread += (found for found in (driver, group) if isinstance(found, Unread))
+        cdevs = self._cdevs(("vfio-dev",)) if before.cdevs or driver not in VFIO_DRIVERS else ()
+        physfn = self._physfn(("physfn",)) if before.physfn is not None else None
+        virtfns = self._vfs_again(before) if before.sriov_total_vfs else before.virtfns
+        fallen = self._fell_off_bus()
+        self.unread += [one for one in before.unread if one.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
+        unread = tuple(self.unread)
+        found = function_id, class_code, driver, group, cdevs, physfn, virtfns, fallen, unread
+        if found == _changeable(before):  # to make an equal one takes as long as two reads
+            return before
+        return replace(
+            before,
+            id=function_id,
+            class_code=class_code,
+            driver=driver,
+            iommu_group=group,
+            cdevs=cdevs,
+            physfn=physfn,
+            virtfns=virtfns,
+            fell_off_bus=fallen,
+            unread=unread,
+        )
+
+    def _vfs_again(self, before: PciFunction) -> tuple[PciAddress, ...]:
+        """Return the VFs: all are switched on and off at once, so that the first one tells of all."""
+        first = self._told(self._address("virtfn0"), before.virtfns[0] if before.virtfns else None)
+        if (first is not None) == bool(before.virtfns):
+            return before.virtfns
+        entries = self._told(attributes.names(self.kernel, device_path(self.address)), None)
+        return self._vfs(entries or LINKS)
 
     def function(self, function_id: PciId, class_code: int) -> PciFunction:
         folder, before = device_path(self.address), self.before

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -18,7 +19,7 @@ from gpuvirt.model.attachment import Attachment
 from gpuvirt.model.placement import PlacementError
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.view import ResourceView
-from gpuvirt.node.broker import AllocationRefusedError
+from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.paths import check_socket_path
 
 log = logging.getLogger(__name__)
@@ -42,25 +43,21 @@ class SocketTakenError(GpuvirtError):
     """Somebody else listens where a resource's plugin should."""
 
 
-class Giver(Protocol):
-    """Who decides on devices."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What decides which devices pods get."""
 
-    def prefer(
-        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
-    ) -> tuple[DeviceId, ...]:
-        """Return the devices to prefer."""
-        ...
-
-    async def give(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        """Give devices to containers."""
-        ...
+    prefer: Callable[[ResourceName, Sequence[DeviceId], Sequence[DeviceId], int], Sequence[DeviceId]]
+    """Returns which of the available devices to prefer, those that must be among them first, and how many."""
+    allocate: Callable[[Request], Awaitable[tuple[Attachment, ...]]]
+    """Gives devices to containers."""
 
 
 class DevicePlugin:
     """Serves one resource."""
 
     def __init__(
-        self, view: ResourceView, path: Path, giver: Giver, clock: Clock, *, unknown_numa_is_node_0: bool
+        self, view: ResourceView, path: Path, answers: Answers, clock: Clock, *, unknown_numa_is_node_0: bool
     ) -> None:
         self.resource = view.name
         self.path = path
@@ -68,7 +65,7 @@ class DevicePlugin:
         """How many ListAndWatch streams are open."""
         self.streamless_since_s = clock.monotonic_s()
         self._view = view
-        self._giver = giver
+        self._answers = answers
         self._clock = clock
         self._unknown_numa_is_node_0 = unknown_numa_is_node_0
         self._server: grpc.aio.Server | None = None
@@ -202,7 +199,7 @@ class DevicePlugin:
     async def _prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
         try:
             return wire.chosen(
-                self._giver.prefer(self.resource, available, must_include, size)
+                self._answers.prefer(self.resource, available, must_include, size)
                 for available, must_include, size in wire.choices(request)
             )
         except PlacementError as error:
@@ -211,7 +208,7 @@ class DevicePlugin:
     async def _allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
         containers = wire.asked_for(request)
         try:
-            attachments = await self._giver.give(self.resource, containers)
+            attachments = await self._answers.allocate(Request(self.resource, containers))
         except AllocationRefusedError as error:
             unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
             status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION

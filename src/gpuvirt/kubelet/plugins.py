@@ -8,41 +8,21 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import PathTooLongError
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import sockets
-from gpuvirt.kubelet.deviceplugin import DevicePlugin, Giver, SocketTakenError
+from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin, SocketTakenError
 from gpuvirt.kubelet.registration import RegistrationFailedError, register
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.view import NodeView, Registration, ResourceView
-from gpuvirt.node.cell import Cell
+from gpuvirt.node.agent import Agent
 from gpuvirt.node.pace import Pace
-from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)
-
-
-class Node(Giver, Protocol):
-    """The agent, as far as plugins need it."""
-
-    @property
-    def views(self) -> Cell[NodeView]:
-        """What to offer."""
-        ...
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """What to count."""
-        ...
-
-    def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
-        """Take where the kubelet stands with a resource."""
-        ...
 
 
 @dataclass(slots=True)
@@ -65,9 +45,9 @@ class Plugins:
     """The plugins of all resources."""
 
     def __init__(
-        self, node: Node, paths: KubeletPaths, clock: Clock, pace: Pace, *, unknown_numa_is_node_0: bool = False
+        self, agent: Agent, paths: KubeletPaths, clock: Clock, pace: Pace, *, unknown_numa_is_node_0: bool = False
     ) -> None:
-        self._node = node
+        self._agent = agent
         self._paths = paths
         self._clock = clock
         self._pace = pace
@@ -81,7 +61,7 @@ class Plugins:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tend_all(group))
-                async for view in self._node.views.follow():
+                async for view in self._agent.views.follow():
                     self._show(view)
         finally:
             await asyncio.gather(*(plugin.stop() for plugin in self._plugins.values()))
@@ -118,8 +98,9 @@ class Plugins:
         except PathTooLongError as error:
             self._say(view.name, nodeproblems.not_registered(view.name, str(error)))
             return
+        answers = Answers(self._agent.allocator.prefer, self._agent.allocator.allocate)
         self._plugins[view.name] = DevicePlugin(
-            view, path, self._node, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0
+            view, path, answers, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0
         )
         self._attempts[view.name] = _Attempts()
         self._due.set()
@@ -171,8 +152,8 @@ class Plugins:
         if not attempts.withheld:
             plugin.speak()
         plugin.streamless_since_s = self._clock.monotonic_s()
-        self._node.telemetry.registrations[plugin.resource, "ok"] += 1
-        self._node.hear_registration(plugin.resource, Registration(registered=True))
+        self._agent.telemetry.registrations[plugin.resource, "ok"] += 1
+        self._agent.hear_registration(plugin.resource, Registration(registered=True))
         log.info("registered", extra={"resource": plugin.resource, "socket": str(plugin.path)})
 
     def _is_unwatched(self, plugin: DevicePlugin) -> bool:
@@ -184,8 +165,8 @@ class Plugins:
         attempts = self._attempts[plugin.resource]
         attempts.kubelet, attempts.failed_at = None, kubelet
         attempts.not_before_s = self._clock.monotonic_s() + next(attempts.pauses)
-        self._node.telemetry.registrations[plugin.resource, "failed"] += 1
+        self._agent.telemetry.registrations[plugin.resource, "failed"] += 1
         self._say(plugin.resource, reason)
 
     def _say(self, resource: ResourceName, reason: Reason) -> None:
-        self._node.hear_registration(resource, Registration(registered=False, because=reason))
+        self._agent.hear_registration(resource, Registration(registered=False, because=reason))

@@ -26,7 +26,7 @@ class RecordedAllocations:
         self.gone: frozenset[PodUid] = frozenset()
         """Pods that have ended, though the record still has them. A pod that is being admitted has no folder yet, so
         the pods' folders alone don't tell."""
-        self._paths = paths
+        self._path = paths.checkpoint
         self._last: tuple[Version, Recorded] | None = None
 
     def read(self) -> Recorded | Unknown:
@@ -35,7 +35,7 @@ class RecordedAllocations:
         A kubelet writes its first record when its first plugin registers. A record that was there and is missing is
         unknown.
         """
-        path, gone = self._paths.checkpoint, self.gone
+        path, gone = self._path, self.gone
         try:
             # The kubelet replaces the file, so the next one has another inode as long as this one is there.
             found = path.stat()

@@ -7,7 +7,7 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.inventory import Inventory, Vgpu
 from gpuvirt.model.naming import NAMESPACES, Named, Naming
 from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
 from gpuvirt.model.settings import Settings
@@ -70,18 +70,9 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
     for vgpu in inventory.vgpus.values():
         live, gpu = vgpu.live, inventory.facts.functions.get(vgpu.gpu)
         carrier = inventory.facts.functions.get(live.slot)
-        if isinstance(live.type, Unread) or isinstance(live.group, Unread):
-            unread = live.type if isinstance(live.type, Unread) else live.group
-            yield refusals.unread(live.id, unread) if isinstance(unread, Unread) else refusals.no_group(live.id)
-        elif live.group is None:
-            yield refusals.no_group(live.id, is_mdev=vgpu.framework is Framework.MDEV)
-        elif vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
-            yield refused
-        elif gpu is None or gpu.id.vendor not in NAMESPACES:
-            yield notoffered.malformed(
-                live.id, "is carried by a device that is no GPU of NVIDIA, AMD or Intel", Seen(vgpu.gpu)
-            )
-        else:
+        if (reason := _why_not_vgpu(inventory, vgpu)) is not None:
+            yield reason
+        elif gpu is not None and isinstance(live.type, str) and isinstance(live.group, int):
             yield Candidate(
                 id=DeviceId(live.id),
                 target=Target(vgpu.gpu, live.id, live.type),
@@ -91,6 +82,30 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
                 framework=vgpu.framework,
                 carrier=live.slot,
             )
+
+
+def why_not(inventory: Inventory, settings: Settings, device: Candidate) -> Reason | None:
+    """Return why a device can't be offered, None where it can, or is not there."""
+    if device.target.vgpu is not None:
+        vgpu = inventory.vgpus.get(device.target.vgpu)
+        return _why_not_vgpu(inventory, vgpu) if vgpu is not None else None
+    function = inventory.facts.functions.get(device.carrier)
+    return _why_not_whole(inventory, function, settings) if function is not None else None
+
+
+def _why_not_vgpu(inventory: Inventory, vgpu: Vgpu) -> Reason | None:
+    live, gpu = vgpu.live, inventory.facts.functions.get(vgpu.gpu)
+    for found in (live.type, live.group):
+        if isinstance(found, Unread):
+            return refusals.unread(live.id, found)
+    if live.group is None:
+        return refusals.no_group(live.id, is_mdev=vgpu.framework is Framework.MDEV)
+    if vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
+        return refused
+    if gpu is None or gpu.id.vendor not in NAMESPACES:
+        what = "is carried by a device that is no GPU of NVIDIA, AMD or Intel"
+        return notoffered.malformed(live.id, what, Seen(vgpu.gpu))
+    return None
 
 
 def shares_group(inventory: Inventory, settings: Settings, candidate: Candidate) -> bool:

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
-from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import spoilers
 from gpuvirt.model.ledger import Former
-from gpuvirt.model.reasons import Reason, ReasonCode, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
 from gpuvirt.model.resets import is_reset, why_withheld
 
 Key = tuple[ResourceName, DeviceId]
@@ -34,9 +35,6 @@ class Health:
 
 
 HEALTHY = Health()
-
-HARMLESS = frozenset({"numa_node", "subsystem_vendor", "subsystem_device", "revision", "sriov_totalvfs"})
-"""Attributes that change nothing of whether a device can be given away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +143,22 @@ def symptoms(
         yield unhealthy.group_not_viable(
             candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
         )
-    users = (facts.users or {}).get(candidate.group, ())
-    if users and holders_heard and candidate.group not in holds.by_group:
-        yield unhealthy.in_use_elsewhere(candidate.id, users)
+    if holders_heard and candidate.group not in holds.by_group:
+        yield from _of_users(facts, candidate.id, candidate.group)
+
+
+def _of_users(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Reason]:
+    """Yield who has a group open of which no pod has anything."""
+    users, said = (facts.users or {}).get(group, ()), facts.busy_groups.get(group)
+    if users or said is not None:
+        yield unhealthy.in_use_elsewhere(subject, users, *((Seen("", said),) if said else ()))
 
 
 def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
     if function.fell_off_bus:
         yield refusals.fell_off_bus(subject, function.address)
-    unread = next((found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS), None)
+    matters = (found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS_ATTRIBUTES)
+    unread = next(matters, None) if function.unread else None
     if unread is not None:
         yield refusals.unread(subject, unread)
 
@@ -183,9 +188,13 @@ def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
 
 
 def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unread]:
+    """Yield what can't be read of who has the other members: a driver, or a VFIO device that a VM is told."""
     for address in _others(inventory, candidate):
-        if isinstance(driver := inventory.facts.functions[address].driver, Unread):
-            yield driver
+        function = inventory.facts.functions[address]
+        if isinstance(function.driver, Unread):
+            yield function.driver
+        if inventory.facts.platform.iommufd:
+            yield from (found for found in function.unread if found.path.endswith("/vfio-dev"))
 
 
 def _others(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:

@@ -68,9 +68,15 @@ class Holds:
             if own is None and any(_comes_with(candidate, entry, unfinished) for entry in others):
                 yield candidate
 
-    def has_any(self, candidate: Candidate) -> bool:
-        """Return whether a device, or another of its group, is allocated."""
-        return candidate.target in self.by_target or bool(self._in_group(candidate))
+    def not_started(self, candidate: Candidate, unfinished: Container[str]) -> bool:
+        """Return whether no container has been started that has a device, or another of its group.
+
+        Containers start when the kubelet has recorded what they have. `unfinished` are the allocations that it has not
+        recorded.
+        """
+        own = self.by_target.get(candidate.target)
+        entries = self._in_group(candidate) if own is None else (own, *self._in_group(candidate))
+        return all(entry.consumer is None and entry.allocation in unfinished for entry in entries)
 
     def _in_group(self, candidate: Candidate) -> tuple[Entry, ...]:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
-from gpuvirt.facts.pci import Unread
 from gpuvirt.model import candidates as possible
+from gpuvirt.model.allocationcheck import gone, what_became
 from gpuvirt.model.candidates import Candidate
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.health import HEALTHY, Health, Key, Verdict, judge, symptoms
@@ -14,7 +14,7 @@ from gpuvirt.model.holds import Holds, find_holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Former
 from gpuvirt.model.naming import Named, Naming
-from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 from gpuvirt.model.settings import Settings
 
 
@@ -195,7 +195,7 @@ def _kept(
     for key, entry in held.items():
         if key not in keys:
             candidate = listed.get(key) or _from_entry(entry)
-            yield candidate, _what_became(inventory, candidate, withheld)
+            yield candidate, what_became(inventory, candidate, withheld.get(candidate.id)) or gone(candidate)
     for key, candidate in listed.items():
         reason = withheld.get(candidate.id)
         if key not in keys and key not in held and reason is not None and reason.code is ReasonCode.UNREAD:
@@ -213,23 +213,6 @@ def _from_entry(entry: Entry) -> Candidate:
         framework=None,
         carrier=entry.target.gpu,
     )
-
-
-def _what_became(inventory: Inventory, candidate: Candidate, withheld: Mapping[str, Reason]) -> Reason:
-    target = candidate.target
-    if target.vgpu is not None:
-        vgpu = inventory.vgpus.get(target.vgpu)
-        if vgpu is not None and not isinstance(vgpu.live.type, Unread) and vgpu.live.type != target.type:
-            return unhealthy.type_changed(candidate.id, target.type, vgpu.live.type, "restart the VM that has it")
-        return withheld.get(candidate.id) or unhealthy.device_gone(candidate.id, "/sys/bus/mdev/devices")
-    function = inventory.facts.functions.get(target.gpu)
-    if function is None:
-        return unhealthy.device_gone(candidate.id, "/sys/bus/pci/devices")
-    found = withheld.get(candidate.id)
-    if found is not None and found.code is ReasonCode.NATIVE_DRIVER:
-        fix = "bind it to vfio-pci again, or stop the VM that has it"
-        return unhealthy.driver_changed(candidate.id, target.gpu, str(function.driver), fix)
-    return found or unhealthy.device_gone(candidate.id, "/sys/bus/pci/devices")
 
 
 def _is_kept(subject: str, kept: Mapping[Candidate, Reason]) -> bool:

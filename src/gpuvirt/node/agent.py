@@ -1,53 +1,48 @@
 """The agent of one node, put together: what it hears comes in here, what it concludes goes out as one view.
 
-Front ends (the kubelet's plugins, probes, later the cluster's side) call `hear_...`, `allocate` and `prefer`, and
-follow `views`. They don't know each other, and none of them touches the host.
+Front ends (the kubelet's plugins, probes, the cluster's side) call `hear_...` and the `allocator`, and follow `views`.
+They don't know each other, and none of them touches the host.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 from gpuvirt.clock import Signal, Timer
-from gpuvirt.facts.ids import DeviceId, ResourceName, slot_of
+from gpuvirt.facts.ids import ResourceName, slot_of
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
+from gpuvirt.model.heard import NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.ledger import Holders
 from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.placement import PlacementError
-from gpuvirt.model.reasons import Reason, nodeproblems, refusals
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
-from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
+from gpuvirt.node import dependencies
+from gpuvirt.node.allocator import Allocator, Callbacks
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.dependencies import Dependencies
+from gpuvirt.node.desiredunits import DesiredUnits
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import journal_at
-from gpuvirt.node.lane import LaneBlockedError
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
 from gpuvirt.node.operands import Operands
-from gpuvirt.node.oversight import Bells, Oversight
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.podaccount import PodAccount
 from gpuvirt.node.reconciler import Reconciler
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.statefile import StateFile
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.node.wants import Wants
-from gpuvirt.node.watcher import Watcher
+from gpuvirt.node.watcher import Audience, Watcher
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
-
-
-LOOK_S = 2.0
-"""How long a pod's admission waits for a look; the kubelet admits no other meanwhile."""
 
 
 class Agent:
@@ -67,19 +62,30 @@ class Agent:
         self._operands = Operands(site.clock, pace) if site.carves_only else None
         self.notice = Notice(site.clock, pace, self._stale.set) if site.tells_scheduler else None
         """What the scheduler is to count; None where nobody tells it."""
-        self._state = NodeState(
-            settings, ids, self._journal.value, agent, notice=self.notice, carves_only=site.carves_only
-        )
         self._review = NameReview(
             site.clock, pace.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
         )
-        self._state.review = self._review
+        self._state = NodeState(
+            settings,
+            ids,
+            self._journal.value,
+            agent,
+            notice=self.notice,
+            carves_only=site.carves_only,
+        )
+        self._state.review_names(self._review)
         self._concluding: Timer | None = None
         self._watcher = Watcher(
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
         )
-        bells = Bells(self._watcher.look_soon, self._stale.set, self.hear_trouble)
-        self._oversight = Oversight(self._state, self.telemetry, site.clock, bells, site.recorded, self._operands)
+        account = PodAccount(self._state, site.recorded)
+        self._changes = Dependencies(
+            self._state,
+            account,
+            DesiredUnits(self._state, account.newest),
+            self._operands,
+            dependencies.Callbacks(self._hear_changed, self._stale.set, self.hear_trouble),
+        )
         in_cluster = site.node_name is not None
         self._wants = Wants(
             self._state, self._inlets, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
@@ -88,13 +94,16 @@ class Agent:
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
         self._gate = gate_at(site.moving.site.locks) if site.moving is not None else None
-        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given, self._gate)
+        callbacks = Callbacks(self._hear_allocation, lambda: self._watcher.look_soon("refusal"))
+        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, self._gate)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._watcher.run(self))
+                tell = partial(self.hear_trouble, "watcher")
+                audience = Audience(self.hear_facts, tell, lambda: self._state.suspicious)
+                group.create_task(self._watcher.run(audience))
                 group.create_task(self._conclude())
                 if self._site.markers is not None:
                     group.create_task(self._site.markers.run(self.views))
@@ -109,26 +118,25 @@ class Agent:
                     cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._pace)
                     group.create_task(cdi_files.run(self.views, lambda trouble: self.hear_trouble("cdi", trouble)))
         finally:
-            self._journal.save(self._state.ledger)
+            self._journal.save(self._state.ledger.content)
             await self._journal.flush()
             await self._inlets.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
         """Start the reconciler, which writes in the one lane of each unit."""
-        site, clock, oversight = moving.site, self._site.clock, self._oversight
-        lanes = cache(moving.lanes)
-        reconciler = Reconciler(site, lanes, clock, self._pace)
-        group.create_task(keep_going("changes", lambda: reconciler.run(oversight), clock))
+        site, clock = moving.site, self._site.clock
+        reconciler = Reconciler(site, cache(moving.lanes), clock, self._pace)
+        group.create_task(keep_going("changes", lambda: reconciler.run(self._changes), clock))
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
         """How far what the cluster wants of vGPUs has come, for it to be told; None: it is told nothing."""
-        return self._oversight.vgpu_states
+        return self._changes.vgpu_states
 
     @property
     def workload_states(self) -> Cell[Progress | None]:
         """How far it has come that GPUs are as the node's label says, for it to be told; None: it is told nothing."""
-        return self._oversight.workload_states
+        return self._changes.workload_states
 
     @property
     def looked(self) -> bool:
@@ -140,11 +148,6 @@ class Agent:
         """What the cluster wants of this node's vGPUs, as it was last heard, before a restart too."""
         return self._inlets.wish
 
-    @property
-    def good_configs(self) -> ConfigText | None:
-        """The last vGPU configurations that could be used, as `hear_good_configs` took them."""
-        return self._inlets.good_configs
-
     def hear_wish(self, news: NodeRequest) -> None:
         """Take what the cluster wants of vGPUs; what `news` has not heard stays as it was."""
         if self._inlets.hear_wish(news):
@@ -154,13 +157,8 @@ class Agent:
         """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
         self._review.hear_kind(there=there)
 
-    def hear_good_configs(self, configs: ConfigText) -> None:
-        """Take that vGPU configurations could be used, so that they are kept should others follow that can't."""
-        self._inlets.hear_good_configs(configs)
-
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
-        self._oversight.looks += 1
         if self._hear_gates(facts):
             self._stale.set()
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
@@ -185,18 +183,10 @@ class Agent:
         before.update(blocked)
         return True
 
-    def hear_watching(self, trouble: Reason | None, /) -> None:
-        """Take why the host can't be looked at, None when it can."""
-        self.hear_trouble("watcher", trouble)
-
-    def suspicious(self) -> bool:
-        """Return whether a device is in use by somebody unknown."""
-        return self._state.suspicious
-
     def hear_holders(self, holders: Holders | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
-        waited, growing = not self._oversight.heard_since, self.notice is not None and self.notice.is_growing
-        if self._state.hear_holders(holders) or growing or (waited and self._oversight.heard_since):
+        waited, growing = not self._state.heard_since, self.notice is not None and self.notice.is_growing
+        if self._state.hear_holders(holders) or growing or (waited and self._state.heard_since):
             self._stale.set()
         if self._may_count_otherwise:
             self.allocated.set()  # the kubelet is asked again soon
@@ -217,7 +207,7 @@ class Agent:
     @property
     def unsettled(self) -> bool:
         """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
-        return not self._oversight.heard_since or self._may_count_otherwise
+        return not self._state.heard_since or self._may_count_otherwise
 
     @property
     def _may_count_otherwise(self) -> bool:
@@ -226,8 +216,7 @@ class Agent:
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""
-        if self._state.registrations.get(resource) != registration:
-            self._state.registrations[resource] = registration
+        if self._state.hear_registration(resource, registration):
             if registration.because is not None:
                 log.warning("%s", registration.because.text, extra={"reason": str(registration.because.code)})
             self._stale.set()
@@ -243,44 +232,14 @@ class Agent:
             log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
         return news
 
-    def prefer(
-        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
-    ) -> tuple[DeviceId, ...]:
-        """Return the devices to prefer; raise PlacementError where the request contradicts itself."""
-        return self._broker.prefer(resource, available, must_include, size)
+    def _hear_changed(self, what: tuple[str, ...], outcome: str) -> None:
+        """Take that a change has ended: of `passthrough` or `native` drivers, of `vgpus`."""
+        for kind in what:
+            self.telemetry.moves[kind, outcome] += 1
+        self._watcher.look_soon("change")
+        self._stale.set()  # what the change kept from being offered
 
-    async def give(self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
-        """Give devices to containers as `allocate` does, and keep nobody waiting where a look sleeps in the kernel."""
-        if not self._broker.may_sleep(resource, containers):
-            return self.allocate(resource, containers)
-        try:
-            looked = await self._site.giving.run(
-                lambda: self._broker.look(resource, containers), name="look at what is asked for", timeout_s=LOOK_S
-            )
-        except LaneBlockedError as error:
-            reason = nodeproblems.scan_blocked(
-                resource, str(error), "no device of it is given to a pod until it can be"
-            )
-            self.telemetry.allocations[resource, reason.code] += 1
-            raise AllocationRefusedError(reason) from error
-        return self.allocate(resource, containers, looked)
-
-    def allocate(
-        self, resource: ResourceName, containers: Sequence[Sequence[DeviceId]], looked: Looked | None = None
-    ) -> tuple[Attachment, ...]:
-        """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing."""
-        began_s = self._site.clock.monotonic_s()
-        try:
-            attachments = self._broker.allocate(resource, containers, looked)
-        except AllocationRefusedError as error:
-            self.telemetry.allocations[resource, error.reason.code] += 1
-            self._watcher.look_soon("refusal")
-            raise
-        self.telemetry.allocations[resource, "given"] += 1
-        self.telemetry.allocate_s.observe(self._site.clock.monotonic_s() - began_s)
-        return attachments
-
-    def _given(self) -> None:
+    def _hear_allocation(self) -> None:
         """Conclude soon, but not in the way of the requests that a pod of several containers brings at once."""
         self.allocated.set()
         if self._concluding is not None:
@@ -297,9 +256,13 @@ class Agent:
     def conclude(self) -> None:
         """Draw the conclusions from all that was heard."""
         self.views.set(self._refresh())
-        if self._oversight.conclude() or (self.notice is not None and self.notice.is_growing):
+        self._changes.desired.conclude()
+        self._changes.concluded.set()
+        if self._operands is not None:
+            self._operands.stir()
+        if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked anew who has what
-        self._journal.save(self._state.ledger)
+        self._journal.save(self._state.ledger.content)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 
     def _refresh(self) -> NodeView:
@@ -315,6 +278,3 @@ class Agent:
                 log.info("desired state: no longer invalid: %s %s", one.where, one.reason.message)
         self._invalid = view.invalid
         return view
-
-
-__all__ = ["Agent", "AllocationRefusedError", "PlacementError"]

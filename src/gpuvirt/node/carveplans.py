@@ -6,7 +6,7 @@ Nothing here waits, or does anything to the host.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import Scheduler, SmiReport
 from gpuvirt.model import invalidvgpus
@@ -24,6 +24,7 @@ from gpuvirt.model.change.planner import plan_vgpus
 from gpuvirt.model.change.scheduling import Footing, Told, footing_of
 from gpuvirt.model.invalid import InvalidDesired, Source
 from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.ledger import Entry
 from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted, config_gpus, resolve
 from gpuvirt.model.vgpuwish import ConfigGpu
 from gpuvirt.model.wanted import Modes, WantedMode
@@ -66,6 +67,18 @@ class CarvePlans:
         """The config by which each GPU is kept carved."""
         carved = (gpu for gpu, (wish, _) in self.by_gpu.items() if not wish.whole)
         return dict.fromkeys((*carved, *self.questions), self.config.name if self.config is not None else "")
+
+    def hear_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
+        """Take what nvidia-smi said when it was asked for vGPUs."""
+        footing = self.time_shared.get(gpu)
+        self.smi[gpu] = vgpus, report
+        if report.scheduler is not None and footing is not None:
+            self.hear_scheduler(gpu, Told(report.scheduler, footing, at_s))
+
+    def forget_smi(self, gpu: PciAddress) -> None:
+        """Take that what nvidia-smi said of a GPU may be otherwise by now."""
+        self.smi.pop(gpu, None)
+        self.schedulers.pop(gpu, None)
 
     def hear_scheduler(self, gpu: PciAddress, told: Told) -> bool:
         """Take what nvidia-smi told of a GPU's scheduler, for its plan as well; return whether it is news."""
@@ -124,6 +137,14 @@ class CarvePlans:
                 continue
             if (asked := questions(inventory.facts.functions[gpu], state, wish)) is not None:
                 yield gpu, asked
+
+    def waits_for_processes(self, inventory: Inventory | None, entries: Iterable[Entry]) -> bool:
+        """Return whether a plan waits for a VM whose pod is gone."""
+        if inventory is None or not any(plan.pending for _, plan in self.by_gpu.values()):
+            return False
+        users, pods = inventory.facts.users or {}, {entry.target.vgpu for entry in entries}
+        groups = (vgpu.live.group for vgpu_id, vgpu in inventory.vgpus.items() if vgpu_id not in pods)
+        return any(isinstance(group, int) and users.get(IommuGroup(group)) for group in groups)
 
     def plan_of(self, gpu: PciAddress) -> VgpuPlan:
         """Return what is to be done to the vGPUs of a GPU: nothing where none are desired."""

@@ -1,7 +1,7 @@
 """A file of vGPU configs that may change while the agent runs: a ConfigMap as the kubelet mounts it."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
@@ -13,18 +13,6 @@ from gpuvirt.node.pace import Pace
 READ_TIMEOUT_S = 10.0
 
 
-class Listener(Protocol):
-    """The agent, as far as it hears of configs."""
-
-    def hear_wish(self, news: NodeRequest, /) -> None:
-        """Take what is wanted of vGPUs; what `news` has not heard stays as it was."""
-        ...
-
-    def hear_trouble(self, who: str, trouble: Reason | None, /) -> None:
-        """Take what is wrong, None when nothing is any more."""
-        ...
-
-
 class ConfigFile:
     """Reads it now and then."""
 
@@ -34,16 +22,19 @@ class ConfigFile:
         self._clock = clock
         self._pace = pace
 
-    async def run(self, listener: Listener) -> None:
-        """Read for ever; a file that can't be read is not taken for one that is not there."""
+    async def run(self, hear: Callable[[NodeRequest], None], tell: Callable[[str, Reason | None], None]) -> None:
+        """Read for ever; a file that can't be read is not taken for one that is not there.
+
+        `hear` takes the configs, `tell` what is wrong, and None when nothing is any more.
+        """
         while True:
             trouble: Reason | None = None
             try:
                 text = await self._lane.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
-                listener.hear_wish(NodeRequest(configs=Heard(text)))
+                hear(NodeRequest(configs=Heard(text)))
             except (OSError, UnicodeDecodeError, GpuvirtError) as error:
                 trouble = nodeproblems.config_unread(self._path, str(error))
-            listener.hear_trouble("config file", trouble)
+            tell("config file", trouble)
             await self._clock.sleep(self._pace.config_file_s)
 
     def _read(self) -> ConfigText | None:

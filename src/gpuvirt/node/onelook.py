@@ -48,7 +48,7 @@ def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: 
 def picture(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
     """Return what an agent would offer of a host that shows these facts."""
     state = NodeState(settings, ids, ledger, agent=None)
-    state.holders = Holders(clock.now(), {})  # nobody will ask the kubelet, so there is nothing to wait for
+    state.ledger.expect_no_account(Holders(clock.now(), {}))
     state.hear_facts(facts)
     return state.refresh(clock.monotonic_s(), clock.now())
 

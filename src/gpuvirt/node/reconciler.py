@@ -10,7 +10,9 @@ since and no pod has it.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from datetime import datetime
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
@@ -28,9 +30,10 @@ from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.unitchange import Outcome, apply, foresee
 from gpuvirt.node.change.vgpusteps import Run
+from gpuvirt.node.dependencies import Dependencies
 from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane
-from gpuvirt.node.oversight import Oversight
+from gpuvirt.node.operands import Tell, Way
 from gpuvirt.node.pace import Pace
 from gpuvirt.node.schedulers import Schedulers
 from gpuvirt.node.smiquestions import SmiQuestions
@@ -54,29 +57,29 @@ class Reconciler:
         """The units in which a GPU has another driver than the one that is desired."""
         self._looks: dict[UnitId, int] = {}
         """How often the host had been observed when each unit was last changed: what was observed before is old."""
-        self._questions = SmiQuestions(site.tools, lanes, pace)
+        self._questions = SmiQuestions(site.tools, lanes, clock, pace)
         self._schedulers = Schedulers(site.tools, lanes, clock, pace)
 
-    async def run(self, agent: Oversight) -> None:
+    async def run(self, agent: Dependencies) -> None:
         """Compare and act, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._questions.ask(agent, group, self._hear_blocked)
                 for unit, desired in self._due(agent).items():
-                    change = agent.changing(unit, desired)
+                    change = agent.desired.changing(unit, desired)
                     group.create_task(self._change(agent, unit, desired, change))
                 if not self._is_busy(agent):
-                    self._schedulers.ask_next(agent, group)
+                    self._schedulers.ask_next(agent.state, agent.callbacks.conclude_soon, group)
                 self._tell_progress(agent)
                 await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
 
-    def _due(self, agent: Oversight) -> Mapping[UnitId, DesiredUnit]:
+    def _due(self, agent: Dependencies) -> Mapping[UnitId, DesiredUnit]:
         """Return the units that are to be changed now; where one can't be, note why."""
-        inventory = agent.inventory
+        inventory = agent.state.inventory
         if inventory is None:
             return {}
         journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
-        agent.hear_trouble("drivers", originals.lost(self._site.originals) if journal.damaged else None)
+        agent.callbacks.hear_trouble("drivers", originals.lost(self._site.originals) if journal.damaged else None)
         units = _units(agent, inventory, journal)
         drivers = {unit: desired_drivers(desired) for unit, desired in units.items()}
         self._differing = frozenset(unit for unit, wanted in drivers.items() if unmet(inventory, wanted, journal))
@@ -89,24 +92,25 @@ class Reconciler:
             one: tries for one, tries in self._attempts.items() if one in inventory.units or tries.running
         }
         self._outcomes = {unit: outcome for unit, outcome in self._outcomes.items() if unit in is_open}
+        self._looks = {unit: looks for unit, looks in self._looks.items() if unit in inventory.units}
         return {unit: desired for unit, desired in is_open.items() if self._is_due(agent, inventory, unit, desired)}
 
-    def _is_open(self, agent: Oversight, unit: UnitId, desired: DesiredUnit) -> bool:
+    def _is_open(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> bool:
         """Return whether a unit is not as desired."""
-        return unit in self._differing or any(gpu in agent.questions or not agent.vgpu_plan(gpu).met for gpu in desired)
+        return unit in self._differing or any(gpu in agent.questions or not agent.plan_of(gpu).met for gpu in desired)
 
-    def _is_due(self, agent: Oversight, inventory: Inventory, unit: UnitId, desired: DesiredUnit) -> bool:
+    def _is_due(self, agent: Dependencies, inventory: Inventory, unit: UnitId, desired: DesiredUnit) -> bool:
         """Return whether an open unit is to be changed now; where it can't be, let it be seen why."""
         attempts = self._attempts.setdefault(unit, Attempts())
         differ = unit in self._differing
-        plans = [agent.vgpu_plan(gpu) for gpu in desired]
+        plans = [agent.plan_of(gpu) for gpu in desired]
         if not differ and not any(plan.steps for plan in plans):
             if not attempts.running:
                 against = {plan.gpu: (*plan.refusals, *plan.pending) for plan in plans}
                 self._conclude(agent, unit, Outcome(vgpus=against))
                 attempts.forget(desired)
             return False
-        if not differ and self._looks.get(unit) == agent.looks:
+        if not differ and self._looks.get(unit) == agent.state.looks:
             return False
         waits = self._waits_for_kubelet(agent, unit, desired, differ=differ)
         if waits is not None and waits.vgpus:
@@ -123,73 +127,73 @@ class Reconciler:
         return True
 
     def _waits_for_kubelet(
-        self, agent: Oversight, unit: UnitId, desired: DesiredUnit, *, differ: bool
+        self, agent: Dependencies, unit: UnitId, desired: DesiredUnit, *, differ: bool
     ) -> Outcome | None:
         """Return why a unit waits until the kubelet was heard, None where it does not."""
         drivers: tuple[Reason, ...] = ()
-        pods, vgpus = agent.pods(), dict[PciAddress, tuple[Reason, ...]]()
+        pods, vgpus = agent.account.pods(), dict[PciAddress, tuple[Reason, ...]]()
         if differ and isinstance(pods, Unknown) and DesiredDriver.NATIVE in desired_drivers(desired).values():
             drivers = (pods.reason_for(unit) or refusals.allocations_unknown(unit),)
         elif differ and (counted := _counted(agent, unit)):
             drivers = tuple(refusals.still_counted(one, names) for one, names in counted)
         if isinstance(pods, Unknown):
-            destroyed = [gpu for gpu in desired if agent.vgpu_plan(gpu).destroys]
+            destroyed = [gpu for gpu in desired if agent.plan_of(gpu).destroys]
             vgpus = {gpu: (pods.reason_for(gpu) or refusals.allocations_unknown(gpu),) for gpu in destroyed}
         return Outcome(drivers, vgpus) if drivers or vgpus else None
 
-    def _is_busy(self, agent: Oversight) -> bool:
+    def _is_busy(self, agent: Dependencies) -> bool:
         """Return whether a unit is being changed, or soon will be: what is only shown can wait."""
         if self._questions.asking or any(attempts.running for attempts in self._attempts.values()):
             return True
-        plans = (agent.vgpu_plan(gpu) for desired in agent.desired_units.values() for gpu in desired)
-        return isinstance(agent.pods(), Unknown) and any(plan.steps for plan in plans)
+        plans = (agent.plan_of(gpu) for desired in agent.desired.units.values() for gpu in desired)
+        return isinstance(agent.account.pods(), Unknown) and any(plan.steps for plan in plans)
 
-    def _tell_progress(self, agent: Oversight) -> None:
+    def _tell_progress(self, agent: Dependencies) -> None:
         differ = bool(self._differing)
         agent.workload_states.set(progress.of_workload(agent, self._outcomes, drivers_differ=differ))
         agent.vgpu_states.set(progress.of_vgpus(agent, self._outcomes))
 
-    async def _change(self, agent: Oversight, unit: UnitId, desired: DesiredUnit, change: Change) -> None:
+    async def _change(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit, change: Change) -> None:
         attempts, what = self._attempts[unit], self._what(agent, unit, desired)
         try:
-            outcome = await self._refused(agent, unit, desired) if agent.clears_way else Outcome()
+            outcome = await self._refused(agent, unit, desired) if agent.operands is not None else Outcome()
             if not outcome.reasons:
                 gpus = tuple(desired)
 
                 def wait(reason: Reason) -> None:
                     self._conclude(agent, unit, Outcome(vgpus={gpus[0]: (reason,)}))
 
-                async with agent.clear_way(gpus, wait) as obstacle:
+                async with _way_cleared(agent, gpus, wait) as obstacle:
                     if obstacle is None:
                         outcome = await self._applied(agent, unit, desired, change)
                     else:
                         outcome = Outcome(vgpus={gpus[0]: (obstacle,)})
-            self._looks[unit] = agent.looks
+            self._looks[unit] = agent.state.looks
             for gpu, wanted in desired.items():
                 if wanted.vgpus is not None:
-                    agent.hear_smi(gpu, wanted.vgpus, None)
-            agent.hear_changed(what, str(outcome.reasons[0].code) if outcome.reasons else "done")
+                    agent.state.carving.forget_smi(gpu)
+            agent.callbacks.changed(what, str(outcome.reasons[0].code) if outcome.reasons else "done")
             self._conclude(agent, unit, outcome)
         finally:
             attempts.end(self._clock.monotonic_s())
 
-    def _what(self, agent: Oversight, unit: UnitId, desired: DesiredUnit) -> tuple[str, ...]:
+    def _what(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> tuple[str, ...]:
         """Return what a change is about, as metrics name it."""
         drivers = sorted(set(desired_drivers(desired).values())) if unit in self._differing else ()
-        vgpus = any(agent.vgpu_plan(gpu).steps for gpu in desired)
+        vgpus = any(agent.plan_of(gpu).steps for gpu in desired)
         return (*drivers, "vgpus") if vgpus else tuple(drivers)
 
-    async def _refused(self, agent: Oversight, unit: UnitId, desired: DesiredUnit) -> Outcome:
+    async def _refused(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> Outcome:
         """Return why a change would be refused, before others' programs are taken away for it."""
-        inputs = agent.inputs(offered=False)
+        inputs = agent.account.inputs(offered=False)
 
         def job() -> Outcome:
             return foresee(observe(self._site, inputs, desired), unit, desired)
 
         return await self._run(unit, desired, job, (), self._lanes(unit), self._pace.carve_s)
 
-    async def _applied(self, agent: Oversight, unit: UnitId, desired: DesiredUnit, change: Change) -> Outcome:
-        inventory, inputs = agent.inventory, agent.inputs()
+    async def _applied(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit, change: Change) -> Outcome:
+        inventory, inputs = agent.state.inventory, agent.account.inputs()
         taken: list[str] = []
 
         def tell(step: Step | RollBack) -> None:
@@ -201,7 +205,7 @@ class Reconciler:
         def job() -> Outcome:
             return apply(self._site, unit, desired, inputs, Run(tell, change), inventory)
 
-        vgpus = any(agent.vgpu_plan(gpu).steps or agent.vgpu_plan(gpu).follows for gpu in desired)
+        vgpus = any(agent.plan_of(gpu).steps or agent.plan_of(gpu).follows for gpu in desired)
         timeout_s = self._pace.carve_s if vgpus else self._pace.move_s
         return await self._run(unit, desired, job, taken, ChangeLane(self._lanes(unit), change), timeout_s)
 
@@ -217,22 +221,41 @@ class Reconciler:
         found = await self._attempts[unit].run(unit, job, taken, lane=lane, name="change", timeout_s=timeout_s)
         return Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
 
-    def _hear_blocked(self, agent: Oversight, unit: UnitId, gpu: PciAddress, reason: Reason) -> None:
+    def _hear_blocked(self, agent: Dependencies, unit: UnitId, gpu: PciAddress, reason: Reason) -> None:
         self._attempts.setdefault(unit, Attempts())
         self._conclude(agent, unit, Outcome(vgpus={gpu: (reason,)}))
 
-    def _conclude(self, agent: Oversight, unit: UnitId, outcome: Outcome) -> None:
+    def _conclude(self, agent: Dependencies, unit: UnitId, outcome: Outcome) -> None:
         """Let what a try came to be seen, and what the one before came to no more."""
         self._outcomes[unit] = outcome
-        self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.hear_trouble)
+        self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.callbacks.hear_trouble)
 
 
-def _units(agent: Oversight, inventory: Inventory, journal: DriverJournal) -> Mapping[UnitId, DesiredUnit]:
+def _way_cleared(
+    agent: Dependencies, gpus: Sequence[PciAddress], tell: Tell
+) -> AbstractAsyncContextManager[Reason | None]:
+    """Have nobody else offer what is to be removed from GPUs while the context lasts; it gives why that can't be.
+
+    `tell` takes what is being waited for. What the agent itself offers is withdrawn already.
+    """
+    if agent.operands is None:
+        return nullcontext()
+
+    def why_unsettled(since: datetime) -> Reason | None:
+        state = agent.state
+        reasons = (state.withdrawal.why_unsettled(state.inventory, state.ledger.holders, gpu, since) for gpu in gpus)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    way = Way(lambda: any(agent.plan_of(gpu).steps for gpu in gpus), why_unsettled)
+    return agent.operands.away(gpus[0], way, tell)
+
+
+def _units(agent: Dependencies, inventory: Inventory, journal: DriverJournal) -> Mapping[UnitId, DesiredUnit]:
     """Return what is desired of each unit, with the drivers of GPUs at which a change was killed.
 
     Such a change is ended though nothing is desired of its GPU.
     """
-    units = {unit: dict(desired) for unit, desired in agent.desired_units.items()}
+    units = {unit: dict(desired) for unit, desired in agent.desired.units.items()}
     gpus = {gpu: wanted for desired in units.values() for gpu, wanted in desired.items()}
     drivers = desired_drivers(gpus)
     for gpu, driver in interrupted(inventory, drivers, journal).items():
@@ -241,19 +264,19 @@ def _units(agent: Oversight, inventory: Inventory, journal: DriverJournal) -> Ma
     return units
 
 
-def _counted(agent: Oversight, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:
+def _counted(agent: Dependencies, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:
     """Return the functions of a unit that are offered no more and that the kubelet still counts, with its names."""
-    inventory = agent.inventory
+    inventory = agent.state.inventory
     members = inventory.units.get(unit, ()) if inventory is not None else ()
-    return tuple((one, names) for one, names in sorted(agent.still_counted.items()) if one in members)
+    return tuple((one, names) for one, names in sorted(agent.state.still_counted.items()) if one in members)
 
 
 def _circumstances(
-    agent: Oversight, inventory: Inventory, unit: UnitId, desired: DesiredUnit, *, drivers: bool
+    agent: Dependencies, inventory: Inventory, unit: UnitId, desired: DesiredUnit, *, drivers: bool
 ) -> Circumstances:
     """Return what a change of a unit depends on, as far as it is known without a look at the host."""
-    account, pods = agent.account(), agent.pods()
-    plans = [agent.vgpu_plan(gpu) for gpu in desired]
+    account, pods = agent.account.read(), agent.account.pods()
+    plans = [agent.plan_of(gpu) for gpu in desired]
     ours = frozenset(vgpu for vgpu in account.offered if inventory.vgpus[vgpu].gpu in desired)
     users: list[object] = [[plan.pending for plan in plans], pods if isinstance(pods, Unknown) else None]
     observed: list[object] = [plans, ours, account.allocations.unmapped]

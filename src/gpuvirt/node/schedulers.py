@@ -5,8 +5,7 @@ nvidia-smi is asked of one GPU at a time, in the lane of its unit: it takes abou
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
@@ -15,34 +14,12 @@ from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.smireport import read_scheduler
 from gpuvirt.hardware.tools import PROGRAM, Tools
 from gpuvirt.model.change.scheduling import Footing, Told
-from gpuvirt.model.inventory import Inventory
+from gpuvirt.node.carveplans import CarvePlans
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.node.pace import Pace
+from gpuvirt.node.state import NodeState
 
 log = logging.getLogger(__name__)
-
-
-class Hearer(Protocol):
-    """The agent, as far as it is told of schedulers."""
-
-    @property
-    def inventory(self) -> Inventory | None:
-        """What was last seen, None before the first look."""
-        ...
-
-    @property
-    def time_shared(self) -> Mapping[PciAddress, Footing]:
-        """The GPUs whose scheduler is to be known, with what it stands on."""
-        ...
-
-    @property
-    def schedulers(self) -> Mapping[PciAddress, Told]:
-        """What is known of them."""
-        ...
-
-    def hear_scheduler(self, gpu: PciAddress, told: Told, /) -> None:
-        """Take what nvidia-smi has told."""
-        ...
 
 
 class Schedulers:
@@ -58,24 +35,32 @@ class Schedulers:
         self._heard: dict[PciAddress, Scheduler | Unread] = {}
         """What was told last of each GPU, so that the log says it once."""
 
-    def ask_next(self, agent: Hearer, group: asyncio.TaskGroup) -> None:
-        """Have a task ask of the GPU whose turn it is, if there is one and none is being asked of."""
+    def ask_next(self, state: NodeState, conclude_soon: Callable[[], None], group: asyncio.TaskGroup) -> None:
+        """Have a task ask of the GPU whose turn it is, if there is one and none is being asked of.
+
+        `conclude_soon` is called where nvidia-smi told something new.
+        """
         if self._asking is not None and not self._asking.done():
             return
-        gpu, inventory = self._next(agent), agent.inventory
+        gpu, inventory = self._next(state.carving), state.inventory
         if gpu is None or inventory is None or gpu not in inventory.gpus:
             return
-        lane, footing = self._lanes(inventory.gpus[gpu].unit), agent.time_shared[gpu]
-        self._asking = group.create_task(self._ask(agent, gpu, lane, footing))
+        lane, footing = self._lanes(inventory.gpus[gpu].unit), state.carving.time_shared[gpu]
 
-    def _next(self, agent: Hearer) -> PciAddress | None:
+        def hear(told: Told) -> None:
+            if state.carving.hear_scheduler(gpu, told):
+                conclude_soon()
+
+        self._asking = group.create_task(self._ask(hear, gpu, lane, footing))
+
+    def _next(self, carving: CarvePlans) -> PciAddress | None:
         """Return a GPU of which nothing is known as it stands, else one that was asked of too long ago."""
-        known = agent.schedulers
-        due_s = {gpu: known[gpu].at_s + self._pace.schedulers_s if gpu in known else 0.0 for gpu in agent.time_shared}
+        known = carving.schedulers
+        due_s = {gpu: known[gpu].at_s + self._pace.schedulers_s if gpu in known else 0.0 for gpu in carving.time_shared}
         gpu = min(due_s, key=due_s.__getitem__, default=None)
         return gpu if gpu is not None and self._clock.monotonic_s() >= due_s[gpu] else None
 
-    async def _ask(self, agent: Hearer, gpu: PciAddress, lane: Lane, footing: Footing) -> None:
+    async def _ask(self, hear: Callable[[Told], None], gpu: PciAddress, lane: Lane, footing: Footing) -> None:
         found: Scheduler | Unread
         try:
             found = await lane.run(
@@ -86,4 +71,4 @@ class Schedulers:
         if isinstance(found, Unread) and self._heard.get(gpu) != found:
             log.info("the vGPU scheduler of %s is not known: %s", gpu, found.said, extra={"gpu": gpu})
         self._heard[gpu] = found
-        agent.hear_scheduler(gpu, Told(found, footing, self._clock.monotonic_s()))
+        hear(Told(found, footing, self._clock.monotonic_s()))

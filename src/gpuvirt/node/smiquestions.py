@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import Tools
@@ -10,24 +11,25 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.modes import Questions
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.dependencies import Dependencies
 from gpuvirt.node.lane import Lane, LaneBlockedError
-from gpuvirt.node.oversight import Oversight
 from gpuvirt.node.pace import Pace
 
-Blocked = Callable[[Oversight, UnitId, PciAddress, Reason], None]
+Blocked = Callable[[Dependencies, UnitId, PciAddress, Reason], None]
 
 
 class SmiQuestions:
     """Asks of the GPUs of one node, each in the lane of its unit: nvidia-smi opens the GPU for a moment."""
 
-    def __init__(self, tools: Tools, lanes: Callable[[str], Lane], pace: Pace) -> None:
+    def __init__(self, tools: Tools, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
         self._tools = tools
         self._lanes = lanes
+        self._clock = clock
         self._pace = pace
         self.asking: set[PciAddress] = set()
         """The GPUs of which nvidia-smi is being asked."""
 
-    def ask(self, agent: Oversight, group: asyncio.TaskGroup, blocked: Blocked) -> None:
+    def ask(self, agent: Dependencies, group: asyncio.TaskGroup, blocked: Blocked) -> None:
         """Have a task ask each question that is not being asked yet; `blocked` takes that one sleeps in the kernel."""
         for gpu, (vgpus, questions) in agent.questions.items():
             if gpu not in self.asking:
@@ -35,10 +37,10 @@ class SmiQuestions:
                 group.create_task(self._ask(agent, gpu, vgpus, questions, blocked))
 
     async def _ask(
-        self, agent: Oversight, gpu: PciAddress, vgpus: DesiredVgpus, questions: Questions, blocked: Blocked
+        self, agent: Dependencies, gpu: PciAddress, vgpus: DesiredVgpus, questions: Questions, blocked: Blocked
     ) -> None:
         try:
-            inventory = agent.inventory
+            inventory = agent.state.inventory
             if inventory is None or gpu not in inventory.gpus:
                 return
             unit = inventory.gpus[gpu].unit
@@ -51,6 +53,7 @@ class SmiQuestions:
             except LaneBlockedError as error:
                 blocked(agent, unit, gpu, refusals.blocked(gpu, str(error)))
             else:
-                agent.hear_smi(gpu, vgpus, report)
+                agent.state.carving.hear_smi(gpu, vgpus, report, self._clock.monotonic_s())
+                agent.callbacks.conclude_soon()
         finally:
             self.asking.discard(gpu)

@@ -3,8 +3,7 @@
 from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.vgpuwanted import Book, config_name, read_book, without_text
-from gpuvirt.model.withholding import withholdings
-from gpuvirt.model.workload import modes_of, named_addresses, overridden_label
+from gpuvirt.model.workload import modes_of, overridden_label
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.state import NodeState
 
@@ -45,21 +44,15 @@ class Wants:
             self._book = without_text(self._book, self._base, self._config_map)
             self._read = None
         heard = not self._in_cluster or request.configs is not None or self._book.good is not None
-        self._state.carving.book = self._book if heard else None
-        self._state.invalid.configs = self._book.trouble
-        spec = request.spec.value if request.spec is not None else None
-        self._state.withholdings = withholdings(spec)
-        if self._state.review is not None:
-            self._state.review.spec = spec
+        self._state.set_vgpu_configs(self._book if heard else None, self._book.trouble)
+        self._state.set_spec(request.spec.value if request.spec is not None else None)
         if self._hears_spec and request.spec is None:
             return  # labels and settings count where there is no spec, and whether there is one is not known yet
         settings = self._state.settings
         modes, trouble = modes_of(settings, request, self._state.modes)
-        self._state.modes, self._state.invalid.workload = modes, trouble or overridden_label(request)
-        self._state.follows_cluster = settings.workload_label or request.has_spec
-        self._state.invalid.named = named_addresses(settings, request)
+        self._state.set_modes(modes, request, trouble or overridden_label(request))
         if trouble is None or not request.has_spec:
-            self._state.carving.config = config_name(request, settings, in_cluster=self._in_cluster)
+            self._state.set_vgpu_config(config_name(request, settings, in_cluster=self._in_cluster))
 
     def _take(self, text: ConfigText) -> None:
         if text == self._read:

@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.facts.pci import Unread
@@ -52,20 +53,16 @@ _INCLUDED = {
 """What each look does of others."""
 
 
-class Audience(Protocol):
-    """Who wants to know what was seen."""
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Whom a watcher tells what it has seen."""
 
-    def hear_facts(self, facts: Facts, /) -> None:
-        """Take the facts of one look."""
-        ...
-
-    def hear_watching(self, trouble: Reason | None, /) -> None:
-        """Take why the host can't be looked at, None when it can."""
-        ...
-
-    def suspicious(self) -> bool:
-        """Return whether a device is in use by somebody unknown, so that users are worth another look soon."""
-        ...
+    hear_facts: Callable[[Facts], None]
+    """Takes the facts of one look."""
+    hear_watching: Callable[[Reason | None], None]
+    """Takes why the host can't be looked at, None when it can."""
+    is_suspicious: Callable[[], bool]
+    """Returns whether a device is in use by somebody unknown, so that users are worth another look soon."""
 
 
 class Watcher:
@@ -171,7 +168,7 @@ class Watcher:
             if self._facts is not None and self._facts is not before:
                 audience.hear_facts(self._facts)
         audience.hear_watching(next(iter(self._troubles.values()), None))
-        self._schedule(look, suspicious=audience.suspicious())
+        self._schedule(look, suspicious=audience.is_suspicious())
 
     async def _seen(self, look: Look) -> Facts | None:
         before = self._facts

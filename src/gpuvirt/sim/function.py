@@ -70,10 +70,11 @@ def uevent_text(function: SimFunction) -> str:
 
 
 def config_bytes(function: SimFunction) -> bytes:
-    """Return configuration space; of a card that fell off its bus all bits are set."""
+    """Return configuration space; of a card that fell off its bus all bits are set, of a VF those of its ids."""
     if function.fell_off_bus:
         return b"\xff" * 256
-    head = struct.pack("<HHHHB", function.id.vendor, function.id.device, 0x0406, 0x0010, function.revision or 0)
+    vendor, device = (0xFFFF, 0xFFFF) if function.physfn is not None else (function.id.vendor, function.id.device)
+    head = struct.pack("<HHHHB", vendor, device, 0x0406, 0x0010, function.revision or 0)
     head += struct.pack("<I", function.class_code)[:3]
     board = function.subsystem or PciId(0, 0)
     return head.ljust(0x2C, b"\0") + struct.pack("<HH", board.vendor, board.device).ljust(212, b"\0")

@@ -12,7 +12,7 @@ from gpuvirt.cluster.agent import wishes
 from gpuvirt.cluster.agent.gpunode import SpecListener, hear_gpu_node, hear_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import Desk, Tell
-from gpuvirt.cluster.agent.nodecounts import NodeCounts, Notice
+from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_claim
@@ -25,17 +25,23 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
-from gpuvirt.model.heard import OperandsHeard, Progress
+from gpuvirt.model.heard import NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
+from gpuvirt.node.notice import Notice
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)
 
 
-class Follower(SpecListener, Protocol):
+class Follower(Protocol):
     """The agent, as far as it has to do with the cluster."""
+
+    @property
+    def wish(self) -> NodeRequest:
+        """What it has heard, before a restart too."""
+        ...
 
     @property
     def views(self) -> Cell[NodeView]:
@@ -60,6 +66,10 @@ class Follower(SpecListener, Protocol):
     @property
     def operands_away(self) -> Cell[bool]:
         """Whether programs that offer the same devices are to be away."""
+        ...
+
+    def hear_wish(self, news: NodeRequest, /) -> None:
+        """Take what is desired of the node; what `news` has not heard stays as it was."""
         ...
 
     def hear_kind(self, *, there: bool) -> None:
@@ -121,7 +131,7 @@ class _Run:
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
         keys, key, notice = NodeKeys(self._desk), self._desk.key, self._agent.notice
-        hear_wish = wishes.hear_node(self._agent, key)
+        hear_wish = wishes.hear_node(self._agent.hear_wish, key)
         counts = NodeCounts(self._desk, notice) if notice is not None else None
 
         def hear(news: News[Node]) -> None:
@@ -143,7 +153,8 @@ class _Run:
     def _keep_gpu_node(self) -> None:
         """Follow the node's GpuNode, and keep its status; a cluster without that kind wants nothing by it."""
         keeper, key = GpuNodeKeeper(self._desk), self._desk.key
-        hear_wish, told = hear_gpu_node(self._agent, key), self._told("gpunode", "to read its GpuNode")
+        listener = SpecListener(lambda: self._agent.wish, self._agent.hear_wish)
+        hear_wish, told = hear_gpu_node(listener, key), self._told("gpunode", "to read its GpuNode")
 
         def hear(news: News[GpuNode]) -> None:
             self._agent.hear_kind(there=True)
@@ -152,7 +163,7 @@ class _Run:
 
         def tell(error: ApiError | None) -> None:
             if isinstance(error, NotFoundError | ForbiddenError):
-                hear_no_spec(self._agent)
+                hear_no_spec(listener)
             if isinstance(error, NotFoundError):
                 self._agent.hear_kind(there=False)
             told(None if isinstance(error, NotFoundError) else error)
@@ -163,7 +174,7 @@ class _Run:
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
-        hear = wishes.hear_config_map(self._agent, ObjectKey(namespace, name))
+        hear = wishes.hear_config_map(self._agent.hear_wish, ObjectKey(namespace, name))
         told = self._told("config map", f"to read the ConfigMap {namespace}/{name}")
         self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), hear, told)
 

@@ -1,10 +1,10 @@
 """A node's GpuNode: its spec as a wish of the cluster, and the agent's picture as its status."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
-from gpuvirt.cluster.agent.wishes import Listener
+from gpuvirt.cluster.agent.wishes import Hear
 from gpuvirt.cluster.kinds.gpunode import (
     READY,
     Gpu,
@@ -59,19 +59,19 @@ def wish_of_spec(spec: Spec | None) -> NodeRequest:
     )
 
 
-class SpecListener(Listener, Protocol):
-    """The agent, as far as it hears of GpuNodes."""
+@dataclass(frozen=True, slots=True)
+class SpecListener:
+    """Who hears of a GpuNode's spec."""
 
-    @property
-    def wish(self) -> NodeRequest:
-        """What it has heard, before a restart too."""
-        ...
+    heard: Callable[[], NodeRequest]
+    """Returns what was heard last, before a restart too."""
+    hear: Hear
 
 
 def hear_no_spec(listener: SpecListener) -> None:
     """Hand on that there is no spec, where none was heard before: one that is gone wants what it wanted."""
-    if listener.wish.spec is None:
-        listener.hear_wish(wish_of_spec(None))
+    if listener.heard().spec is None:
+        listener.hear(wish_of_spec(None))
 
 
 def hear_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[News[GpuNode]], None]:
@@ -86,7 +86,7 @@ def hear_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[News[GpuN
         if found is None or (found.spec is None and found.metadata.generation <= 1):
             hear_no_spec(listener)
         else:
-            listener.hear_wish(wish_of_spec(found.spec))
+            listener.hear(wish_of_spec(found.spec))
 
     return hear
 

@@ -6,7 +6,6 @@ the kubelet writes later is the same.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -19,20 +18,7 @@ from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.schedulable import Count
-from gpuvirt.node.cell import Cell
-
-
-class Notice(Protocol):
-    """The agent, as far as it has the scheduler told."""
-
-    @property
-    def counts(self) -> Cell[Mapping[ResourceName, Count]]:
-        """How many of each resource the node's status is to say."""
-        ...
-
-    def hear(self, said: Mapping[ResourceName, int], /) -> None:
-        """Take how many it says."""
-        ...
+from gpuvirt.node.notice import Notice
 
 
 class Counts(msgspec.Struct, frozen=True):

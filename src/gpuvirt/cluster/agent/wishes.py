@@ -1,7 +1,6 @@
 """What the cluster wants of this node's vGPUs: the node's label and the ConfigMap, as the agent is to hear them."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from gpuvirt.cluster.kinds.core import ConfigMap, Node
 from gpuvirt.cluster.labels import CONFIG_LABEL, WORKLOAD_LABEL
@@ -12,13 +11,8 @@ from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 CONFIG_KEY = "config.yaml"
 """The entry of the ConfigMap that has the vGPU configs."""
 
-
-class Listener(Protocol):
-    """The agent, as far as it hears of wishes."""
-
-    def hear_wish(self, news: NodeRequest, /) -> None:
-        """Take what is wanted of vGPUs; what `news` has not heard stays as it was."""
-        ...
+Hear = Callable[[NodeRequest], None]
+"""Takes what is desired of a node; what the request has not heard stays as it was."""
 
 
 def wish_of_node(node: Node | None) -> NodeRequest:
@@ -44,11 +38,11 @@ def wish_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> NodeRequ
     return NodeRequest(configs=Heard(ConfigText(text, where)))
 
 
-def hear_node(listener: Listener, key: ObjectKey) -> Callable[[News[Node]], None]:
+def hear_node(hear: Hear, key: ObjectKey) -> Callable[[News[Node]], None]:
     """Return what hands on news of a node."""
-    return lambda news: listener.hear_wish(wish_of_node(news.objects.get(key)))
+    return lambda news: hear(wish_of_node(news.objects.get(key)))
 
 
-def hear_config_map(listener: Listener, key: ObjectKey) -> Callable[[News[ConfigMap]], None]:
+def hear_config_map(hear: Hear, key: ObjectKey) -> Callable[[News[ConfigMap]], None]:
     """Return what hands on news of a ConfigMap."""
-    return lambda news: listener.hear_wish(wish_of_config_map(key, news.objects.get(key)))
+    return lambda news: hear(wish_of_config_map(key, news.objects.get(key)))

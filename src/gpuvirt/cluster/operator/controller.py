@@ -98,11 +98,6 @@ class Controller:
             yield Store(Collection(resource, StoredObject, labelled=labelled), self._changed)
 
     @property
-    def settled(self) -> bool:
-        """Whether all that was decided is written."""
-        return self.decisions is not None and self._writer.idle
-
-    @property
     def writes_done(self) -> int:
         """How many writes succeeded in this term."""
         return self._writer.done

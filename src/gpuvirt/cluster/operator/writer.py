@@ -60,11 +60,6 @@ class Writer:
         """What could not be written when it was last tried, and is still to be."""
         return tuple(str(one.error) for target, one in self._troubles.items() if target in self._pending)
 
-    @property
-    def idle(self) -> bool:
-        """Whether all that was decided is written."""
-        return not self._pending and not self._busy
-
     def offer(self, writes: Iterable[Write]) -> None:
         """Take all that is to be written now; what was offered before and is not there any more is not written."""
         self._pending = {one.target: one for one in writes if one.target not in self._busy}

@@ -39,6 +39,12 @@ def read_group(kernel: Kernel, vgpu: VgpuId) -> IommuGroup | Unread | None:
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
 
 
+def read_again(kernel: Kernel, live: LiveVgpu) -> LiveVgpu | None:
+    """Return a mediated device that was read a moment ago as it is now, None where it is gone."""
+    found = read_type(kernel, live.id)
+    return None if found is None else replace(live, type=found, group=read_group(kernel, live.id))
+
+
 class Mdev:
     """Reads mediated devices, makes them and takes them away."""
 

@@ -10,6 +10,7 @@ hardware here.
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
@@ -37,6 +38,16 @@ def parse_type_id(text: str) -> str:
 def read_type_id(kernel: Kernel, slot: PciAddress) -> str | Unread | None:
     """Return the id of the type that a VF carries now, `0` for none; None for a function that carries none ever."""
     return attributes.parsed(kernel, _current(slot), parse_type_id)
+
+
+def read_again(kernel: Kernel, live: LiveVgpu, function: PciFunction, host: VgpuHost) -> LiveVgpu | None:
+    """Return a vGPU that was read a moment ago as it is now, None where its VF carries none."""
+    type_id = read_type_id(kernel, live.slot) if function.driver == VENDOR_VFIO_DRIVER else None
+    if type_id is None or type_id == NO_TYPE:
+        return None
+    if type_id == live.type_id:
+        return live if live.group == function.iommu_group else replace(live, group=function.iommu_group)
+    return _live(function, type_id, host.type_names)
 
 
 class VendorVfio:

@@ -1,0 +1,72 @@
+"""What is desired of each isolation unit of a node, as last concluded, and whether a change still follows that."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.vgpuwanted import Book, ConfigName
+from gpuvirt.model.wanted import Modes
+from gpuvirt.node.gate import Account, Change
+from gpuvirt.node.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class _Desired:
+    """One conclusion."""
+
+    gpus: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
+    units: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
+    modes: Modes = field(default_factory=Modes)
+    config: tuple[Book | None, ConfigName | None] = (None, None)
+
+    def origin_of(self, gpu: PciAddress) -> object:
+        """Return what a GPU's desired state follows from, besides what the host shows."""
+        return self.modes.of(gpu), self.config
+
+
+class DesiredUnits:
+    """The desired state of one node, by isolation unit; any thread reads it."""
+
+    def __init__(self, state: NodeState, account: Account) -> None:
+        """`account` reads what pods have, as the kubelet has recorded it."""
+        self._state = state
+        self._account = account
+        self._last = _Desired()
+
+    @property
+    def units(self) -> Mapping[UnitId, DesiredUnit]:
+        """What is desired of each isolation unit of which anything is."""
+        return self._last.units
+
+    def conclude(self) -> None:
+        """Take what the node's state has concluded."""
+        carving = self._state.carving
+        units = _by_unit(self._state.inventory, carving.desired)
+        self._last = _Desired(carving.desired, units, self._state.modes, (carving.book, carving.config))
+
+    def changing(self, unit: UnitId, gpus: Iterable[PciAddress]) -> Change:
+        """Return the change that brings GPUs of a unit to what is desired, for as long as that is desired.
+
+        Which vGPUs are desired of a GPU follows from what the host shows, too, which a change may hide for a while.
+        """
+        planned = {gpu: (self._last.gpus.get(gpu), self._last.origin_of(gpu)) for gpu in gpus}
+
+        def is_desired() -> bool:
+            now = self._last
+            return all(
+                now.gpus.get(gpu) == was or now.origin_of(gpu) == origin for gpu, (was, origin) in planned.items()
+            )
+
+        return Change(self._state.gates, unit, is_desired, self._account)
+
+
+def _by_unit(inventory: Inventory | None, desired: Mapping[PciAddress, DesiredGpu]) -> Mapping[UnitId, DesiredUnit]:
+    units: defaultdict[UnitId, dict[PciAddress, DesiredGpu]] = defaultdict(dict)
+    for gpu, wanted in desired.items() if inventory is not None else ():
+        if inventory is not None and gpu in inventory.gpus:
+            units[inventory.gpus[gpu].unit][gpu] = wanted
+    return units

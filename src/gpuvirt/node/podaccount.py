@@ -1,0 +1,71 @@
+"""What pods have of a node's GPUs, by the ledger and by the kubelet's account, as those ask who change GPUs."""
+
+from dataclasses import replace
+
+from gpuvirt.facts.ids import VgpuId
+from gpuvirt.model.allocations import Allocations, Unknown
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.ledger import allocations_of
+from gpuvirt.model.podallocations import PodAllocations, map_allocations
+from gpuvirt.model.reasons import refusals
+from gpuvirt.model.recorded import ReadRecorded, any_consumer
+from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.gate import pods_by_gpu
+from gpuvirt.node.state import NodeState
+
+
+class PodAccount:
+    """The account of one node's pods, by whatever plugin they have their devices."""
+
+    def __init__(self, state: NodeState, recorded: ReadRecorded) -> None:
+        """`recorded` reads what the kubelet has recorded of its allocations."""
+        self._state = state
+        self._recorded = recorded
+
+    def pods(self) -> Allocations | Unknown:
+        """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
+        if (unknown := self._unknown) is not None:
+            return unknown
+        allocations, inventory = self._allocations, self._state.inventory
+        found = {} if inventory is None else dict(allocations.by_gpu(inventory))
+        for gpu, holders in pods_by_gpu(self._state.ledger.entries).items():
+            found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *holders)))
+        return found
+
+    @property
+    def _unknown(self) -> Unknown | None:
+        """Why pods may have more than is known: the kubelet was not asked since, or half of its account is missing."""
+        heard = self._state.ledger.holders
+        if heard is None or not self._state.heard_since:
+            return Unknown()
+        return Unknown(heard.partial) if heard.partial is not None else None
+
+    @property
+    def _allocations(self) -> PodAllocations:
+        """What pods have by the kubelet's account, by whatever plugin's ids."""
+        heard, inventory = self._state.ledger.holders, self._state.inventory
+        if heard is None or inventory is None:
+            return PodAllocations()
+        return map_allocations(inventory, allocations_of(heard.devices))
+
+    def read(self) -> Account:
+        """Return what pods have; while the kubelet was not heard, they may have more than the ledger knows."""
+        inventory, allocations = self._state.inventory, self._allocations
+        free = self._state.withdrawal.vgpus - self._state.leaving
+        offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
+        pods = self.pods() if inventory is not None else Unknown()
+        return Account(pods, allocations, self._state.holdings, offered)
+
+    def inputs(self, *, offered: bool = True) -> Inputs:
+        """Return what a change must know; without `offered`, as if no vGPU were offered to the kubelet."""
+        account = self.read()
+        if not offered:
+            account = replace(account, offered=frozenset())
+        return Inputs(lambda _: account, self._state.ledger.type_names, driver_may_come=self._state.follows_cluster)
+
+    def newest(self, inventory: Inventory) -> PodAllocations:
+        """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""
+        recorded = self._recorded()
+        if isinstance(recorded, Unknown):
+            return PodAllocations(unknown=recorded.reason or refusals.allocations_unknown())
+        return map_allocations(inventory, allocations_of(any_consumer(recorded)))

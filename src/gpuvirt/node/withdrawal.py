@@ -1,0 +1,82 @@
+"""What is no longer offered since it is to be removed or returned to the host, and whether the kubelet knows it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.ledger import Holders
+from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.reasons import Reason, refusals
+
+
+class Withdrawal:
+    """The withdrawn devices of one node."""
+
+    def __init__(self) -> None:
+        self.functions: frozenset[PciAddress] = frozenset()
+        """Functions that are to go back to the host."""
+        self.vgpus: frozenset[VgpuId] = frozenset()
+        """vGPUs that are to be removed."""
+        self.noticed: frozenset[PciAddress] = frozenset()
+        """Functions that are to go back to the host, and are offered for a moment yet."""
+        self.grew = False
+        """Whether the last conclusion withdrew something."""
+        self._at: datetime | None = None
+        """When that was last so."""
+
+    def conclude(
+        self, functions: frozenset[PciAddress], vgpus: frozenset[VgpuId], passed: frozenset[str], at: datetime
+    ) -> None:
+        """Withdraw what is to go and has `passed` the notice that goes before."""
+        before = self.all
+        self.functions, self.vgpus, self.noticed = functions & passed, vgpus & passed, functions - passed
+        self.grew = bool(self.all - before)
+        if self.grew:
+            self._at = at
+
+    @property
+    def all(self) -> frozenset[str]:
+        """All that is withdrawn."""
+        return frozenset[str](self.functions) | self.vgpus
+
+    def is_known(self, holders: Holders | None) -> bool:
+        """Return whether the kubelet was heard since something was last withdrawn."""
+        return holders is not None and (self._at is None or holders.at >= self._at)
+
+    def still_counted(
+        self, inventory: Inventory | None, holders: Holders | None
+    ) -> Mapping[PciAddress, tuple[str, ...]]:
+        """Return the functions that the kubelet may still count, with what it counts.
+
+        What another plugin offers under another name counts: the kubelet admits pods by it all the same.
+        """
+        found: dict[PciAddress, tuple[str, ...]] = dict.fromkeys(self.noticed, ())
+        if inventory is None or not self.functions:
+            return found
+        counted = counted_by(inventory, holders).by_gpu(inventory)
+        return found | {function: counted[function] for function in self.functions if function in counted}
+
+    def leaving(self, inventory: Inventory | None, holders: Holders | None) -> frozenset[VgpuId]:
+        """Return the vGPUs that the kubelet was last heard to count."""
+        if inventory is None or not self.vgpus:
+            return frozenset()
+        return self.vgpus & counted_by(inventory, holders).vgpus.keys()
+
+    def why_unsettled(
+        self, inventory: Inventory | None, holders: Holders | None, gpu: PciAddress, since: datetime
+    ) -> Reason | None:
+        """Return why the kubelet may still admit pods by vGPUs that are to go from a GPU, None where it does not."""
+        if holders is None or inventory is None or holders.at < since or not self.is_known(holders):
+            return refusals.allocations_unknown(gpu)
+        leaving = self.leaving(inventory, holders)
+        counted = sorted(vgpu for vgpu in leaving if vgpu in inventory.vgpus and inventory.vgpus[vgpu].gpu == gpu)
+        return refusals.still_counted(gpu, counted) if counted else None
+
+
+def counted_by(inventory: Inventory, holders: Holders | None) -> PodAllocations:
+    """Return what the kubelet was last heard to admit pods by, in the place of pods."""
+    counted = sorted(holders.counted) if holders is not None else ()
+    return map_allocations(
+        inventory, (Allocation(resource, device, f"{resource} ({device})") for resource, device in counted)
+    )

@@ -1,0 +1,165 @@
+"""Allocate and health agree: what makes a device unhealthy refuses it, with the same code, and the other way round."""
+
+import errno
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rigs import Conclusions
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.allocator import AllocationRefusedError
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.machine import load_machine
+from life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
+
+Fault = Callable[[SimKernel], None]
+
+VF = PciAddress("0000:25:00.4")
+L40S = PciAddress("0000:25:00.0")
+GROUPS = {LEFT: 12, RIGHT: 12, RTX: 27, A10: 30}
+
+ELSEWHERE: Mapping[ReasonCode, AbstractSet[ReasonCode | None]] = {
+    ReasonCode.DRIVER_CHANGED: {ReasonCode.NATIVE_DRIVER, ReasonCode.CARRIES_VGPUS, ReasonCode.NO_VGPUS},
+    ReasonCode.DEVICE_GONE: {None},
+    ReasonCode.TYPE_CHANGED: {None},
+    ReasonCode.IDENTITY_CHANGED: {None},
+}
+"""Why a device is no longer offered that Allocate refused as one that has changed; None: it is another one, or gone."""
+
+
+def attribute(address: str, name: str, number: int) -> Fault:
+    return lambda kernel: kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{address}/{name}"), number)
+
+
+def lie(address: str, name: str, content: bytes) -> Fault:
+    return lambda kernel: kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{address}/{name}"), content)
+
+
+def rebind(address: PciAddress, driver: str | None) -> Fault:
+    return lambda kernel: kernel.rebind(address, driver)
+
+
+def fall(address: PciAddress) -> Fault:
+    return lambda kernel: kernel.fall_off_bus(address)
+
+
+def unplug(address: PciAddress) -> Fault:
+    return lambda kernel: kernel.unplug(address)
+
+
+def lose_node(group: int) -> Fault:
+    return lambda kernel: kernel.delete_node(IommuGroup(group))
+
+
+def start_by_hand(group: int) -> Fault:
+    def start(kernel: SimKernel) -> None:
+        kernel.start_machine(IommuGroup(group), "qemu-by-hand")
+
+    return start
+
+
+def lose_container(kernel: SimKernel) -> None:
+    kernel.tree.remove(HostPath("/dev/vfio/vfio"))
+
+
+def mdevs(kernel: SimKernel) -> list[str]:
+    return sorted(kernel.tree.folder(HostPath("/sys/bus/mdev/devices")).entries)
+
+
+def remove_mdev(kernel: SimKernel) -> None:
+    kernel.write(HostPath(f"/sys/bus/mdev/devices/{mdevs(kernel)[0]}/remove"), b"1")
+
+
+def hide_type(kernel: SimKernel) -> None:
+    kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{mdevs(kernel)[0]}/mdev_type/name"), errno.EIO)
+
+
+def take_type(kernel: SimKernel) -> None:
+    kernel.write(HostPath(f"/sys/bus/pci/devices/{VF}/nvidia/current_vgpu_type"), b"0")
+
+
+ATTRIBUTES = ["vendor", "device", "class", "driver", "iommu_group", "config", "numa_node"]
+WHOLE = st.sampled_from([LEFT, RIGHT, RTX, A10])
+FAULTS = st.one_of(
+    st.builds(attribute, st.sampled_from([LEFT, RIGHT, RTX, A10, T4]), st.sampled_from(ATTRIBUTES), st.just(errno.EIO)),
+    st.builds(lie, WHOLE, st.sampled_from(["vendor", "device", "class"]), st.sampled_from([b"", b"0x", b"\xff\xff"])),
+    st.builds(rebind, st.sampled_from([LEFT, RTX, A10]), st.sampled_from(["nvidia", None])),
+    st.builds(rebind, st.just(AUDIO), st.sampled_from(["snd_hda_intel", None])),
+    st.builds(fall, st.sampled_from([LEFT, RTX, A10, T4])),
+    st.builds(unplug, WHOLE),
+    st.builds(lose_node, st.sampled_from([12, 27, 30])),
+    st.builds(start_by_hand, st.sampled_from([12, 27, 30])),
+    st.sampled_from([lose_container, remove_mdev, hide_type]),
+)
+VF_FAULTS = st.one_of(
+    st.builds(attribute, st.sampled_from([VF, L40S]), st.sampled_from(ATTRIBUTES), st.just(errno.EIO)),
+    st.builds(fall, st.sampled_from([VF, L40S])),
+    st.just(take_type),
+    st.just(attribute(VF, "nvidia/current_vgpu_type", errno.EIO)),
+)
+
+
+def check(kernel: SimKernel, fault: Fault, pick: int) -> None:
+    """Break the host, ask for a device of the last look, and compare with what the next looks say of it."""
+    rig = Conclusions(kernel)
+    rig.say_holders({})
+    offered = [(one.name, device.id) for one in rig.view.resources for device in one.devices if device.healthy]
+    resource, device = offered[pick % len(offered)]
+    fault(kernel)
+    refused: ReasonCode | None = None
+    try:
+        rig.allocate(resource, [device])
+    except AllocationRefusedError as error:
+        refused = error.reason.code
+    for _ in range(3):
+        rig.look()
+        rig.pass_time(15)
+    rig.look()
+    compare(rig, resource, device, refused)
+
+
+def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused: ReasonCode | None) -> None:
+    listed = {one.name: {found.id: found for found in one.devices} for one in rig.view.resources}
+    found = listed[resource].get(device)
+    if found is not None:
+        assert refused == (found.reasons[0].code if found.reasons else None)
+        return
+    why = {str(one.address): one.reasons for one in (*rig.view.gpus, *rig.view.functions)}
+    why |= {str(vgpu.id): vgpu.reasons for gpu in rig.view.gpus for vgpu in gpu.vgpus}
+    elsewhere = any(device in devices for devices in listed.values())
+    codes: set[ReasonCode | None] = {reason.code for reason in why.get(device, ()) if not elsewhere}
+    assert refused is not None
+    assert refused in codes or (codes or {None}) & ELSEWHERE.get(refused, set())
+
+
+@given(FAULTS, st.integers(0, 6))
+def test_what_is_refused_is_what_is_unhealthy(fault: Fault, pick: int) -> None:
+    check(build_machine(MACHINE), fault, pick)
+
+
+@given(VF_FAULTS)
+def test_it_is_for_vgpus_on_vfs(fault: Fault) -> None:
+    kernel = build_machine(load_machine("4xL40S"))
+    names = Conclusions(kernel).view.resources
+    devices = [device.id for one in names for device in one.devices]
+    check(kernel, fault, devices.index(DeviceId(VF)))
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1])
+def test_nothing_is_debounced_at_an_allocation(seconds: float) -> None:
+    kernel = build_machine(MACHINE)
+    rig = Conclusions(kernel)
+    rig.say_holders({})
+    kernel.fall_off_bus(A10)
+    rig.pass_time(seconds)
+    rig.look()
+    resource = next(one for one in rig.view.resources if DeviceId(A10) in {device.id for device in one.devices})
+    assert all(device.healthy for device in resource.devices), "a reset looks the same for a moment"
+    with pytest.raises(AllocationRefusedError, match="FellOffBus"):
+        rig.allocate(resource.name, [DeviceId(A10)])
