@@ -52,7 +52,7 @@ def fell_off_bus(subject: str, address: PciAddress) -> Reason:
 
 def carries_vgpus(address: PciAddress, count: int) -> Reason:
     """The vGPUs would be removed with the driver."""
-    message = f"carries {count} vGPUs, which are offered in its place and would be removed with its driver"
+    message = f"carries {count} vGPU{'' if count == 1 else 's'}, which would be removed with its driver"
     fix = "remove the vGPUs first, when no VM uses them: --remove-vgpus; an agent in mode passthrough does so"
     return Reason(ReasonCode.CARRIES_VGPUS, address, message, fix=fix)
 
