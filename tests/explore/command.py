@@ -10,12 +10,12 @@ from explore.world import World
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
+from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.unitchange import apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import by_hand
 from gpuvirt.paths import HostRoots
 
 

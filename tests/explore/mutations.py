@@ -21,9 +21,9 @@ from gpuvirt.model.ledger import Entry, Holders
 from gpuvirt.node import lastlook, leasing, state
 from gpuvirt.node.change import driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
+from gpuvirt.node.change.changes import Change, Changes
 from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.deviceuse import Sight
-from gpuvirt.node.gate import Change, Gates
 from gpuvirt.node.oversight import Oversight
 
 
@@ -99,7 +99,7 @@ def _unlocked(*_: object) -> "nullcontext[None]":
 
 _OFFERS = (
     Guard(state, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
-    Guard(Gates, "closed", property(lambda _: Scope()), ()),
+    Guard(Changes, "closed", property(lambda _: Scope()), ()),
 )
 """What the agent offers: what is to go, or is being changed, is not listed."""
 
@@ -124,7 +124,7 @@ GUARDS: Mapping[str, Guard] = {
         Gate, "_refuse_unknown", _nothing, ("command-or-admission",), (_NEWEST,)
     ),
     "gate: no allocation of what a change may touch": Guard(
-        Gates, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
+        Changes, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
     ),
     "gate: no step on what is allocated by now": Guard(
         Change, "_why_allocated", _nothing, ("return-or-admission",), _OFFERS

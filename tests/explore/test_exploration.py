@@ -14,7 +14,7 @@ from explore.removal import BrokenMutationError, find_missing
 from explore.scenarios import SCENARIOS
 from explore.seeds import parse
 from explore.shrink import kind_of, shrink
-from gpuvirt.node.gate import Change
+from gpuvirt.node.change.changes import Change
 from thoroughness import examples
 
 MOST_SCHEDULES = 40

@@ -10,12 +10,12 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import by_hand
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
 T = TypeVar("T")

@@ -175,7 +175,7 @@ class Agent:
             return False
         heads = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if slots else {}
         blocked = {one: slots[slot] for one, slot in heads.items() if slot in slots}
-        before = self._state.gates.blocked
+        before = self._state.changes.blocked
         if blocked == before:
             return False
         for one in {*blocked, *before} & {*facts.functions}:

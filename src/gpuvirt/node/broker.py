@@ -214,7 +214,7 @@ class Broker:
             entries = record(entries, new)
         with self._passed(resource, by_slot(inventory.facts.functions, given)):
             try:
-                self._state.gates.allocate(
+                self._state.changes.allocate(
                     [(device.id, device.target) for device in given], lambda: self._state.hear_entries(entries)
                 )
             except RefusedError as error:

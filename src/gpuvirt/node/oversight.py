@@ -27,8 +27,8 @@ from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted
 from gpuvirt.model.wanted import Modes
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.attempts import HearTrouble
+from gpuvirt.node.change.changes import Change, pods_by_gpu
 from gpuvirt.node.change.inputs import Account, Inputs
-from gpuvirt.node.gate import Change, pods_by_gpu
 from gpuvirt.node.operands import Operands, Tell, Way
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.telemetry import Telemetry
@@ -220,7 +220,7 @@ class Oversight:
                 now.gpus.get(gpu) == was or now.origin_of(gpu) == origin for gpu, (was, origin) in planned.items()
             )
 
-        return Change(self._state.gates, unit, is_desired, self._newest_account)
+        return Change(self._state.changes, unit, is_desired, self._newest_account)
 
     def _newest_account(self, inventory: Inventory) -> PodAllocations:
         """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""

@@ -25,11 +25,11 @@ from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node import originals, progress
 from gpuvirt.node.change.attempts import Attempts, ChangeLane, Circumstances
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.unitchange import Outcome, apply, foresee
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.oversight import Oversight
 from gpuvirt.node.pace import Pace

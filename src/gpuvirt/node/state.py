@@ -29,7 +29,7 @@ from gpuvirt.model.wanted import Modes
 from gpuvirt.model.withholding import Withholding
 from gpuvirt.model.workload import addresses_of_settings
 from gpuvirt.node.carveplans import CarvePlans
-from gpuvirt.node.gate import Gates
+from gpuvirt.node.change.changes import Changes
 from gpuvirt.node.invalidstates import InvalidStates
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
@@ -92,7 +92,7 @@ class NodeState:
         """Resources that are not to be offered."""
         self._waiting: Mapping[ResourceName, Withholding] = {}
         """Resources that are not to be registered yet."""
-        self.gates = Gates(lambda: self.entries)
+        self.changes = Changes(lambda: self.entries)
         self.carving = CarvePlans()
         """Which vGPUs are wanted, and what is to be done so that they are there."""
         self._ids, self._agent, self._former = ids, agent, ledger.former
@@ -167,7 +167,7 @@ class NodeState:
         The end of a change that took too long is news as well: nobody waits for that.
         """
         if self.inventory is not None and facts == self.inventory.facts:
-            return self._closed != self.gates.closed
+            return self._closed != self.changes.closed
         names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
         self.type_names = {**self.type_names, **names}
         self.inventory = build_inventory(facts, self.type_names)
@@ -212,7 +212,7 @@ class NodeState:
         wishes = self.wishes
         self.carving.conclude(self.inventory, self.holdings, self.modes, wishes, self.invalid.named)
         self.invalid.conclude(self.carving, self.inventory.gpus)
-        self._closed = self.gates.closed
+        self._closed = self.changes.closed
         going = self._withdraw(withdrawn(self.inventory, wishes), self.carving.unwanted)
         ground = Ground(
             self.naming,
@@ -225,7 +225,7 @@ class NodeState:
             self.unwanted,
             {name: one.reason for name, one in self.withholdings.items()},
             self._closed,
-            dict(self.gates.blocked),
+            dict(self.changes.blocked),
             self.former,
         )
         if not self._carves_only:

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from gpuvirt.model import refusals
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.tasks import backoff_s
 

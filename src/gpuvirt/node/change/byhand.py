@@ -11,11 +11,11 @@ from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_removal, plan_scheduler
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, Tell, changing
 from gpuvirt.node.change.vgpusteps import Run, VgpusHeldError, take_all
-from gpuvirt.node.gate import by_hand
 from gpuvirt.node.leasing import RefusedError
 
 

@@ -27,7 +27,7 @@ from gpuvirt.model.change.steps import (
     Unlock,
 )
 from gpuvirt.node.change import driversteps
-from gpuvirt.node.gate import Change
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.leasing import Claim, RefusedError, leased, what_failed
 from gpuvirt.paths import HostPath
 

@@ -33,8 +33,8 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changerecord import recorded_unbind
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.site import Site, Tell
-from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased, what_failed
 from gpuvirt.paths import HostPath
 
