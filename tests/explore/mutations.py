@@ -119,7 +119,7 @@ _PARTIAL = Guard(Oversight, "_unknown", property(_unless_unheard), ())
 
 GUARDS: Mapping[str, Guard] = {
     "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),
-    "gate on disk: its lock": Guard(gate, "_locked", _always, ("command-or-admission",), (_USERS, _NEWEST)),
+    "gate on disk: its lock": Guard(gate, "try_lock", _always, ("command-or-admission",), (_USERS, _NEWEST)),
     "gate on disk: allocations that no account shows yet": Guard(
         Gate, "_refuse_unknown", _nothing, ("command-or-admission",), (_NEWEST,)
     ),

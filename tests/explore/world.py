@@ -1,6 +1,7 @@
 """The world of one schedule: a simulated host with its disk and kubelet, the agent on it, and who acts on both."""
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.agent import Agent, AllocationRefusedError
+from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.change.gaterecord import Owner
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.site import Moving, Site
@@ -82,6 +84,7 @@ class World:
         self._dead: list[Process] = []
         self._owners: dict[Process, Owner] = {}
         """The processes that there were, as the gates know them."""
+        self._gates: dict[Process, Path] = {}
         self._loops: list[ExploredLoop] = []
         self.kernel: SimKernel
         self.tools: SimTools
@@ -139,6 +142,7 @@ class World:
         own = self.disk.volatile / f"units of process {self._owner(process).pid}"
         folder.mkdir(exist_ok=True)
         own.symlink_to(folder)
+        self._gates[process] = own
         return own
 
     def start_agent(self) -> None:
@@ -186,6 +190,7 @@ class World:
             self.running = None
             self._dead.append(running.process)
             self.scheduler.kill(running.process)
+            close_drains(self._gates[running.process])
             self.kubelet.lose_plugins()
 
     def reboot(self) -> None:
@@ -201,6 +206,8 @@ class World:
         self.scheduler.stop()
         for loop in self._loops:
             loop.close()
+        for gates in self._gates.values():
+            close_drains(gates)
 
     @property
     def is_dying(self) -> bool:
@@ -359,3 +366,10 @@ WAIT_S = 100.0
 """How long an actor waits for what it needs before the schedule is over."""
 ECHO_S = 7.0
 """How long what follows the last action is explored: longer than the pause before a first retry."""
+
+
+def close_drains(gates: Path) -> None:
+    """Close the files by which a process that has ended drained slots, as the kernel does."""
+    draining = gate_at(gates).draining
+    while draining:
+        os.close(draining.popitem()[1])

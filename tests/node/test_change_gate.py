@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.isolation import Slots, slots_of
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import (
     MOST_BYTES,
     Gate,
@@ -49,7 +50,7 @@ RECORDS = st.builds(
     state=st.sampled_from(GateState),
     owner=st.none() | st.just(OWNER),
     intent=st.none() | st.text(max_size=40),
-    reason=st.none() | st.text(max_size=40),
+    reason=st.none() | st.builds(Reason, st.sampled_from(ReasonCode), st.text(max_size=9), st.text(max_size=9)),
 )
 
 
@@ -101,6 +102,8 @@ def test_another_process_finds_a_gate_by_its_locks_first(record: GateRecord, is_
     state = state_of(record, is_locked=is_locked, has_owner=has_owner)
     if is_locked and not has_owner:
         assert state is GateState.BLOCKED
+    elif not is_locked and has_owner and record.state is GateState.DRAINING:
+        assert state is GateState.DRAINING, "who waits leaves the lock to allocations that it refuses"
     elif not is_locked and record.state not in {GateState.OPEN, GateState.HELD}:
         assert state is GateState.SETTLING, "a change without a lock has lost its process"
     else:

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 
-from gpuvirt.clock import Signal, Timer
-from gpuvirt.facts.ids import DeviceId, ResourceName, slot_of
+from gpuvirt.clock import Signal, Timer, until_tick_s
+from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model import refusals
@@ -23,10 +23,12 @@ from gpuvirt.model.placement import PlacementError
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
+from gpuvirt.node import originals
 from gpuvirt.node.broker import AllocationRefusedError, Broker, Looked
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.gatewatch import GateWatch
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import Journal
 from gpuvirt.node.lane import LaneBlockedError
@@ -87,8 +89,11 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        self._gate = gate_at(site.moving.site.locks) if site.moving is not None else None
-        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given, self._gate)
+        gate = gate_at(site.moving.site.locks) if site.moving is not None else None
+        self._gates = GateWatch(gate)
+        self._gates.look()
+        self._facts: Facts | None = None
+        self._broker = Broker(self._state, site.kernel, site.clock, site.recorded, self._given, gate)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
@@ -100,6 +105,7 @@ class Agent:
                     group.create_task(self._site.markers.run(self.views))
                 if self._site.moving is not None:
                     self._change_gpus(group, self._site.moving)
+                    group.create_task(keep_going("gates", self._watch_gates, self._site.clock))
                 group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
                 group.create_task(self._inlets.run(lambda trouble: self.hear_trouble("inlets", trouble)))
                 if self._site.state_file is not None:
@@ -109,6 +115,7 @@ class Agent:
                     cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._pace)
                     group.create_task(cdi_files.run(self.views, lambda trouble: self.hear_trouble("cdi", trouble)))
         finally:
+            self._gates.stop_draining()
             self._journal.save(self._state.ledger)
             await self._journal.flush()
             await self._inlets.flush()
@@ -161,29 +168,36 @@ class Agent:
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
         self._oversight.looks += 1
-        if self._hear_gates(facts):
+        self._facts = facts
+        if (moving := self._site.moving) is not None and self._gates.unsettled:
+            self._gates.settle(originals.read(moving.site.originals).of_boot(facts.platform.boot_id).changes)
+        self._gates.look()
+        if self._hear_blocked(facts):
             self._stale.set()
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
             self._stale.set()
 
-    def _hear_gates(self, facts: Facts) -> bool:
-        """Take which functions a step that the kernel blocks has left behind a gate; return whether that is news."""
-        try:
-            slots = self._gate.blocked() if self._gate is not None else {}
-        except OSError as error:  # no change can begin there either, and says so; what was blocked still may be
-            log.debug("the gates can't be read: %s", error)
-            return False
-        heads = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if slots else {}
-        blocked = {one: slots[slot] for one, slot in heads.items() if slot in slots}
-        before = self._state.changes.blocked
+    def _hear_blocked(self, facts: Facts) -> bool:
+        """Take which functions a step that the kernel blocks keeps behind a gate; return whether that is news."""
+        before, blocked = self._state.blocked, self._gates.blocked(facts)
         if blocked == before:
             return False
         for one in {*blocked, *before} & {*facts.functions}:
             if facts.functions[one].kind is FunctionKind.GPU and facts.functions[one].physfn is None:
                 self._note(f"gate {one}", refusals.blocked(one, blocked[one]) if one in blocked else None)
-        before.clear()
-        before.update(blocked)
+        self._state.blocked = blocked
         return True
+
+    async def _watch_gates(self) -> None:
+        """Look at the gates for ever; what a killed change has left is settled by a look at the host."""
+        while True:
+            now_s = self._site.clock.monotonic_s()
+            await self._site.clock.sleep(until_tick_s(now_s, self._pace.gates_s))
+            if self._gates.look():
+                if self._gates.unsettled:
+                    self._watcher.look_soon("gate")
+                if self._facts is not None and self._hear_blocked(self._facts):
+                    self._stale.set()
 
     def hear_watching(self, trouble: Reason | None, /) -> None:
         """Take why the host can't be looked at, None when it can."""

@@ -207,8 +207,10 @@ class Oversight:
             account = replace(account, offered=frozenset())
         return Inputs(lambda _: account, self._state.type_names, driver_may_come=self.follows_cluster)
 
-    def changing(self, unit: UnitId, gpus: Iterable[PciAddress]) -> Change:
+    def changing(self, unit: UnitId, gpus: Iterable[PciAddress], circumstances: str | None = None) -> Change:
         """Return the change that brings GPUs of a unit to what is desired, for as long as that is desired.
+
+        `circumstances`: what it depends on whether it is tried again when it fails.
 
         Which vGPUs are desired of a GPU follows from what the host shows, too, which a change may hide for a while.
         """
@@ -220,7 +222,7 @@ class Oversight:
                 now.gpus.get(gpu) == was or now.origin_of(gpu) == origin for gpu, (was, origin) in planned.items()
             )
 
-        return Change(self._state.changes, unit, is_desired, self._newest_account)
+        return Change(self._state.changes, unit, is_desired, self._newest_account, circumstances)
 
     def _newest_account(self, inventory: Inventory) -> PodAllocations:
         """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""

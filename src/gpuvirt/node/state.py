@@ -40,6 +40,8 @@ class NodeState:
 
     known: Known = MappingProxyType({})
     """What the devices of the host are, by the ids that a kubelet could know them by."""
+    blocked: Mapping[PciAddress, str] = MappingProxyType({})
+    """The functions in whose slots the kernel blocks a step, with that step."""
     _closed = Scope()
     """What changes under way kept from being offered when conclusions were drawn last."""
 
@@ -225,7 +227,7 @@ class NodeState:
             self.unwanted,
             {name: one.reason for name, one in self.withholdings.items()},
             self._closed,
-            dict(self.changes.blocked),
+            self.blocked,
             self.former,
         )
         if not self._carves_only:

@@ -88,6 +88,11 @@ class Attempts:
             return True
         return not self.rolled_back and circumstances.observed != before.observed
 
+    def resume(self, circumstances: Circumstances, now_s: float) -> None:
+        """Take note that an agent before has tried in vain on the same circumstances."""
+        self.tried_on = circumstances
+        self.again_at_s = now_s + next(self.pauses_s)
+
     def forget(self, desired: object = None) -> None:
         """Take note that nothing is to be tried now, so that what comes next is news.
 

@@ -52,11 +52,12 @@ def _changed(
     plan: Callable[[Observation], VgpuPlan],
 ) -> tuple[Reason, ...]:
     unit = first.gpus[gpu].unit
-    with changing(site, unit, first, tell) as (by_children, begin):
+    change = by_hand(unit, inputs.newest)
+    with changing(site, unit, first) as (by_children, passed), change.under_way(passed):
         seen = observe_unit(by_children, inputs, unit, first, [gpu])
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
-        found, run = plan(seen), Run(begin, by_hand(unit, inputs.newest))
+        found, run = plan(seen), Run(tell, change)
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         try:
             take_all(by_children, seen.inventory, seen.gpu_state(gpu), found, run)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model import refusals
@@ -20,10 +21,16 @@ from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.podallocations import Allocation, PodAllocations, unmapped_reasons
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.gatefiles import GateFiles
+from gpuvirt.node.change.gatepass import Pass
 from gpuvirt.node.leasing import RefusedError
 
 ReadAllocations = Callable[[Inventory], PodAllocations]
 """Reads the newest account of what pods have of a host; any thread calls it."""
+
+
+NO_GATES = Pass(GateFiles(Path("/run")), (), ())
+"""What a change has passed that nobody else could make."""
 
 
 class StalePlanError(RefusedError):
@@ -38,8 +45,6 @@ class Changes:
     """Returns what is allocated now; any thread calls it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     under_way: "list[Change]" = field(default_factory=list)
-    blocked: dict[PciAddress, str] = field(default_factory=dict)
-    """The functions in whose slots the kernel blocks a step of a process that has ended, with that step."""
 
     @property
     def closed(self) -> Scope:
@@ -67,13 +72,20 @@ class Change:
     """A change of one isolation unit: it claims its devices, then takes its steps, each after the same questions."""
 
     def __init__(
-        self, changes: Changes, subject: str, is_desired: Callable[[], bool], account: ReadAllocations | None
+        self,
+        changes: Changes,
+        subject: str,
+        is_desired: Callable[[], bool],
+        account: ReadAllocations | None,
+        circumstances: str | None = None,
     ) -> None:
         """`is_desired` returns whether the desired state is still that of the plan; any thread calls it.
 
         `subject` is what reasons name: an isolation unit, or a GPU. `account` reads the newest account of what pods
-        have, by whatever plugin; None: there is none to be read.
+        have, by whatever plugin; None: there is none to be read. `circumstances`: what it depends on whether a
+        change that failed is tried again; None: nobody tries again, as it is with a command.
         """
+        self.circumstances = circumstances
         self.scope = Scope()
         """The devices that it may touch."""
         self.step_text: str | None = None
@@ -87,6 +99,7 @@ class Change:
         self._begun = Scope()
         self._slept_at: str | None = None
         self._rolling_back = False
+        self._passed = NO_GATES
 
     @property
     def expired(self) -> bool:
@@ -94,9 +107,10 @@ class Change:
         return self._slept_at is not None
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Be under way for as long as the context lasts."""
+    def under_way(self, passed: Pass = NO_GATES) -> Iterator[None]:
+        """Be under way for as long as the context lasts, with the gates that the change has passed."""
         with self._changes.lock:
+            self._passed = passed
             self._changes.under_way.append(self)
         try:
             yield
@@ -113,6 +127,7 @@ class Change:
 
     def claim(self, scope: Scope) -> None:
         """Have none of these devices allocated from now on until the change ends; raise StalePlanError."""
+        self._passed.pause()
         self._ask_account(scope, may_be_unknown=self._rolling_back)
         with self._changes.lock:
             self._ask(scope)
@@ -121,24 +136,30 @@ class Change:
     @contextmanager
     def step(self, scope: Scope, text: str) -> Iterator[None]:
         """Take one step, which touches these devices, unless the plan is out of date: raise StalePlanError."""
+        self._passed.pause()
         self._ask_account(scope, may_be_unknown=self._rolling_back and self._begun.includes(scope))
         with self._changes.lock:
             self._ask(scope)
             self.scope = self.scope.with_all([scope])
             self._begun = self._begun.with_all([scope])
             self.step_text = text
+        self._passed.note(text)
         try:
             yield
         finally:
             self.step_text = None
+            self._passed.unblock()
 
     def expire(self) -> None:
         """Have no further step of the plan taken: the one under way has not returned in time."""
         self._slept_at = self.step_text or "the look at the host"
+        if self.step_text is not None:
+            self._passed.block()
 
     def roll_back(self) -> None:
         """Take steps from now on that put back what the change has done, whatever is desired by now."""
         self._rolling_back = True
+        self._passed.settle()
 
     def allocations(self, planned: Allocations | Unknown) -> Allocations | Unknown:
         """Return which pods have which GPUs now; what was unknown when the change was planned still is."""
