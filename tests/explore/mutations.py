@@ -19,7 +19,7 @@ from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Holders
 from gpuvirt.node import lastlook, leasing, state
-from gpuvirt.node.change import driverexecutor, driverphase, gate, vgpusteps
+from gpuvirt.node.change import drainrequest, driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
 from gpuvirt.node.change.changes import Change, Changes
 from gpuvirt.node.change.gate import Gate
@@ -114,14 +114,25 @@ _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), (
 _UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
 """A change waits while another process, such as the agent before, has allocated a device lately."""
 
+_DRAINED = Guard(state.NodeState, "_changing", property(lambda _: Scope()), ())
+"""What a command drains is not offered."""
+
+_DRAINS = Guard(Gate, "_refuse_unless_allocatable", _nothing, (), (_DRAINED,))
+"""What a command drains is not allocated."""
+
+_GOES_ON = Guard(drainrequest, "_answer", _nothing, ())
+"""A command waits for the agent's answer."""
+
 _PARTIAL = Guard(Oversight, "_unknown", property(_unless_unheard), ())
 """A change waits while half of the kubelet's account is missing."""
 
 GUARDS: Mapping[str, Guard] = {
     "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),
-    "gate on disk: its lock": Guard(gate, "try_lock", _always, ("command-or-admission",), (_USERS, _NEWEST)),
+    "gate on disk: its lock": Guard(
+        gate, "try_lock", _always, ("command-or-admission",), (_USERS, _NEWEST, _DRAINS, _GOES_ON)
+    ),
     "gate on disk: allocations that no account shows yet": Guard(
-        Gate, "_refuse_unknown", _nothing, ("command-or-admission",), (_NEWEST,)
+        Gate, "_refuse_unknown", _nothing, ("command-after-the-agent",), (_NEWEST,)
     ),
     "gate: no allocation of what a change may touch": Guard(
         Changes, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)

@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from gpuvirt.model import refusals
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changes import by_hand
-from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, desires_of
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.change.unitchange import Outcome, apply
@@ -25,23 +29,45 @@ CHANGE_TIMEOUT_S = 180.0
 take half a minute to let a GPU go."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where a command changes devices, and beside which agent."""
+
+    site: Site
+    inputs: Inputs
+    agent_folder: Path
+    """The folder that an agent locks."""
+
+
 def changed_in_lane(
-    site: Site,
-    unit: UnitId,
-    desired: DesiredUnit,
-    inputs: Inputs,
-    first: Inventory | None = None,
-    *,
-    quiet: bool,
+    ground: Ground, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
 ) -> tuple[tuple[str, ...], Outcome]:
-    """Bring a unit to what is desired; return the steps that were taken, and what that came to."""
+    """Bring a unit to what is desired; return the steps that were taken, and what that came to.
+
+    `seen` is the host as it was observed lately, `intent` the first step, None where nothing is taken away.
+    """
     tell, taken = teller(quiet=quiet)
+    site, inputs = ground.site, ground.inputs
 
     def job() -> Outcome:
-        return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), first)
+        with beside(ground, unit, desired, seen, intent) as refusal:
+            if refusal is not None:
+                return Outcome.everywhere(refusal, desired)
+            return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), seen)
 
     found = in_lane(unit, job, taken)
     return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
+
+
+def beside(
+    ground: Ground, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
+) -> AbstractContextManager[Reason | None]:
+    """Have the agent, if one runs, stop offering what is changed; the context gives why it does not."""
+    if intent is None:
+        return nullcontext()
+    slots = slots_of(seen.facts.functions, seen.units.get(unit, ()))
+    request = DrainRequest(unit, slots, intent, desires_of(desired))
+    return beside_agent(gate_at(ground.site.locks), ground.agent_folder, request)
 
 
 def teller(*, quiet: bool) -> tuple[Tell, list[str]]:

@@ -81,6 +81,7 @@ def node(  # noqa: PLR0913  one parameter an option
             path="$.mode" if settings.mode is not WantedMode.UNMANAGED else "$.modes",
         )
     kernel = RealKernel(roots)
+    site = site_of(kernel, roots)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
@@ -89,7 +90,8 @@ def node(  # noqa: PLR0913  one parameter an option
             NodeOptions(
                 kernel=kernel,
                 markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
-                moves=site_of(kernel, roots) if settings.manages or cluster is not None else None,
+                moves=site if settings.manages or cluster is not None else None,
+                gates=None if plugin_only else site.locks,
                 kubelet=kubelet,
                 ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
                 state_file=None if plugin_only else roots.run / statefile.FILE,

@@ -13,6 +13,7 @@ from gpuvirt.cli.options import Output
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 if TYPE_CHECKING:
+    from gpuvirt.cli.inlane import Ground
     from gpuvirt.cli.podaccount import PodAccount
     from gpuvirt.cli.vfiorender import Result
     from gpuvirt.facts.ids import PciAddress
@@ -62,6 +63,15 @@ class Host:
     """The modes that the agent keeps GPUs in."""
     carved: "Mapping[PciAddress, str]"
     """The vGPU configs by which the agent keeps GPUs carved."""
+    agent_folder: Path
+    """The folder that an agent of this host locks."""
+
+    @property
+    def ground(self) -> "Ground":
+        """Where devices are changed."""
+        from gpuvirt.cli.inlane import Ground
+
+        return Ground(self.site, self.inputs, self.agent_folder)
 
 
 @app.command("status")
@@ -163,7 +173,8 @@ def host(account: "PodAccount", *, also: Iterable[str] = (), force: bool = False
     managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
     carved = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
     names = onelook.read_ledger(*account.ledgers).type_names
-    return Host(site, Inputs(account.account, names, frozenset(parsed(also)), force), managed, carved)
+    inputs = Inputs(account.account, names, frozenset(parsed(also)), force)
+    return Host(site, inputs, managed, carved, account.roots.local(options.LEDGER).parent)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: "Site") -> "NodeView":
@@ -238,7 +249,8 @@ def change(host: Host, desired: "DesiredGpu", chosen: Chosen, output: Output, *,
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit])
         quiet = output is Output.JSON
-        results.append(would if dry_run or would.reasons else _changed(host, units[unit], would, quiet=quiet))
+        left = dry_run or would.reasons
+        results.append(would if left else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
     vfiorender.results(results, desired, as_json=output is Output.JSON, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
@@ -268,10 +280,11 @@ def _ask(plans: "Iterable[Plan]") -> None:
         typer.confirm(f"Take {gpus} from the host's drivers, whoever uses it?", abort=True)
 
 
-def _changed(host: Host, desired: "DesiredUnit", would: "Result", *, quiet: bool) -> "Result":
+def _changed(host: Host, desired: "DesiredUnit", would: "Result", seen: "Inventory", *, quiet: bool) -> "Result":
     """Change one unit in a lane, which is left behind where the kernel puts it to sleep."""
     from gpuvirt.cli.inlane import changed_in_lane
     from gpuvirt.model.isolation import UnitId
 
-    taken, outcome = changed_in_lane(host.site, UnitId(would.unit), desired, host.inputs, quiet=quiet)
+    intent = next(iter(would.steps), None)
+    taken, outcome = changed_in_lane(host.ground, UnitId(would.unit), desired, seen, intent, quiet=quiet)
     return replace(would, steps=taken, reasons=outcome.reasons)

@@ -58,6 +58,7 @@ class ReasonCode(StrEnum):
     WRITE_BLOCKED = "WriteBlocked"
     UNIT_BUSY = "UnitBusy"
     PLAN_OUTDATED = "PlanOutdated"
+    AGENT_SILENT = "AgentSilent"
     MANAGED = "ManagedByAgent"
 
     # not carved into the vGPUs that are wanted

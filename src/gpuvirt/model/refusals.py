@@ -276,14 +276,26 @@ def busy(unit: str, said: str) -> Reason:
 
 
 def changing(device: str, step: str | None) -> Reason:
-    """The agent changes it now."""
+    """The agent or a command changes it now."""
     return Reason(
         ReasonCode.UNIT_BUSY,
         device,
-        "is being changed by this node's agent, so no pod gets it before that ends",
+        "is being changed, so no pod gets it before that ends",
         seen=f"the step under way: {step}" if step is not None else None,
         fix="wait for its end, then create the pod again; a pod of a controller (Deployment, VirtualMachine) is"
         " created again by it",
+    )
+
+
+def agent_silent(unit: str, waited_s: float, where: str) -> Reason:
+    """A pod could be given devices that a command is about to change."""
+    return Reason(
+        ReasonCode.AGENT_SILENT,
+        unit,
+        f"is offered by this node's agent, which has not taken it off what the kubelet counts in {waited_s:g} s",
+        seen=f"{where}: Draining, not acknowledged",
+        fix="see the agent's log, and `gpuvirt devices`: its state there is older than some seconds if the agent hangs;"
+        " or stop the agent, and try again",
     )
 
 

@@ -6,15 +6,16 @@ follow `views`. They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 from gpuvirt.clock import Signal, Timer, until_tick_s
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model import refusals
 from gpuvirt.model.attachment import Attachment
+from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.heard import ConfigText, NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.ledger import Holders
@@ -89,7 +90,8 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        gate = gate_at(site.moving.site.locks) if site.moving is not None else None
+        gates = site.moving.site.locks if site.moving is not None else site.gates
+        gate = gate_at(gates) if gates is not None else None
         self._gates = GateWatch(gate)
         self._gates.look()
         self._facts: Facts | None = None
@@ -105,7 +107,7 @@ class Agent:
                     group.create_task(self._site.markers.run(self.views))
                 if self._site.moving is not None:
                     self._change_gpus(group, self._site.moving)
-                    group.create_task(keep_going("gates", self._watch_gates, self._site.clock))
+                group.create_task(keep_going("gates", self._watch_gates, self._site.clock))
                 group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
                 group.create_task(self._inlets.run(lambda trouble: self.hear_trouble("inlets", trouble)))
                 if self._site.state_file is not None:
@@ -169,19 +171,27 @@ class Agent:
         """Take what a look at the host has shown."""
         self._oversight.looks += 1
         self._facts = facts
-        if (moving := self._site.moving) is not None and self._gates.unsettled:
-            self._gates.settle(originals.read(moving.site.originals).of_boot(facts.platform.boot_id).changes)
+        if self._gates.unsettled:
+            self._gates.settle(self._recorded_changes(facts))
         self._gates.look()
-        if self._hear_blocked(facts):
+        if self._hear_gates(facts):
             self._stale.set()
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
             self._stale.set()
 
-    def _hear_blocked(self, facts: Facts) -> bool:
-        """Take which functions a step that the kernel blocks keeps behind a gate; return whether that is news."""
+    def _recorded_changes(self, facts: Facts) -> Collection[PciAddress]:
+        """Return the functions whose drivers a killed change was changing, which the reconciler ends."""
+        if self._site.moving is None:
+            return ()
+        return originals.read(self._site.moving.site.originals).of_boot(facts.platform.boot_id).changes
+
+    def _hear_gates(self, facts: Facts) -> bool:
+        """Take what other processes change, and where the kernel blocks a step; return whether that is news."""
+        drained = Scope(self._gates.functions_of(self._gates.elsewhere, facts))
+        is_news, self._state.drained = drained != self._state.drained, drained
         before, blocked = self._state.blocked, self._gates.blocked(facts)
         if blocked == before:
-            return False
+            return is_news
         for one in {*blocked, *before} & {*facts.functions}:
             if facts.functions[one].kind is FunctionKind.GPU and facts.functions[one].physfn is None:
                 self._note(f"gate {one}", refusals.blocked(one, blocked[one]) if one in blocked else None)
@@ -190,14 +200,23 @@ class Agent:
 
     async def _watch_gates(self) -> None:
         """Look at the gates for ever; what a killed change has left is settled by a look at the host."""
-        while True:
+        while self._gates.are_there:
             now_s = self._site.clock.monotonic_s()
             await self._site.clock.sleep(until_tick_s(now_s, self._pace.gates_s))
-            if self._gates.look():
+            if self._gates.look(whole=False):
                 if self._gates.unsettled:
                     self._watcher.look_soon("gate")
-                if self._facts is not None and self._hear_blocked(self._facts):
+                if self._facts is not None and self._hear_gates(self._facts):
                     self._stale.set()
+            self._answer_commands()
+
+    def _answer_commands(self) -> None:
+        """Tell commands that wait for devices that these are drained, or why they are not going to be."""
+        for slot, record in self._gates.requests().items():
+            functions = self._gates.functions_of({slot}, self._facts)
+            refusal = self._oversight.why_kept(record.desires)
+            if refusal is not None or self._oversight.is_drained(functions):
+                self._gates.answer(slot, record.generation, refusal)
 
     def hear_watching(self, trouble: Reason | None, /) -> None:
         """Take why the host can't be looked at, None when it can."""
@@ -212,6 +231,7 @@ class Agent:
         waited, growing = not self._oversight.heard_since, self.notice is not None and self.notice.is_growing
         if self._state.hear_holders(holders) or growing or (waited and self._oversight.heard_since):
             self._stale.set()
+        self._answer_commands()
         if self._may_count_otherwise:
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
@@ -236,7 +256,7 @@ class Agent:
     @property
     def _may_count_otherwise(self) -> bool:
         growing = self.notice is not None and self.notice.is_growing
-        return growing or bool(self._state.still_counted or self._state.leaving)
+        return growing or bool(self._state.still_counted or self._state.leaving or self._state.undrained)
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""
@@ -317,6 +337,7 @@ class Agent:
         self.views.set(self._refresh())
         if self._oversight.conclude() or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked anew who has what
+        self._answer_commands()
         self._journal.save(self._state.ledger)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 

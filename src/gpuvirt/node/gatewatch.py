@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import Gate
-from gpuvirt.node.change.gaterecord import GateState
+from gpuvirt.node.change.gaterecord import ALLOCATABLE, GateRecord, GateState
 
 log = logging.getLogger(__name__)
 
@@ -19,34 +19,55 @@ class GateWatch:
         """`gate`: None where no process changes what is offered here."""
         self._gate = gate
         self._states: Mapping[str, GateState] = {}
-        self._folder_changed_ns = 0
         self._blocked: Mapping[str, str] = {}
+
+    @property
+    def are_there(self) -> bool:
+        """Whether there are gates to look at."""
+        return self._gate is not None
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """The slots that another process changes or is about to change, or that it left when it was killed."""
+        if self._gate is None:
+            return frozenset()
+        ours = {*self._gate.ours, *self._gate.draining}
+        return frozenset(slot for slot, state in self._states.items() if state not in ALLOCATABLE and slot not in ours)
+
+    def requests(self) -> Mapping[str, GateRecord]:
+        """Return the records of the slots that commands wait for, by slot; those of no answer yet."""
+        if self._gate is None:
+            return {}
+        drained = (slot for slot in self.elsewhere if self._states[slot] is GateState.DRAINING)
+        records = {slot: self._gate.read(slot) for slot in drained}
+        return {slot: one for slot, one in records.items() if isinstance(one, GateRecord) and one.is_unanswered}
+
+    def answer(self, slot: str, generation: int, refusal: Reason | None) -> None:
+        """Answer a command."""
+        if self._gate is not None:
+            self._gate.answer(slot, generation, refusal)
 
     @property
     def unsettled(self) -> frozenset[str]:
         """The slots in which a change was killed, as they were last read."""
         return frozenset(slot for slot, state in self._states.items() if state is GateState.SETTLING)
 
-    def look(self) -> bool:
-        """Read the states of all gates; return whether that is news.
+    def look(self, *, whole: bool = True) -> bool:
+        """Read the states of gates; return whether that is news.
 
-        Gates at rest are read again only when a record was written: no process comes or goes there.
+        A brief look asks for the locks of those gates alone whose records say that a change is under way.
         """
         if self._gate is None:
             return False
+        before = self._states, self._blocked
         try:
-            changed_ns = _changed_ns(self._gate.folder)
-            if changed_ns == self._folder_changed_ns and all(state in AT_REST for state in self._states.values()):
-                return False
-            states, blocked = self._gate.states(), self._gate.blocked()
+            states = self._gate.states() if whole else self._gate.states_by_record()
+            self._blocked = {one: self._gate.step_of(one) for one in states if states[one] is GateState.BLOCKED}
         except OSError as error:  # no change can begin there either, and says so; what was blocked still may be
             log.debug("the gates can't be read: %s", error)
             return False
-        before = self._states, self._blocked
-        # What is written within a tick of the file system's clock is seen by the next look alone.
-        self._folder_changed_ns = changed_ns if states == self._states else 0
-        self._states, self._blocked = states, blocked
-        return before != (states, blocked)
+        self._states = states
+        return before != (self._states, self._blocked)
 
     def settle(self, changing: Collection[PciAddress]) -> None:
         """Open the gates of changes that were killed, since the host was observed after they were seen.
@@ -68,16 +89,14 @@ class GateWatch:
 
     def blocked(self, facts: Facts) -> Mapping[PciAddress, str]:
         """Return the functions in whose slots the kernel blocks a step, with that step."""
-        blocked = self._blocked
-        slots = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if blocked else {}
-        return {one: blocked[slot] for one, slot in slots.items() if slot in blocked}
+        return {one: self._blocked[slot] for one, slot in _slots(facts, self._blocked).items()}
+
+    def functions_of(self, slots: Collection[str], facts: Facts | None) -> frozenset[PciAddress]:
+        """Return the functions of slots, VFs too."""
+        return frozenset(_slots(facts, slots)) if facts is not None else frozenset()
 
 
-AT_REST = frozenset({GateState.OPEN, GateState.HELD})
-
-
-def _changed_ns(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+def _slots(facts: Facts, chosen: Collection[str]) -> Mapping[PciAddress, str]:
+    """Return the functions of the slots that are chosen, with their slots."""
+    found = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if chosen else {}
+    return {one: slot for one, slot in found.items() if slot in chosen}

@@ -28,6 +28,7 @@ from gpuvirt.model.wanted import Modes
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.attempts import HearTrouble
 from gpuvirt.node.change.changes import Change, pods_by_gpu
+from gpuvirt.node.change.drainrequest import VGPUS
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.operands import Operands, Tell, Way
 from gpuvirt.node.state import NodeState
@@ -264,7 +265,7 @@ class Oversight:
         carving = self._state.carving
         units = _by_unit(self._state.inventory, carving.desired)
         self._desired = Desired(carving.desired, units, self._state.modes, (carving.book, carving.config))
-        withdrawn = frozenset[str](self._state.withdrawn) | self._state.unwanted
+        withdrawn = frozenset[str](self._state.withdrawn) | self._state.unwanted | self._state.drained.functions
         news = bool(withdrawn - self._withdrawn)
         self._withdrawn = withdrawn
         if news:
@@ -273,6 +274,22 @@ class Oversight:
         if self._operands is not None:
             self._operands.stir()
         return news
+
+    def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
+        """Return why a command would be undone: of one of its GPUs the agent desires something else."""
+        for gpu, wanted in self._desired.gpus.items():
+            others = desires.get(gpu, ())
+            drivers = {one for one in others if one != VGPUS}
+            if wanted.driver is not None and drivers - {str(wanted.driver)}:
+                return refusals.managed(gpu, str(self._state.modes.of(gpu)))
+            if wanted.vgpus is not None and VGPUS in others:
+                config = self._state.carving.configs.get(gpu)
+                return refusals.carved(gpu, config or str(self._state.modes.of(gpu)))
+        return None
+
+    def is_drained(self, functions: frozenset[PciAddress]) -> bool:
+        """Return whether the kubelet gives nothing of some functions any more but what pods have."""
+        return self.heard_since and functions <= self._state.drained.functions and not functions & self._state.undrained
 
     def hear_changed(self, what: Iterable[str], outcome: str) -> None:
         """Take that a change has ended: of `passthrough` or `native` drivers, of `vgpus`."""

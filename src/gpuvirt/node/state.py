@@ -42,6 +42,8 @@ class NodeState:
     """What the devices of the host are, by the ids that a kubelet could know them by."""
     blocked: Mapping[PciAddress, str] = MappingProxyType({})
     """The functions in whose slots the kernel blocks a step, with that step."""
+    drained = Scope()
+    """The devices that another process changes, or is about to change."""
     _closed = Scope()
     """What changes under way kept from being offered when conclusions were drawn last."""
 
@@ -149,6 +151,21 @@ class NodeState:
         )
 
     @property
+    def _changing(self) -> Scope:
+        """The devices that changes under way may touch, by whichever process."""
+        return self.changes.closed.with_all([self.drained])
+
+    @property
+    def undrained(self) -> frozenset[PciAddress]:
+        """The functions of `drained` of which the kubelet may still give something that no pod has."""
+        if self.holders is None or not self.drained.functions:
+            return frozenset()
+        given = {*self.holders.devices, *((entry.resource, entry.device) for entry in self.entries)}
+        free = [key for key in self.holders.counted if key not in given and key[0] in self.resources]
+        targets = (self.known[device][0] for _, device in free if device in self.known)
+        return frozenset(target.gpu for target in targets if self.drained.covers(target))
+
+    @property
     def suspicious(self) -> bool:
         """Whether a device is in use by somebody who is no pod, or looks as if."""
         if self._carves_only:
@@ -169,7 +186,7 @@ class NodeState:
         The end of a change that took too long is news as well: nobody waits for that.
         """
         if self.inventory is not None and facts == self.inventory.facts:
-            return self._closed != self.changes.closed
+            return self._closed != self._changing
         names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
         self.type_names = {**self.type_names, **names}
         self.inventory = build_inventory(facts, self.type_names)
@@ -214,7 +231,7 @@ class NodeState:
         wishes = self.wishes
         self.carving.conclude(self.inventory, self.holdings, self.modes, wishes, self.invalid.named)
         self.invalid.conclude(self.carving, self.inventory.gpus)
-        self._closed = self.changes.closed
+        self._closed = self._changing
         going = self._withdraw(withdrawn(self.inventory, wishes), self.carving.unwanted)
         ground = Ground(
             self.naming,

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the lines of allocations carry it, since processes share it
+from types import MappingProxyType
 
 from gpuvirt.clock import RealClock
 from gpuvirt.model.isolation import Slots
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change import gaterecord
 from gpuvirt.node.change.gatefiles import (
     GateFiles,
@@ -107,16 +109,25 @@ class Gate(GateFiles):
         if isinstance(found, GateRecord) and found.state is GateState.BLOCKED:
             raise self.blocked_by_kernel(slot, slot)
 
-    def drain(self, unit: str, slots: Slots, intent: str, *, patience_s: float = PATIENCE_S) -> None:
+    def drain(
+        self,
+        unit: str,
+        slots: Slots,
+        intent: str,
+        *,
+        desires: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """Have no device of these slots allocated from now on, until `stop_draining` or the change that comes next.
 
-        Raises UnitBusyError. What this process drains already stays as it is.
+        Raises UnitBusyError. What this process drains already stays as it is. `desires`: what a command wants.
         """
         new = [slot for slot in slots if slot not in self.draining]
         try:
             for slot in new:
                 with self._locked(unit, slot, patience_s) as (owner, _):
-                    self.write(slot, gaterecord.settled(self.read(slot), boot_id()).drain(this_process(), intent))
+                    opened_record = gaterecord.settled(self.read(slot), boot_id())
+                    self.write(slot, opened_record.drain(this_process(), intent, dict(desires)))
                     self.draining[slot] = os.dup(owner)
         except UnitBusyError:
             self.stop_draining(new)
@@ -127,6 +138,15 @@ class Gate(GateFiles):
         for slot in slots:
             if slot in self.draining:
                 self._open(slot)
+
+    def answer(self, slot: str, generation: int, refusal: Reason | None) -> None:
+        """Tell the command that drains a slot that its devices are drained, or why they are not going to be."""
+        with opened(self.path_of(slot, "lock")) as lock:
+            if not try_lock(lock, fcntl.LOCK_EX):
+                return
+            found = self.read(slot)
+            if isinstance(found, GateRecord) and found.generation == generation and found.is_unanswered:
+                self.write(slot, found.answer(refusal))
 
     def settle(self, slot: str) -> None:
         """Open the gate of a change whose process has ended, after the host was observed."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.node.change import gaterecord
 from gpuvirt.node.change.gatelock import opened, try_lock
-from gpuvirt.node.change.gaterecord import Found, GateRecord, GateState, Owner
+from gpuvirt.node.change.gaterecord import ALLOCATABLE, Found, GateRecord, GateState, Owner
 from gpuvirt.node.files import replace_file
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -63,11 +63,22 @@ class GateFiles:
 
     def states(self) -> Mapping[str, GateState]:
         """Return the states of all gates that a process has passed since boot. Raises OSError."""
+        return {slot: self.state(slot) for slot in self._slots("lock")}
+
+    def states_by_record(self) -> Mapping[str, GateState]:
+        """Return the same, and ask for no lock where the record says that nothing is under way. Raises OSError."""
+        found = {slot: self.read(slot) for slot in self._slots("json")}
+        return {
+            slot: one.state if isinstance(one, GateRecord) and one.state in ALLOCATABLE else self.state(slot)
+            for slot, one in found.items()
+        }
+
+    def _slots(self, kind: str) -> list[str]:
         try:
-            slots = [path.stem for path in self.folder.iterdir() if path.suffix == ".lock"]
+            names = [path.name for path in self.folder.iterdir()]
         except FileNotFoundError:
-            return {}
-        return {slot: self.state(slot) for slot in sorted(slots)}
+            return []
+        return sorted(name.removesuffix(f".{kind}") for name in names if name.endswith(f".{kind}"))
 
     def blocked(self) -> Mapping[str, str]:
         """Return the slots in which the kernel blocks a step, with that step. Raises OSError."""

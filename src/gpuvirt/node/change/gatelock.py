@@ -24,6 +24,15 @@ def try_lock(fd: int, kind: int, patience_s: float = 0.0, is_ours: Callable[[], 
             return True
 
 
+def tries(patience_s: float, pause_s: float) -> Iterator[None]:
+    """Yield now and again until the time is up."""
+    deadline_s = monotonic() + patience_s
+    yield
+    while monotonic() < deadline_s:
+        sleep(pause_s)
+        yield
+
+
 def open_file(path: Path) -> int:
     """Open the file of a lock, which children don't inherit; in a folder that is not there yet, too."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

@@ -4,7 +4,7 @@ Everything here is pure. `gate` reads and writes the record.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgspec
@@ -72,9 +72,13 @@ class GateRecord:
     intent: str | None = None
     """What a draining change is about to do, or the step that was begun last."""
     reason: Reason | None = None
-    """Why it is `HELD`."""
+    """Why it is `HELD`; or why the agent does not drain it for a command."""
     held_on: str | None = None
     """What the failed change depended on: it is `HELD` for as long as that is so."""
+    desires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What a command that drains desires of each GPU; empty where the agent itself drains."""
+    acknowledged: int = 0
+    """The generation that the agent has drained for a command."""
 
     def move(self, state: GateState, *, intent: str | None = None) -> "GateRecord":
         """Return the record in its next state; raise IllegalMoveError."""
@@ -88,16 +92,33 @@ class GateRecord:
             intent=intent or self.intent,
             reason=None,
             held_on=None,
+            desires={},
         )
 
     def hold(self, reason: Reason, held_on: str) -> "GateRecord":
         """Return the record of a change that has stopped and could not reach what is desired."""
         return replace(self.move(GateState.HELD), reason=reason, held_on=held_on)
 
-    def drain(self, owner: Owner, intent: str) -> "GateRecord":
+    def drain(self, owner: Owner, intent: str, desires: Mapping[str, tuple[str, ...]]) -> "GateRecord":
         """Return the record of the change that waits from now on; raise IllegalMoveError unless the gate is open."""
         draining = self.move(GateState.DRAINING, intent=intent)
-        return replace(draining, owner=owner, generation=self.generation + 1)
+        return replace(draining, owner=owner, generation=self.generation + 1, desires=desires)
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the agent has drained what a command waits for."""
+        return self.acknowledged == self.generation
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a command waits for the agent."""
+        return self.state is GateState.DRAINING and self.reason is None and not self.is_acknowledged
+
+    def answer(self, refusal: Reason | None) -> "GateRecord":
+        """Return the record with the agent's answer."""
+        if refusal is not None:
+            return replace(self, reason=refusal)
+        return replace(self, acknowledged=self.generation)
 
     def begin(self, owner: Owner) -> "GateRecord":
         """Return the record of the change that begins now; raise IllegalMoveError unless the gate is open.
