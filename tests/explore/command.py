@@ -46,7 +46,7 @@ class Command(Action):
         account = PodAccount(site.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
 
         def run() -> None:
-            inputs = Inputs(account.account)
+            inputs = Inputs(account.account, readings=account.readings)
             inventory = observe(site, inputs).inventory
             if self.gpu not in inventory.gpus:
                 return

@@ -139,6 +139,7 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (holders, "PodResources", _PodResources),
     (hostaccount, "ask_holders", _ask_holders),
     (podaccount, "RealClock", _Clock),
+    (podaccount, "monotonic", _monotonic),
     (builder, "shared_boards", functools.cache(machine.shared_boards)),
 )
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep  # noqa: TID251  a command waits for the kubelet
 from typing import TypeVar
 
 from gpuvirt.model import refusals
@@ -16,6 +17,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, desires_of
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
+from gpuvirt.node.change.gaterecord import APART_S
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.change.unitchange import Outcome, apply
@@ -85,7 +87,7 @@ def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
 def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:
     """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
     try:
-        return asyncio.run(ThreadLane(subject).run(job, name="change", timeout_s=CHANGE_TIMEOUT_S))
+        return asyncio.run(ThreadLane(subject).run(lambda: _settled(job), name="change", timeout_s=CHANGE_TIMEOUT_S))
     except LaneBlockedError:
         return refusals.blocked(subject, taken[-1] if taken else "the lease")
     except UnitBlockedError as error:
@@ -94,3 +96,14 @@ def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Rea
         return refusals.unsettled(subject, str(error))
     except UnitBusyError as error:
         return refusals.busy(subject, str(error))
+
+
+def _settled(job: Callable[[], T]) -> T:
+    """Return what a job comes to; where one more reading of the kubelet's accounts may tell, it is tried again."""
+    try:
+        return job()
+    except UnitUnsettledError as error:
+        if not error.again_soon:
+            raise
+    sleep(APART_S)
+    return job()

@@ -173,7 +173,7 @@ def host(account: "PodAccount", *, also: Iterable[str] = (), force: bool = False
     managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
     carved = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
     names = onelook.read_ledger(*account.ledgers).type_names
-    inputs = Inputs(account.account, names, frozenset(parsed(also)), force)
+    inputs = Inputs(account.account, names, frozenset(parsed(also)), force, readings=account.readings)
     return Host(site, inputs, managed, carved, account.roots.local(options.LEDGER).parent)
 
 

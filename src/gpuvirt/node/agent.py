@@ -228,6 +228,7 @@ class Agent:
 
     def hear_holders(self, holders: Holders | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
+        self._oversight.hear_reading(holders)
         waited, growing = not self._oversight.heard_since, self.notice is not None and self.notice.is_growing
         if self._state.hear_holders(holders) or growing or (waited and self._oversight.heard_since):
             self._stale.set()

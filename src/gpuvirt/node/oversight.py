@@ -19,7 +19,7 @@ from gpuvirt.model.heard import Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.ledger import allocations_of
+from gpuvirt.model.ledger import Holders, allocations_of
 from gpuvirt.model.podallocations import PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.recorded import ReadRecorded, any_consumer
@@ -29,6 +29,7 @@ from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.attempts import HearTrouble
 from gpuvirt.node.change.changes import Change, pods_by_gpu
 from gpuvirt.node.change.drainrequest import VGPUS
+from gpuvirt.node.change.gaterecord import Reading, with_reading
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.operands import Operands, Tell, Way
 from gpuvirt.node.state import NodeState
@@ -93,6 +94,8 @@ class Oversight:
         self._operands = operands
         self._recorded = recorded
         self._desired = Desired()
+        self._readings: tuple[Reading, ...] = ()
+        """What the kubelet's accounts said lately."""
         self.looks = 0
         """How often the host was looked at."""
 
@@ -206,7 +209,13 @@ class Oversight:
         account = self.account()
         if not offered:
             account = replace(account, offered=frozenset())
-        return Inputs(lambda _: account, self._state.type_names, driver_may_come=self.follows_cluster)
+        readings = self._readings
+        return Inputs(
+            lambda _: account,
+            self._state.type_names,
+            driver_may_come=self.follows_cluster,
+            readings=lambda: readings,
+        )
 
     def changing(self, unit: UnitId, gpus: Iterable[PciAddress], circumstances: str | None = None) -> Change:
         """Return the change that brings GPUs of a unit to what is desired, for as long as that is desired.
@@ -259,6 +268,13 @@ class Oversight:
             one for one in self._state.leaving if one in inventory.vgpus and inventory.vgpus[one].gpu == gpu
         )
         return shortfalls.still_counted(gpu, counted) if counted else None
+
+    def hear_reading(self, heard: Holders | None) -> None:
+        """Take what both accounts of the kubelet said; half an account tells nothing of what it lacks."""
+        if heard is not None and heard.recorded and heard.partial is None:
+            at_s = self._clock.monotonic_s() - (self._clock.now() - heard.at).total_seconds()
+            new = Reading(at_s, frozenset(device for _, device in heard.devices))
+            self._readings = with_reading(self._readings, new)
 
     def conclude(self) -> bool:
         """Take that conclusions were drawn; return whether something was withdrawn by them."""

@@ -53,7 +53,7 @@ def _changed(
 ) -> tuple[Reason, ...]:
     unit = first.gpus[gpu].unit
     change = by_hand(unit, inputs.newest)
-    with changing(site, unit, first) as (by_children, passed), change.under_way(passed):
+    with changing(site, unit, first, inputs.readings) as (by_children, passed), change.under_way(passed):
         seen = observe_unit(by_children, inputs, unit, first, [gpu])
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)

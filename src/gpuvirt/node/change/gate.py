@@ -8,7 +8,7 @@ it is answered: for a while no account of the kubelet tells of it.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -30,7 +30,16 @@ from gpuvirt.node.change.gatefiles import (
 )
 from gpuvirt.node.change.gatelock import open_file, opened, try_lock
 from gpuvirt.node.change.gatepass import Pass
-from gpuvirt.node.change.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState
+from gpuvirt.node.change.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
+
+Read = Callable[[], Sequence[Reading]]
+"""Reads what the kubelet's two accounts say; nothing where one of them is unknown."""
+
+
+def no_readings() -> Sequence[Reading]:
+    """Return that the kubelet's accounts were not read."""
+    return ()
+
 
 PATIENCE_S = 0.2
 """How long a change waits for a lock: an allocation has it for less than a millisecond."""
@@ -52,10 +61,11 @@ class Gate(GateFiles):
     """The slots that this process drains, with the open file of the lock that says so."""
 
     @contextmanager
-    def change(self, unit: str, members: Callable[[], Slots]) -> Iterator[Pass]:
+    def change(self, unit: str, members: Callable[[], Slots], readings: Read = no_readings) -> Iterator[Pass]:
         """Be the only one on this host who changes or allocates devices of a unit; raise UnitBusyError.
 
         `members` reads the slots of the unit. They are read again under the locks: other slots may have joined.
+        `readings` returns what the kubelet's accounts said lately, the newest last.
         """
         for _ in range(MOST_TRIES):
             slots = members()
@@ -63,7 +73,7 @@ class Gate(GateFiles):
                 locks = [stack.enter_context(self._locked(unit, slot))[1] for slot in slots]
                 if members() == slots:
                     for slot, lock in zip(slots, locks, strict=True):
-                        self._refuse_unknown(unit, slot, lock)
+                        self._refuse_unknown(unit, slot, lock, readings)
                     with self._passed(Pass(self, slots, tuple(locks))) as passed:
                         yield passed
                     return
@@ -165,15 +175,20 @@ class Gate(GateFiles):
             self._refuse_damaged(slot, slot)
             self.write(slot, gaterecord.settled(self.read(slot), boot_id()))
 
-    def _refuse_unknown(self, unit: str, slot: str, lock: int) -> None:
+    def _refuse_unknown(self, unit: str, slot: str, lock: int, readings: Read) -> None:
         """Raise UnitUnsettledError where the kubelet's account may lack allocations, or a record was damaged lately."""
         content = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
-        for device, age_s in gaterecord.unsettled(content, this_process(), monotonic()).items():
-            if device != gaterecord.UNREADABLE or _was_just_written(self.path_of(slot, "lock")):
-                raise UnitUnsettledError(
-                    f"{unit}: {device} was allocated {age_s:.1f} s ago, which the kubelet's account may not show before"
-                    f" {SETTLED_S:g} s ({self.path_of(slot, 'lock')})"
-                )
+        if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
+            self._refuse_damaged(unit, slot)
+            return
+        for device, age_s in gaterecord.unsettled(content, this_process(), monotonic(), readings()).items():
+            if device == gaterecord.UNREADABLE and not _was_just_written(self.path_of(slot, "lock")):
+                continue
+            raise UnitUnsettledError(
+                f"{unit}: {device} was allocated {age_s:.1f} s ago; the kubelet's two accounts must show it, or both"
+                f" lack it twice after {SETTLED_S:g} s ({self.path_of(slot, 'lock')})",
+                again_soon=age_s >= SETTLED_S,
+            )
         self._refuse_damaged(unit, slot)
 
     def _refuse_damaged(self, unit: str, slot: str) -> None:
@@ -238,7 +253,7 @@ def _append(lock: int, devices: Iterable[str]) -> None:
     """Write that devices are allocated into the file of a lock; no other process writes there now."""
     owner, now_s = this_process(), monotonic()
     if (size := os.fstat(lock).st_size) > MOST_BYTES:
-        kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"), now_s)
+        kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))
         os.ftruncate(lock, 0)
         os.write(lock, kept.encode())
     os.write(lock, "".join(gaterecord.allocation(device, owner, now_s) for device in devices).encode())

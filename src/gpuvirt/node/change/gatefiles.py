@@ -31,6 +31,11 @@ class UnitBlockedError(UnitBusyError):
 class UnitUnsettledError(UnitBusyError):
     """A device of this unit was allocated a moment ago, or it is unknown whether one was."""
 
+    def __init__(self, message: str, *, again_soon: bool = False) -> None:
+        """`again_soon`: one more reading of the kubelet's accounts may tell."""
+        super().__init__(message)
+        self.again_soon = again_soon
+
 
 @dataclass(frozen=True, slots=True)
 class GateFiles:

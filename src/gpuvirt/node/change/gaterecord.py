@@ -3,7 +3,7 @@
 Everything here is pure. `gate` reads and writes the record.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -209,7 +209,20 @@ def settled(found: Found, boot_id: str) -> GateRecord:
 
 
 SETTLED_S = 10.0
-"""How old an allocation is once the accounts of the kubelet and of the agent's ledger tell of it."""
+"""How old an allocation is once the accounts of the kubelet must tell of it."""
+APART_S = 2.0
+"""How far apart two readings of these accounts are which both lack it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What both accounts of the kubelet said that pods have; neither was unknown."""
+
+    at_s: float
+    """Seconds since boot."""
+    devices: frozenset[str]
+
+
 UNREADABLE = "an unreadable entry"
 
 
@@ -218,16 +231,15 @@ def allocation(device: str, owner: Owner, now_s: float) -> str:
     return f"{now_s:.3f} {owner.pid} {owner.started} {device}\n"
 
 
-def newest(content: str, now_s: float) -> str:
-    """Return the last line of each device that is unsettled, and lines that can't be read."""
-    lines = {line.split(" ", 3)[-1]: line for line in content.splitlines(keepends=True)}
-    return "".join(line for line in lines.values() if unsettled(line, None, now_s))
+def newest(content: str) -> str:
+    """Return the last line of each device, and lines that can't be read."""
+    return "".join({line.split(" ", 3)[-1]: line for line in content.splitlines(keepends=True)}.values())
 
 
-def unsettled(content: str, owner: Owner | None, now_s: float) -> Mapping[str, float]:
-    """Return the devices that processes other than `owner` have allocated lately, with how long ago that was.
+def unsettled(content: str, owner: Owner | None, now_s: float, readings: Sequence[Reading]) -> Mapping[str, float]:
+    """Return the devices that processes other than `owner` have allocated, and that no account need show yet.
 
-    A line that can't be read counts as one that has just been written.
+    Each has how long ago that was. A line that can't be read counts as one that has just been written.
     """
     found: dict[str, float] = {}
     for line in content.splitlines():
@@ -236,6 +248,25 @@ def unsettled(content: str, owner: Owner | None, now_s: float) -> Mapping[str, f
             age_s, other = now_s - float(at_s), Owner(int(pid), int(started))
         except ValueError:
             age_s, other, device = 0.0, Owner(0, 0), UNREADABLE
-        if age_s < SETTLED_S and other != owner:
+        if other != owner and (age_s < SETTLED_S or not _is_settled(device, now_s - age_s, readings)):
             found[device] = age_s
     return found
+
+
+def _is_settled(device: str, at_s: float, readings: Sequence[Reading]) -> bool:
+    """Return whether the accounts tell of an allocation, or lack it twice though they must know of it."""
+    later = [one for one in readings if one.at_s >= at_s + SETTLED_S]
+    if later and device in later[-1].devices:
+        return True
+    lacking = [one.at_s for one in later if device not in one.devices]
+    return len(lacking) >= 2 and lacking[-1] - lacking[0] >= APART_S
+
+
+def with_reading(readings: Sequence[Reading], new: Reading) -> tuple[Reading, ...]:
+    """Return the readings that can still tell, with a new one: those that follow each other fast count as the last."""
+    *before, last = readings or (new,)
+    is_fast = bool(before) and new.at_s - before[-1].at_s < APART_S
+    return (*before, new) if is_fast or last is new else (*before, last, new)[-MOST_READINGS:]
+
+
+MOST_READINGS = 4

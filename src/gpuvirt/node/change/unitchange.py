@@ -76,7 +76,7 @@ def apply(
     UnitBusyError.
     """
     first = first or build_inventory(scan(site.kernel))
-    with changing(site, unit, first) as (by_children, passed), run.change.under_way(passed):
+    with changing(site, unit, first, inputs.readings) as (by_children, passed), run.change.under_way(passed):
         outcome = UnitChange(by_children, unit, desired, inputs, run, first).run()
         if outcome.reasons and (circumstances := run.change.circumstances) is not None:
             passed.held = outcome.reasons[0], circumstances
