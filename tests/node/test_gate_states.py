@@ -20,6 +20,7 @@ from gpuvirt.model.podallocations import PodAllocations
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.change import gatepass
 from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.node.change.gaterecord import GateRecord, GateState
@@ -231,3 +232,37 @@ async def test_a_change_that_failed_is_held_over_a_restart(machine: Machine, tmp
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await going_back(node, 12)
         assert gate.state(SLOT) is GateState.OPEN, "nothing of the kind is desired any more"
+
+
+MODULE_LOADER = """
+import sys
+from pathlib import Path
+from gpuvirt.node.change.gate import gate_at
+with gate_at(Path(sys.argv[1])).change("other", lambda: ("0000:66:00",)) as passed, passed.modules():
+    print("loads", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_changes_kernel_modules_at_a_time(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of another unit is no obstacle, but for the steps that are about a whole module."""
+    kernel = machine("2xA10")
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    monkeypatch.setattr(gatepass, "MODULES_S", 0.1)
+    gate = gate_at(site.locks)
+    with subprocess.Popen(
+        [sys.executable, "-c", MODULE_LOADER, str(site.locks)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "loads\n"
+        with gate.change("x", lambda: (SLOT,)) as passed:
+            with pytest.raises(UnitBusyError, match="changes kernel modules"), passed.modules():
+                pass
+            passed.note("unbind it")
+        other.communicate()
+    with gate.change("x", lambda: (SLOT,)) as passed, passed.modules():
+        pass
+    with gate.modules():
+        assert set(gate.states()) == {SLOT, "0000:66:00"}

@@ -8,7 +8,7 @@ step: the lock is held for the questions alone.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.podallocations import Allocation, PodAllocations, unmapped_reasons
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.gatefiles import GateFiles
+from gpuvirt.node.change.gatefiles import GateFiles, UnitBusyError
 from gpuvirt.node.change.gatepass import Pass
 from gpuvirt.node.leasing import RefusedError
 
@@ -149,6 +149,16 @@ class Change:
         finally:
             self.step_text = None
             self._passed.unblock()
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Be the only one on this host who changes a kernel module; raise RefusedError."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._passed.modules())
+            except UnitBusyError as error:
+                raise RefusedError(refusals.busy(self._subject, str(error))) from error
+            yield
 
     def expire(self) -> None:
         """Have no further step of the plan taken: the one under way has not returned in time."""

@@ -55,7 +55,8 @@ def execute(
         for step in plan.steps:
             with change.step(_scope_of_step(step), step.text):
                 tell(step)
-                _take(kernel, tools, step)
+                with change.modules() if isinstance(step, LoadModule) else contextlib.nullcontext():
+                    _take(kernel, tools, step)
 
 
 def _scope(functions: Mapping[PciAddress, PciFunction], plan: DriverPlan) -> Scope:

@@ -29,7 +29,7 @@ from gpuvirt.node.change.gatefiles import (
     this_process,
 )
 from gpuvirt.node.change.gatelock import open_file, opened, try_lock
-from gpuvirt.node.change.gatepass import Pass
+from gpuvirt.node.change.gatepass import MODULES, Pass
 from gpuvirt.node.change.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
 
 Read = Callable[[], Sequence[Reading]]
@@ -74,10 +74,17 @@ class Gate(GateFiles):
                 if members() == slots:
                     for slot, lock in zip(slots, locks, strict=True):
                         self._refuse_unknown(unit, slot, lock, readings)
-                    with self._passed(Pass(self, slots, tuple(locks))) as passed:
+                    host = stack.enter_context(opened(self.folder / MODULES))
+                    with self._passed(Pass(self, slots, (*locks, host), host)) as passed:
                         yield passed
                     return
         raise UnitBusyError(f"{unit}: its IOMMU groups change all the time")
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Be the only one on this host who changes the options of kernel modules; raise UnitBusyError."""
+        with opened(self.folder / MODULES) as host, Pass(self, (), (), host).modules():
+            yield
 
     @contextmanager
     def _passed(self, passed: Pass) -> Iterator[Pass]:

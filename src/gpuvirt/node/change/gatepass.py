@@ -1,14 +1,22 @@
 """A change that has passed the gates of its slots, and the records that it keeps of how far it has come."""
 
+import fcntl
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuvirt.model.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change import gaterecord
-from gpuvirt.node.change.gatefiles import GateFiles, boot_id, this_process
+from gpuvirt.node.change.gatefiles import GateFiles, UnitBusyError, boot_id, this_process
+from gpuvirt.node.change.gatelock import try_lock
 from gpuvirt.node.change.gaterecord import GateRecord, GateState
+
+MODULES = "modules"
+"""The file of the host's lock."""
+MODULES_S = 20.0
+"""How long a step on a whole module waits for another: modprobe takes some seconds for NVIDIA's driver."""
 
 
 @dataclass(slots=True)
@@ -19,6 +27,8 @@ class Pass:
     slots: Slots
     locks: Collection[int]
     """A process that has one of these descriptors open holds its lock."""
+    host: int | None = None
+    """The file of the host's lock, which is open in the change's children, too."""
     held: tuple[Reason, str] | None = None
     """Why what is desired is not reached, with what that depends on, where somebody goes on to desire it."""
     _records: dict[str, GateRecord] = field(default_factory=dict)
@@ -42,6 +52,22 @@ class Pass:
     def note(self, step: str) -> None:
         """Record a step before it is taken."""
         self._move(lambda record: record.at_safe_point().in_step(step))
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Be the only one on this host who changes a kernel module or its options; raise UnitBusyError.
+
+        It is the last lock that a change takes, and kept for one step: modules are no unit's own.
+        """
+        if self.host is None:
+            yield
+            return
+        if not try_lock(self.host, fcntl.LOCK_EX, MODULES_S):
+            raise UnitBusyError(f"another process changes kernel modules ({self.files.folder / MODULES})")
+        try:
+            yield
+        finally:
+            fcntl.flock(self.host, fcntl.LOCK_UN)
 
     def block(self) -> None:
         """Record that the kernel blocks the step under way."""
