@@ -233,7 +233,7 @@ class Agent:
         if self._state.hear_holders(holders) or growing or (waited and self._oversight.heard_since):
             self._stale.set()
         self._answer_commands()
-        if self._may_count_otherwise:
+        if self._may_count_otherwise or (self.operands_away.get() and self._oversight.awaits_reading):
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
             self._operands.stir()

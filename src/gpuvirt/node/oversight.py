@@ -29,7 +29,7 @@ from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.attempts import HearTrouble
 from gpuvirt.node.change.changes import Change, pods_by_gpu
 from gpuvirt.node.change.drainrequest import VGPUS
-from gpuvirt.node.change.gaterecord import Reading, with_reading
+from gpuvirt.node.change.gaterecord import APART_S, Reading, with_reading
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.operands import Operands, Tell, Way
 from gpuvirt.node.state import NodeState
@@ -96,6 +96,8 @@ class Oversight:
         self._desired = Desired()
         self._readings: tuple[Reading, ...] = ()
         """What the kubelet's accounts said lately."""
+        self.awaits_reading = False
+        """Whether the kubelet's accounts must be read once more before what another's plugin offered may go."""
         self.looks = 0
         """How often the host was looked at."""
 
@@ -262,7 +264,8 @@ class Oversight:
     def _unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
         """Return why the kubelet may still admit pods by what is to go from a GPU, None where it does not."""
         heard, inventory = self._state.holders, self._state.inventory
-        if heard is None or inventory is None or heard.at < since or not self.heard_since:
+        self.awaits_reading = not self._read_twice_since(since)
+        if heard is None or inventory is None or self.awaits_reading or not self.heard_since:
             return shortfalls.pods_unheard(gpu)
         counted = sorted(
             one for one in self._state.leaving if one in inventory.vgpus and inventory.vgpus[one].gpu == gpu
@@ -290,6 +293,12 @@ class Oversight:
         if self._operands is not None:
             self._operands.stir()
         return news
+
+    def _read_twice_since(self, at: datetime) -> bool:
+        """Return whether both accounts of the kubelet were read twice since another's plugin was gone."""
+        since_s = self._clock.monotonic_s() - (self._clock.now() - at).total_seconds()
+        later = [one.at_s for one in self._readings if one.at_s >= since_s]
+        return bool(later) and later[-1] - later[0] >= APART_S
 
     def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
         """Return why a command would be undone: of one of its GPUs the agent desires something else."""
