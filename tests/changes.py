@@ -18,12 +18,12 @@ from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.podallocations import PodAllocations
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changes import Change, by_hand
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.change.observation import Observation, observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.unitchange import apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import Change, by_hand
 
 Tell = Callable[[Step | RollBack], None]
 NO_PODS: Allocations = {}

@@ -14,11 +14,11 @@ from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.change.changes import Change, Changes, by_hand
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import Change, Gates, by_hand
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_machine
 from gpuvirt.sim.machine import MachineSpec, SlotSpec, load_machine
@@ -167,7 +167,7 @@ def test_a_change_that_was_rolled_back_takes_no_phase_of_another_gpu(tmp_path: P
     assert apply(site, unit, wanted("T4-8Q", 2), inputs(), run).reasons == ()
     before = set(kernel.mdev.devices)
     taken: list[Step | RollBack] = []
-    change = Change(Gates(lambda: ()), unit, lambda: not taken, None)  # no longer desired after the first step
+    change = Change(Changes(lambda: ()), unit, lambda: not taken, None)  # no longer desired after the first step
     outcome = apply(site, unit, wanted("T4-16Q", 1), inputs(), Run(taken.append, change))
     assert ReasonCode.PLAN_OUTDATED in {reason.code for reason in outcome.reasons}
     assert RollBack(gpus[0]) in taken

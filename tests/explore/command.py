@@ -1,5 +1,7 @@
 """A command line beside the agent: `gpuvirt vfio bind` and `unbind`, as a process of its own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -11,13 +13,23 @@ from explore.world import World
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
-from gpuvirt.node.change.gate import UnitBusyError
+from gpuvirt.model.isolation import slots_of
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changes import by_hand
+from gpuvirt.node.change.drainrequest import DrainRequest, desires_of, drained
+from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.unitchange import apply
+from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import by_hand
 from gpuvirt.paths import HostRoots
+
+
+@contextmanager
+def nobody_asked(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
+    """Go on without an agent."""
+    del gate, request
+    yield None
 
 
 @dataclass(frozen=True)
@@ -36,18 +48,26 @@ class Command(Action):
         account = PodAccount(site.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
 
         def run() -> None:
-            inputs = Inputs(account.account)
+            inputs = Inputs(account.account, readings=account.readings)
             inventory = observe(site, inputs).inventory
             if self.gpu not in inventory.gpus:
                 return
             unit = inventory.gpus[self.gpu].unit
             by_person = Run(lambda _: None, by_hand(unit, inputs.newest))
+            desired = {self.gpu: DesiredGpu(self.wish)}
+            slots = slots_of(inventory.facts.functions, inventory.units[unit])
+            request = DrainRequest(unit, slots, f"{process.name} {self.gpu}", desires_of(desired))
+            asks = drained if world.running is not None else nobody_asked
             try:
-                reasons = apply(site, unit, {self.gpu: DesiredGpu(self.wish)}, inputs, by_person, inventory).reasons
+                with asks(gate_at(site.locks), request) as refusal:
+                    if refusal is not None:
+                        outcome = Outcome.everywhere(refusal, desired)
+                    else:
+                        outcome = apply(site, unit, desired, inputs, by_person, inventory)
             except UnitBusyError as error:
                 world.scheduler.tell(f"  {process.name}: {error}")
                 return
-            for reason in reasons:
+            for reason in outcome.reasons:
                 world.scheduler.tell(f"  {process.name}: {reason.text}")
 
         world.scheduler.spawn(Strand(process, process.name, run))

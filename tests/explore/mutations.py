@@ -21,10 +21,10 @@ from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry, Holders
 from gpuvirt.node import allocator, leasing, ledgerkeeper, state
-from gpuvirt.node.change import driverexecutor, driverphase, gate, vgpusteps
+from gpuvirt.node.change import drainrequest, driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
+from gpuvirt.node.change.changes import Change, Changes
 from gpuvirt.node.change.gate import Gate
-from gpuvirt.node.gate import Change, Gates
 from gpuvirt.node.podaccount import PodAccount
 
 
@@ -104,7 +104,7 @@ def _unlocked(*_: object) -> "nullcontext[None]":
 
 _OFFERS = (
     Guard(state, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
-    Guard(Gates, "closed", property(lambda _: Scope()), ()),
+    Guard(Changes, "closed", property(lambda _: Scope()), ()),
 )
 """What the agent offers: what is to go, or is being changed, is not listed."""
 
@@ -119,17 +119,28 @@ _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), (
 _UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
 """A change waits while another process, such as the agent before, has allocated a device lately."""
 
+_DRAINED = Guard(state.NodeState, "_changing", property(lambda _: Scope()), ())
+"""What a command drains is not offered."""
+
+_DRAINS = Guard(Gate, "_refuse_unless_allocatable", _nothing, (), (_DRAINED,))
+"""What a command drains is not allocated."""
+
+_GOES_ON = Guard(drainrequest, "_answer", _nothing, ())
+"""A command waits for the agent's answer."""
+
 _PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unheard), ())
 """A change waits while half of the kubelet's account is missing."""
 
 GUARDS: Mapping[str, Guard] = {
     "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),
-    "gate on disk: its lock": Guard(gate, "_locked", _always, ("command-or-admission",), (_USERS, _NEWEST)),
+    "gate on disk: its lock": Guard(
+        gate, "try_lock", _always, ("command-or-admission",), (_USERS, _NEWEST, _DRAINS, _GOES_ON)
+    ),
     "gate on disk: allocations that no account shows yet": Guard(
-        Gate, "_refuse_unknown", _nothing, ("command-or-admission",), (_NEWEST,)
+        Gate, "_refuse_unknown", _nothing, ("command-after-the-agent",), (_NEWEST,)
     ),
     "gate: no allocation of what a change may touch": Guard(
-        Gates, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
+        Changes, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
     ),
     "gate: no step on what is allocated by now": Guard(
         Change, "_why_allocated", _nothing, ("return-or-admission",), _OFFERS

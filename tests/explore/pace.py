@@ -4,6 +4,7 @@ from gpuvirt.node.pace import Pace
 
 PACE = Pace(
     nodes_s=240.0,
+    gates_s=5.0,
     brief_s=240.0,
     whole_s=240.0,
     users_s=120.0,

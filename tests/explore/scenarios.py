@@ -165,6 +165,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "command-or-admission-by-its-own-node": Scenario(
         CDEVS, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
     ),
+    "command-after-the-agent": Scenario(
+        ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Kill(), Command(GPU, DesiredDriver.NATIVE)))
+    ),
     "command-and-pod": Scenario(
         ON_VFIO,
         NodeSpec("unmanaged"),

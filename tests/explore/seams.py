@@ -14,7 +14,7 @@ from typing import Protocol
 from gpuvirt.cli import podaccount
 from gpuvirt.kubelet import holders, hostaccount
 from gpuvirt.kubelet.podresources import Devices, Held
-from gpuvirt.node.change import gate
+from gpuvirt.node.change import gate, gatelock, gatepass
 from gpuvirt.node.change.gaterecord import Owner
 from gpuvirt.sim import builder, machine
 
@@ -132,11 +132,14 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (fcntl, "flock", _lock),
     (uuid, "uuid4", _new_id),
     (gate, "monotonic", _monotonic),
-    (gate, "sleep", _sleep),
+    (gatelock, "monotonic", _monotonic),
+    (gatelock, "sleep", _sleep),
     (gate, "this_process", _this_process),
+    (gatepass, "this_process", _this_process),
     (holders, "PodResources", _PodResources),
     (hostaccount, "ask_holders", _ask_holders),
     (podaccount, "RealClock", _Clock),
+    (podaccount, "monotonic", _monotonic),
     (builder, "shared_boards", functools.cache(machine.shared_boards)),
 )
 

@@ -14,7 +14,7 @@ from explore.removal import BrokenMutationError, find_missing
 from explore.scenarios import SCENARIOS
 from explore.seeds import parse
 from explore.shrink import kind_of, shrink
-from gpuvirt.node.gate import Change
+from gpuvirt.node.change.changes import Change
 from thoroughness import examples
 
 MOST_SCHEDULES = 40
@@ -32,7 +32,6 @@ QUICKLY_NOTICED = (
     "drivers: what failed is put back",
     "drivers: a GPU without a driver is not as desired",
     "gate: the newest account before each step",
-    "gate on disk: allocations that no account shows yet",
     "planning: pods of vGPUs",
     "vGPUs: what pods have",
     "vGPUs: VFs are switched on below nobody",
@@ -41,9 +40,9 @@ QUICKLY_NOTICED = (
 MOST_SCHEDULES_OF_KNOWN = 400
 MENDED = {
     "pod-of-another-plugin:-1.0": "gate: the newest account before each step",
-    "a-step-fails-on-the-way-back:0.1:-1.1": "drivers: a GPU without a driver is not as desired",
-    "killed-during-a-change:17.1": "drivers: the record of a change before it is made",
-    "command-or-admission:2.2": "gate on disk: allocations that no account shows yet",
+    "a-step-fails-on-the-way-back:0.2": "drivers: a GPU without a driver is not as desired",
+    "killed-during-a-change:19.1": "drivers: the record of a change before it is made",
+    "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
 """Findings that were mended, by their schedules, each with the guard that mends it."""
 

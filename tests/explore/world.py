@@ -1,6 +1,7 @@
 """The world of one schedule: a simulated host with its disk and kubelet, the agent on it, and who acts on both."""
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from gpuvirt.model.heard import Heard, NodeRequest
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import AllocationRefusedError, Request
+from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.change.gaterecord import Owner
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.site import Moving, Site
@@ -82,6 +84,7 @@ class World:
         self._dead: list[Process] = []
         self._owners: dict[Process, Owner] = {}
         """The processes that there were, as the gates know them."""
+        self._gates: dict[Process, Path] = {}
         self._loops: list[ExploredLoop] = []
         self.kernel: SimKernel
         self.tools: SimTools
@@ -151,6 +154,7 @@ class World:
         own = self.disk.volatile / f"units of process {self.owner(process).pid}"
         folder.mkdir(exist_ok=True)
         own.symlink_to(folder)
+        self._gates[process] = own
         return own
 
     def start_beside(self) -> None:
@@ -215,6 +219,7 @@ class World:
     def _end(self, running: Running) -> None:
         self._dead.append(running.process)
         self.scheduler.kill(running.process)
+        close_drains(self._gates[running.process])
         if self.serving in {running, None}:
             self.serving = None
             self.kubelet.lose_plugins()
@@ -233,6 +238,8 @@ class World:
         self.scheduler.stop()
         for loop in self._loops:
             loop.close()
+        for gates in self._gates.values():
+            close_drains(gates)
 
     @property
     def is_dying(self) -> bool:
@@ -361,3 +368,10 @@ WAIT_S = 100.0
 """How long an actor waits for what it needs before the schedule is over."""
 ECHO_S = 7.0
 """How long what follows the last action is explored: longer than the pause before a first retry."""
+
+
+def close_drains(gates: Path) -> None:
+    """Close the files by which a process that has ended drained slots, as the kernel does."""
+    draining = gate_at(gates).draining
+    while draining:
+        os.close(draining.popitem()[1])

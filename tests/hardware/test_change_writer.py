@@ -82,10 +82,14 @@ def test_it_has_nothing_of_ours_open_but_the_locks_of_the_change(tmp_path: Path)
         kernel.write(OVERRIDE, b"\n")
         found = opened(writer_of(kernel))
         assert [path for path in found if path.startswith("socket:")] == [found[-1]], "the one it is asked by"
-        assert [path for path in found if path.startswith(str(tmp_path))] == [f"{tmp_path}/gate/{SLOT}.lock"]
+        assert [path for path in found if path.startswith(str(tmp_path))] == [
+            f"{tmp_path}/gate/{SLOT}.lock",
+            f"{tmp_path}/gate/modules",
+        ]
         shown = run_program(["/bin/ls", "-l", "/proc/self/fd"], 10, kept=tuple(passed.locks)).stdout
         assert [line.split(" -> ")[1] for line in shown.splitlines() if str(tmp_path) in line] == [
-            f"{tmp_path}/gate/{SLOT}.lock"
+            f"{tmp_path}/gate/{SLOT}.lock",
+            f"{tmp_path}/gate/modules",
         ]
 
 

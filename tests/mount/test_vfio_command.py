@@ -1,6 +1,7 @@
 """`gpuvirt vfio` and `vfio-manage` on a mounted machine, as a person runs them."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,42 @@ def test_the_agent_keeps_gpus_where_they_are_wanted_and_nobody_works_against_it(
                 agent.terminate()
             assert agent.wait(100) == 0
         assert driver(tmp_path, gpu) == "vfio-pci", "its end changes nothing"
+
+
+def test_a_command_beside_an_agent_that_leaves_gpus_alone(tmp_path: Path, short_path: Path) -> None:
+    """The agent stops offering the GPU, and offers it again; one that hangs gets the command refused."""
+    kubelet = short_path / "kubelet"
+    (kubelet / "device-plugins").mkdir(parents=True)
+    nobody = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 0}'
+    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_text(nobody)
+    where = f"--host-root host --kubelet-dir {kubelet}"
+    with (
+        mount(tmp_path / "host", "4xRTX2060", "--nodes", "files"),
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {' '.join(GPUVIRT)} node {where} --listen ''"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as agent,
+    ):
+        try:
+            devices = f"{' '.join(GPUVIRT)} devices --host-root host"
+            until(lambda: "TU106" in shell(devices, tmp_path).stdout)
+            record = tmp_path / f"host/run/gpuvirt/gate/{GPU[:-2]}.json"
+            done = shell(f"{VFIO} unbind {GPU} {where}", tmp_path)
+            assert (done.returncode, driver(tmp_path, GPU)) == (0, "nvidia"), done.stdout + done.stderr
+            assert json.loads(record.read_text())["acknowledged"] == 1
+            done = shell(f"{VFIO} bind {GPU} {where}", tmp_path)
+            assert (done.returncode, driver(tmp_path, GPU)) == (0, "vfio-pci"), done.stdout + done.stderr
+            agent.send_signal(signal.SIGSTOP)
+            done = shell(f"{VFIO} unbind {GPU} {where}", tmp_path)
+            assert (done.returncode, driver(tmp_path, GPU)) == (1, "vfio-pci")
+            assert "AgentSilent" in done.stdout
+            assert json.loads(record.read_text())["state"] == "Open"
+        finally:
+            agent.send_signal(signal.SIGCONT)
+            agent.terminate()
+        assert agent.wait(100) == 0
 
 
 @pytest.mark.parametrize(

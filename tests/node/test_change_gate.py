@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.isolation import Slots, slots_of
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import (
     MOST_BYTES,
     Gate,
@@ -23,6 +25,7 @@ from gpuvirt.node.change.gate import (
     boot_id,
 )
 from gpuvirt.node.change.gaterecord import (
+    APART_S,
     NEXT,
     SETTLED_S,
     Damaged,
@@ -30,6 +33,7 @@ from gpuvirt.node.change.gaterecord import (
     GateState,
     IllegalMoveError,
     Owner,
+    Reading,
     allocation,
     decode,
     encode,
@@ -49,7 +53,7 @@ RECORDS = st.builds(
     state=st.sampled_from(GateState),
     owner=st.none() | st.just(OWNER),
     intent=st.none() | st.text(max_size=40),
-    reason=st.none() | st.text(max_size=40),
+    reason=st.none() | st.builds(Reason, st.sampled_from(ReasonCode), st.text(max_size=9), st.text(max_size=9)),
 )
 
 
@@ -101,6 +105,8 @@ def test_another_process_finds_a_gate_by_its_locks_first(record: GateRecord, is_
     state = state_of(record, is_locked=is_locked, has_owner=has_owner)
     if is_locked and not has_owner:
         assert state is GateState.BLOCKED
+    elif not is_locked and has_owner and record.state is GateState.DRAINING:
+        assert state is GateState.DRAINING, "who waits leaves the lock to allocations that it refuses"
     elif not is_locked and record.state not in {GateState.OPEN, GateState.HELD}:
         assert state is GateState.SETTLING, "a change without a lock has lost its process"
     else:
@@ -219,11 +225,21 @@ def test_a_change_waits_until_the_accounts_tell_of_what_another_process_has_allo
     with pytest.raises(UnitUnsettledError, match=r"gpu a was allocated [0-9.]+ s ago"), gate.change("x", one_slot):
         pass
     at, rest = lock.read_text().split(" ", 1)
-    lock.write_text(f"{float(at) - SETTLED_S} {rest}")
+    lock.write_text(f"{float(at) - 3 * SETTLED_S} {rest}")
     with gate.allocation({SLOT: ["ours, which our changes know"]}):
         pass
-    with gate.change("x", one_slot):
-        pass
+    now_s, lacks = float(at), frozenset[str]()
+    once, twice = [Reading(now_s, lacks)], [Reading(now_s - APART_S, lacks), Reading(now_s, lacks)]
+    for readings in ([], once, [*once, *once], [Reading(now_s - 2.5 * SETTLED_S, lacks), *once]):
+        with (
+            pytest.raises(UnitUnsettledError, match="lack it twice") as error,
+            gate.change("x", one_slot, partial(list[Reading], readings)),
+        ):
+            pass
+        assert error.value.again_soon, "age alone does not end it"
+    for readings in (twice, [Reading(now_s, frozenset({"gpu a"}))]):
+        with gate.change("x", one_slot, partial(list[Reading], readings)):
+            pass
     lock.write_text("torn")
     with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
         pass
@@ -239,16 +255,17 @@ DEVICES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), mi
 def test_the_allocations_of_others_are_unsettled_for_a_while(entries: list[tuple[str, float, bool]]) -> None:
     now_s = 2e6
     lines = [allocation(device, OWNER if ours else OTHERS, now_s - age_s) for device, age_s, ours in entries]
-    found = unsettled("".join(lines), OWNER, now_s)
+    readings = [Reading(now_s, frozenset(device for device, *_ in entries))]
+    found = unsettled("".join(lines), OWNER, now_s, readings)
     assert set(found) >= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S - 0.01}
     assert set(found) <= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S + 0.01}
 
 
 def test_a_file_of_allocations_does_not_grow_for_ever(tmp_path: Path) -> None:
     gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
-    lock.write_text("1.0 2 3 settled long ago\n" * 1000)
+    lock.write_text("1.0 2 3 long-ago\n" * 2000)
     with gate.allocation({SLOT: ["new"]}):
-        assert [line.split()[-1] for line in lock.read_text().splitlines()] == ["new"]
+        assert [line.split()[-1] for line in lock.read_text().splitlines()] == ["long-ago", "new"]
 
 
 def test_slots_that_join_while_locks_are_taken_are_locked_too(tmp_path: Path) -> None:
@@ -293,8 +310,7 @@ def test_the_slot_of_a_vf_is_that_of_its_pf() -> None:
 
 def test_a_device_that_is_allocated_again_and_again_keeps_one_line() -> None:
     lines = [allocation(device, OWNER, float(second)) for second in range(9) for device in ("a", "b")]
-    assert newest("".join((*lines, "torn")), 9.0) == "".join((*lines[-2:], "torn"))
-    assert newest("".join(lines), SETTLED_S + 9.0) == ""
+    assert newest("".join((*lines, "torn"))) == "".join((*lines[-2:], "torn"))
 
 
 def test_allocations_again_and_again_leave_a_short_file(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Place:
 
     def __init__(self, folder: Path, machine: str = "4xT4") -> None:
         self.carver = Carver(machine, folder)
-        self.here = vfiohost.Host(self.carver.site, self.carver.given, {}, {})
+        self.here = vfiohost.Host(self.carver.site, self.carver.given, {}, {}, folder)
         self.roots = HostRoots.under(folder / "host")
         self.roots.local(FILE).parent.mkdir(parents=True)
 

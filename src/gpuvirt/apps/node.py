@@ -78,6 +78,8 @@ class NodeOptions:
     """The vGPU configs of the settings' file."""
     moves: change.Site | None = None
     """Where GPUs are brought to the drivers that they are wanted on; None where none is."""
+    gates: Path | None = None
+    """The folder of the gates, by which commands and this agent agree; None for an agent that has no `/run`."""
 
 
 async def run_until_told_to_stop(options: NodeOptions) -> None:
@@ -228,6 +230,7 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
         markers=options.markers,
         moving=Moving(options.moves, options.lanes) if options.moves is not None else None,
+        gates=options.gates,
         wishes=options.ledger.with_name(inlets.FILE) if options.node_name is not None else None,
         node_name=options.node_name,
         vgpu_configs=options.vgpu_configs,

@@ -2,19 +2,25 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep  # noqa: TID251  a command waits for the kubelet
 from typing import TypeVar
 
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.node.change.changes import by_hand
+from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, desires_of
+from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
+from gpuvirt.node.change.gaterecord import APART_S
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import by_hand
 from gpuvirt.node.lane import LaneBlockedError, ThreadLane
 
 T = TypeVar("T")
@@ -24,23 +30,45 @@ CHANGE_TIMEOUT_S = 180.0
 take half a minute to let a GPU go."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where a command changes devices, and beside which agent."""
+
+    site: Site
+    inputs: Inputs
+    agent_folder: Path
+    """The folder that an agent locks."""
+
+
 def changed_in_lane(
-    site: Site,
-    unit: UnitId,
-    desired: DesiredUnit,
-    inputs: Inputs,
-    first: Inventory | None = None,
-    *,
-    quiet: bool,
+    ground: Ground, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
 ) -> tuple[tuple[str, ...], Outcome]:
-    """Bring a unit to what is desired; return the steps that were taken, and what that came to."""
+    """Bring a unit to what is desired; return the steps that were taken, and what that came to.
+
+    `seen` is the host as it was observed lately, `intent` the first step, None where nothing is taken away.
+    """
     tell, taken = teller(quiet=quiet)
+    site, inputs = ground.site, ground.inputs
 
     def job() -> Outcome:
-        return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), first)
+        with beside(ground, unit, desired, seen, intent) as refusal:
+            if refusal is not None:
+                return Outcome.everywhere(refusal, desired)
+            return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), seen)
 
     found = in_lane(unit, job, taken)
     return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
+
+
+def beside(
+    ground: Ground, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
+) -> AbstractContextManager[Reason | None]:
+    """Have the agent, if one runs, stop offering what is changed; the context gives why it does not."""
+    if intent is None:
+        return nullcontext()
+    slots = slots_of(seen.facts.functions, seen.units.get(unit, ()))
+    request = DrainRequest(unit, slots, intent, desires_of(desired))
+    return beside_agent(gate_at(ground.site.locks), ground.agent_folder, request)
 
 
 def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
@@ -58,7 +86,7 @@ def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
 def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:
     """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
     try:
-        return asyncio.run(ThreadLane(subject).run(job, name="change", timeout_s=CHANGE_TIMEOUT_S))
+        return asyncio.run(ThreadLane(subject).run(lambda: _settled(job), name="change", timeout_s=CHANGE_TIMEOUT_S))
     except LaneBlockedError:
         return refusals.blocked(subject, taken[-1] if taken else "the lease")
     except UnitBlockedError as error:
@@ -67,3 +95,14 @@ def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Rea
         return refusals.unsettled(subject, str(error))
     except UnitBusyError as error:
         return refusals.busy(subject, str(error))
+
+
+def _settled(job: Callable[[], T]) -> T:
+    """Return what a job comes to; where one more reading of the kubelet's accounts may tell, it is tried again."""
+    try:
+        return job()
+    except UnitUnsettledError as error:
+        if not error.again_soon:
+            raise
+    sleep(APART_S)
+    return job()

@@ -68,13 +68,15 @@ def node(  # noqa: PLR0913  one parameter an option
     roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
     settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
     kernel = RealKernel(roots)
+    site = site_of(kernel, roots)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
     run = NodeOptions(
         kernel=kernel,
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
-        moves=site_of(kernel, roots) if settings.manages or cluster is not None else None,
+        moves=site if settings.manages or cluster is not None else None,
+        gates=None if plugin_only else site.locks,
         kubelet=kubelet,
         ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
         state_file=None if plugin_only else roots.run / statefile.FILE,

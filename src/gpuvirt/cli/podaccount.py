@@ -1,8 +1,9 @@
 """What pods have of the devices that a command is about: by the kubelet, and by the ledger of the host's agent."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic  # noqa: TID251  the gate's
 
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import DamagedError
@@ -19,6 +20,7 @@ from gpuvirt.model.ledger import Entry, Holders, Ledger, allocations_of, settle
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node import onelook
+from gpuvirt.node.change.gaterecord import Reading
 from gpuvirt.node.change.inputs import Account
 from gpuvirt.paths import HostRoots, KubeletPaths
 
@@ -33,6 +35,16 @@ class PodAccount:
     ledgers: tuple[Path, ...]
     assume_unallocated: bool = False
     """Pods have nothing but what is known, also where the account can't be read."""
+
+    read: list[Reading] = field(default_factory=list)
+    """What the kubelet's accounts have said so far, while both could be read."""
+
+    def readings(self) -> Sequence[Reading]:
+        """Ask the kubelet's accounts once more; return all that they said, the newest last."""
+        held, unknown = self._by_kubelet()
+        if unknown is None or self.assume_unallocated:
+            self.read.append(Reading(monotonic(), frozenset(device for _, device in held or {})))
+        return tuple(self.read)
 
     def account(self, inventory: Inventory) -> Account:
         """Return what pods have of a host."""

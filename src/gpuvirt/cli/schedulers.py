@@ -19,6 +19,7 @@ from gpuvirt.model.moduleoption import FILE
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.node import moduleoptions
 from gpuvirt.node.change import byhand
+from gpuvirt.node.change.gate import UnitBusyError, gate_at
 from gpuvirt.node.change.observation import Observation, observe
 from gpuvirt.paths import HostRoots
 
@@ -145,8 +146,9 @@ def _set(here: Host, roots: HostRoots, seen: Observation, gpu: PciAddress, order
 
 def _persist(here: Host, roots: HostRoots, gpu: PciAddress, scheduler: Scheduler) -> tuple[Reason, ...]:
     try:
-        return moduleoptions.persist(here.site.kernel, roots, gpu, scheduler)
-    except (OSError, DamagedError) as error:
+        with gate_at(here.site.locks).modules():
+            return moduleoptions.persist(here.site.kernel, roots, gpu, scheduler)
+    except (OSError, DamagedError, UnitBusyError) as error:
         return (refusals.failed(f"write {FILE}", gpu, Seen("", str(error))),)
 
 

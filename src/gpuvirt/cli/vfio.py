@@ -160,7 +160,8 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit])
         quiet = output is Output.JSON
-        results.append(would if dry_run or would.reasons else _changed(host, units[unit], would, quiet=quiet))
+        left = dry_run or would.reasons
+        results.append(would if left else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
     vfiorender.results(results, desired, as_json=output is Output.JSON, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
@@ -184,7 +185,8 @@ def _ask(plans: Iterable[Plan]) -> None:
         typer.confirm(f"Take {gpus} from the host's drivers, whoever uses it?", abort=True)
 
 
-def _changed(host: Host, desired: DesiredUnit, would: Result, *, quiet: bool) -> Result:
+def _changed(host: Host, desired: DesiredUnit, would: Result, seen: Inventory, *, quiet: bool) -> Result:
     """Change one unit in a lane, which is left behind where the kernel puts it to sleep."""
-    taken, outcome = changed_in_lane(host.site, UnitId(would.unit), desired, host.inputs, quiet=quiet)
+    intent = next(iter(would.steps), None)
+    taken, outcome = changed_in_lane(host.ground, UnitId(would.unit), desired, seen, intent, quiet=quiet)
     return replace(would, steps=taken, reasons=outcome.reasons)

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from gpuvirt.cli import options
+from gpuvirt.cli.inlane import Ground
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import InvalidIdError
@@ -30,6 +31,13 @@ class Host:
     """The modes that the agent keeps GPUs in."""
     carved: Mapping[PciAddress, str]
     """The vGPU configs by which the agent keeps GPUs carved."""
+    agent_folder: Path
+    """The folder that an agent of this host locks."""
+
+    @property
+    def ground(self) -> Ground:
+        """Where devices are changed."""
+        return Ground(self.site, self.inputs, self.agent_folder)
 
 
 def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> PodAccount:
@@ -46,7 +54,8 @@ def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False) 
     managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
     carved = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
     names = onelook.read_ledger(*account.ledgers).type_names
-    return Host(site, Inputs(account.account, names, frozenset(parsed(also)), force), managed, carved)
+    inputs = Inputs(account.account, names, frozenset(parsed(also)), force, readings=account.readings)
+    return Host(site, inputs, managed, carved, account.roots.local(options.LEDGER).parent)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: Site) -> NodeView:

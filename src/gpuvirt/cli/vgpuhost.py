@@ -6,11 +6,11 @@ from pathlib import Path
 import typer
 
 from gpuvirt.cli import vfiohost
-from gpuvirt.cli.inlane import changed_in_lane, in_lane, teller
+from gpuvirt.cli.inlane import beside, changed_in_lane, in_lane, teller
 from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.change.desired import DesiredGpu
+from gpuvirt.model.change.desired import DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.reasons import Reason, refusals
@@ -53,7 +53,10 @@ def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu,
     if (managed := _managed(here, gpu, _wished(desired))) is not None:
         return managed
     unit = seen.inventory.gpus[gpu].unit
-    taken, outcome = changed_in_lane(here.site, unit, {gpu: desired}, here.inputs, seen.inventory, quiet=quiet)
+    plan = plan_unit(seen.unit_state({gpu: desired}), unit, {gpu: desired})
+    takes_away = bool(plan.drivers.steps) or any(phase.destroys for phase in plan.vgpus)
+    intent = next((step.text for step in plan.steps), None) if takes_away else None
+    taken, outcome = changed_in_lane(here.ground, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
     return Result(gpu, taken, outcome.reasons, _wished(desired))
 
 
@@ -65,7 +68,15 @@ def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, qui
         plan = byhand.removal(seen, gpu, vgpu)
         return Result(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
     tell, taken = teller(quiet=quiet)
-    found = in_lane(gpu, lambda: byhand.remove(here.site, gpu, vgpu, here.inputs, tell, seen.inventory), taken)
+    unit, desired = seen.inventory.gpus[gpu].unit, {gpu: DesiredGpu(vgpus=DesiredVgpus())}
+
+    def job() -> tuple[Reason, ...]:
+        with beside(here.ground, unit, desired, seen.inventory, f"remove the vGPU {vgpu}") as refusal:
+            if refusal is not None:
+                return (refusal,)
+            return byhand.remove(here.site, gpu, vgpu, here.inputs, tell, seen.inventory)
+
+    found = in_lane(gpu, job, taken)
     return Result(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)
 
 

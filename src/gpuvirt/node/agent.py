@@ -6,12 +6,14 @@ They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import cache, partial
 
-from gpuvirt.clock import Signal, Timer
-from gpuvirt.facts.ids import ResourceName, slot_of
+from gpuvirt.clock import Signal, Timer, until_tick_s
+from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.heard import NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.ledger import Holders
@@ -19,13 +21,14 @@ from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
-from gpuvirt.node import dependencies
+from gpuvirt.node import dependencies, originals
 from gpuvirt.node.allocator import Allocator, Callbacks
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.dependencies import Dependencies
 from gpuvirt.node.desiredunits import DesiredUnits
+from gpuvirt.node.gatewatch import GateWatch
 from gpuvirt.node.inlets import Inlets
 from gpuvirt.node.journal import journal_at
 from gpuvirt.node.namereview import NameReview
@@ -78,7 +81,7 @@ class Agent:
         self._watcher = Watcher(
             site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
         )
-        account = PodAccount(self._state, site.recorded)
+        account = PodAccount(self._state, site.recorded, site.clock)
         self._changes = Dependencies(
             self._state,
             account,
@@ -93,9 +96,13 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        self._gate = gate_at(site.moving.site.locks) if site.moving is not None else None
+        gates = site.moving.site.locks if site.moving is not None else site.gates
+        gate = gate_at(gates) if gates is not None else None
+        self._gates = GateWatch(gate)
+        self._gates.look()
+        self._facts: Facts | None = None
         callbacks = Callbacks(self._hear_allocation, lambda: self._watcher.look_soon("refusal"))
-        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, self._gate)
+        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, gate)
 
     async def run(self) -> None:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
@@ -109,6 +116,7 @@ class Agent:
                     group.create_task(self._site.markers.run(self.views))
                 if self._site.moving is not None:
                     self._change_gpus(group, self._site.moving)
+                group.create_task(keep_going("gates", self._watch_gates, self._site.clock))
                 group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
                 group.create_task(self._inlets.run(lambda trouble: self.hear_trouble("inlets", trouble)))
                 if self._site.state_file is not None:
@@ -118,6 +126,7 @@ class Agent:
                     cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._pace)
                     group.create_task(cdi_files.run(self.views, lambda trouble: self.hear_trouble("cdi", trouble)))
         finally:
+            self._gates.stop_draining()
             self._journal.save(self._state.ledger.content)
             await self._journal.flush()
             await self._inlets.flush()
@@ -159,36 +168,61 @@ class Agent:
 
     def hear_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
+        self._facts = facts
+        if self._gates.unsettled:
+            self._gates.settle(self._recorded_changes(facts))
+        self._gates.look()
         if self._hear_gates(facts):
             self._stale.set()
         if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
             self._stale.set()
 
+    def _recorded_changes(self, facts: Facts) -> Collection[PciAddress]:
+        """Return the functions whose drivers a killed change was changing, which the reconciler ends."""
+        if self._site.moving is None:
+            return ()
+        return originals.read(self._site.moving.site.originals).of_boot(facts.platform.boot_id).changes
+
     def _hear_gates(self, facts: Facts) -> bool:
-        """Take which functions a step that the kernel blocks has left behind a gate; return whether that is news."""
-        try:
-            slots = self._gate.blocked() if self._gate is not None else {}
-        except OSError as error:  # no change can begin there either, and says so; what was blocked still may be
-            log.debug("the gates can't be read: %s", error)
-            return False
-        heads = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if slots else {}
-        blocked = {one: slots[slot] for one, slot in heads.items() if slot in slots}
-        before = self._state.gates.blocked
+        """Take what other processes change, and where the kernel blocks a step; return whether that is news."""
+        drained = Scope(self._gates.functions_of(self._gates.elsewhere, facts))
+        before, blocked = self._state.blocked, self._gates.blocked(facts)
+        is_news = self._state.hear_gates(drained, blocked)
         if blocked == before:
-            return False
+            return is_news
         for one in {*blocked, *before} & {*facts.functions}:
             if facts.functions[one].kind is FunctionKind.GPU and facts.functions[one].physfn is None:
                 self._note(f"gate {one}", refusals.blocked(one, blocked[one]) if one in blocked else None)
-        before.clear()
-        before.update(blocked)
         return True
+
+    async def _watch_gates(self) -> None:
+        """Look at the gates for ever; what a killed change has left is settled by a look at the host."""
+        while self._gates.are_there:
+            now_s = self._site.clock.monotonic_s()
+            await self._site.clock.sleep(until_tick_s(now_s, self._pace.gates_s))
+            if self._gates.look(whole=False):
+                if self._gates.unsettled:
+                    self._watcher.look_soon("gate")
+                if self._facts is not None and self._hear_gates(self._facts):
+                    self._stale.set()
+            self._answer_commands()
+
+    def _answer_commands(self) -> None:
+        """Tell commands that wait for devices that these are drained, or why they are not going to be."""
+        for slot, record in self._gates.requests().items():
+            functions = self._gates.functions_of({slot}, self._facts)
+            refusal = self._changes.desired.why_kept(record.desires)
+            if refusal is not None or self._state.is_drained(functions):
+                self._gates.answer(slot, record.generation, refusal)
 
     def hear_holders(self, holders: Holders | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
+        self._changes.account.hear_reading(holders)
         waited, growing = not self._state.heard_since, self.notice is not None and self.notice.is_growing
         if self._state.hear_holders(holders) or growing or (waited and self._state.heard_since):
             self._stale.set()
-        if self._may_count_otherwise:
+        self._answer_commands()
+        if self._may_count_otherwise or (self.operands_away.get() and self._changes.account.awaits_reading):
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
             self._operands.stir()
@@ -212,7 +246,7 @@ class Agent:
     @property
     def _may_count_otherwise(self) -> bool:
         growing = self.notice is not None and self.notice.is_growing
-        return growing or bool(self._state.still_counted or self._state.leaving)
+        return growing or bool(self._state.still_counted or self._state.leaving or self._state.undrained)
 
     def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""
@@ -262,6 +296,7 @@ class Agent:
             self._operands.stir()
         if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked anew who has what
+        self._answer_commands()
         self._journal.save(self._state.ledger.content)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 

@@ -204,7 +204,7 @@ class Allocator:
         with self._passed(resource, by_slot(checked.host.facts.functions, given)):
             targets = [(device.id, device.target) for device in given]
             try:
-                self._state.gates.allocate(targets, lambda: self._state.ledger.record_allocation(entries))
+                self._state.changes.allocate(targets, lambda: self._state.ledger.record_allocation(entries))
             except RefusedError as error:
                 raise AllocationRefusedError(error.reason) from error
         self._allocations.add(added, allocated.recorded)

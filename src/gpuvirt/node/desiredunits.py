@@ -1,16 +1,18 @@
 """What is desired of each isolation unit of a node, as last concluded, and whether a change still follows that."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.vgpuwanted import Book, ConfigName
 from gpuvirt.model.wanted import Modes
-from gpuvirt.node.gate import Account, Change
+from gpuvirt.node.change.changes import Change, ReadAllocations
+from gpuvirt.node.change.drainrequest import VGPUS
 from gpuvirt.node.state import NodeState
 
 
@@ -31,7 +33,7 @@ class _Desired:
 class DesiredUnits:
     """The desired state of one node, by isolation unit; any thread reads it."""
 
-    def __init__(self, state: NodeState, account: Account) -> None:
+    def __init__(self, state: NodeState, account: ReadAllocations) -> None:
         """`account` reads what pods have, as the kubelet has recorded it."""
         self._state = state
         self._account = account
@@ -48,8 +50,22 @@ class DesiredUnits:
         units = _by_unit(self._state.inventory, carving.desired)
         self._last = _Desired(carving.desired, units, self._state.modes, (carving.book, carving.config))
 
-    def changing(self, unit: UnitId, gpus: Iterable[PciAddress]) -> Change:
+    def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
+        """Return why a command would be undone: of one of its GPUs the agent desires something else."""
+        for gpu, desired in self._last.gpus.items():
+            others = desires.get(gpu, ())
+            drivers = {other for other in others if other != VGPUS}
+            if desired.driver is not None and drivers - {str(desired.driver)}:
+                return refusals.managed(gpu, str(self._state.modes.of(gpu)))
+            if desired.vgpus is not None and VGPUS in others:
+                config = self._state.carving.configs.get(gpu)
+                return refusals.carved(gpu, config or str(self._state.modes.of(gpu)))
+        return None
+
+    def changing(self, unit: UnitId, gpus: Iterable[PciAddress], circumstances: str | None = None) -> Change:
         """Return the change that brings GPUs of a unit to what is desired, for as long as that is desired.
+
+        `circumstances`: what it depends on whether it is tried again when it fails.
 
         Which vGPUs are desired of a GPU follows from what the host shows, too, which a change may hide for a while.
         """
@@ -61,7 +77,7 @@ class DesiredUnits:
                 now.gpus.get(gpu) == was or now.origin_of(gpu) == origin for gpu, (was, origin) in planned.items()
             )
 
-        return Change(self._state.gates, unit, is_desired, self._account)
+        return Change(self._state.changes, unit, is_desired, self._account, circumstances)
 
 
 def _by_unit(inventory: Inventory | None, desired: Mapping[PciAddress, DesiredGpu]) -> Mapping[UnitId, DesiredUnit]:

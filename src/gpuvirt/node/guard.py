@@ -2,7 +2,8 @@
 
 An agent's locks are on folders: the kubelet's device-plugins folder of one that offers devices, and that of its own
 files. They are what two agents would fight over, and what both see whatever pods they run in. A lock file would not do:
-a kubelet that starts deletes files, and a lock on a deleted file keeps nobody out.
+a kubelet that starts deletes files, and a lock on a deleted file keeps nobody out. A command that changes devices
+while no agent runs shares the lock on the agent's own folder with other commands, and keeps agents from starting.
 """
 
 import fcntl
@@ -24,7 +25,8 @@ def only_agent(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise AlreadyRunningError(
                 f"{folder}: another gpuvirt agent serves this node;"
-                " stop it first (two DaemonSets? `kubectl get pods -A --field-selector spec.nodeName=NODE`)"
+                " stop it first (two DaemonSets? `kubectl get pods -A --field-selector spec.nodeName=NODE`);"
+                " or a gpuvirt command is changing devices: the agent starts when that has ended"
             ) from error
         yield
     finally:

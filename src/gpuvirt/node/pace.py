@@ -9,6 +9,8 @@ class Pace:
 
     nodes_s: float = 1.5
     """Whether nodes under `/dev/vfio` came or went: a listing; no uevent tells of a node that somebody deletes."""
+    gates_s: float = 1.5
+    """Whether another process has begun or ended a change of a GPU: the time of a folder."""
     brief_s: float = 9.0
     """What can fall ill without a uevent: GPUs, their groups, vGPUs."""
     whole_s: float = 60.0

@@ -1,26 +1,57 @@
 """What pods have of a node's GPUs, by the ledger and by the kubelet's account, as those ask who change GPUs."""
 
 from dataclasses import replace
+from datetime import datetime
 
-from gpuvirt.facts.ids import VgpuId
+from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import allocations_of
+from gpuvirt.model.ledger import Holders, allocations_of
 from gpuvirt.model.podallocations import PodAllocations, map_allocations
-from gpuvirt.model.reasons import refusals
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.recorded import ReadRecorded, any_consumer
+from gpuvirt.node.change.changes import pods_by_gpu
+from gpuvirt.node.change.gaterecord import APART_S, Reading, with_reading
 from gpuvirt.node.change.inputs import Account, Inputs
-from gpuvirt.node.gate import pods_by_gpu
 from gpuvirt.node.state import NodeState
 
 
 class PodAccount:
     """The account of one node's pods, by whatever plugin they have their devices."""
 
-    def __init__(self, state: NodeState, recorded: ReadRecorded) -> None:
+    def __init__(self, state: NodeState, recorded: ReadRecorded, clock: Clock) -> None:
         """`recorded` reads what the kubelet has recorded of its allocations."""
         self._state = state
         self._recorded = recorded
+        self._clock = clock
+        self._readings: tuple[Reading, ...] = ()
+        """What the kubelet's accounts said lately."""
+        self.awaits_reading = False
+        """Whether the kubelet's accounts must be read once more before what another's plugin offered may go."""
+
+    def hear_reading(self, holders: Holders | None) -> None:
+        """Take what both accounts of the kubelet said; half an account tells nothing of what it lacks."""
+        if holders is not None and holders.recorded and holders.partial is None:
+            at_s = self._clock.monotonic_s() - (self._clock.now() - holders.at).total_seconds()
+            new = Reading(at_s, frozenset(device for _, device in holders.devices))
+            self._readings = with_reading(self._readings, new)
+
+    def why_unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
+        """Return why the kubelet may still admit pods by vGPUs that are to go from a GPU, None where it does not.
+
+        `since`: when another's plugin, which offered them, was gone.
+        """
+        self.awaits_reading = not self._was_read_twice_since(since)
+        if self.awaits_reading:
+            return refusals.allocations_unknown(gpu)
+        state = self._state
+        return state.withdrawal.why_unsettled(state.inventory, state.ledger.holders, gpu)
+
+    def _was_read_twice_since(self, at: datetime) -> bool:
+        since_s = self._clock.monotonic_s() - (self._clock.now() - at).total_seconds()
+        later = [reading.at_s for reading in self._readings if reading.at_s >= since_s]
+        return bool(later) and later[-1] - later[0] >= APART_S
 
     def pods(self) -> Allocations | Unknown:
         """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
@@ -61,7 +92,13 @@ class PodAccount:
         account = self.read()
         if not offered:
             account = replace(account, offered=frozenset())
-        return Inputs(lambda _: account, self._state.ledger.type_names, driver_may_come=self._state.follows_cluster)
+        readings = self._readings
+        return Inputs(
+            lambda _: account,
+            self._state.ledger.type_names,
+            driver_may_come=self._state.follows_cluster,
+            readings=lambda: readings,
+        )
 
     def newest(self, inventory: Inventory) -> PodAllocations:
         """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""

@@ -26,12 +26,13 @@ from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node import originals, progress
 from gpuvirt.node.change.attempts import Attempts, ChangeLane, Circumstances
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.unitchange import Outcome, apply, foresee
+from gpuvirt.node.change.unitgates import UnitGates, fingerprint
 from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.node.dependencies import Dependencies
-from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane
 from gpuvirt.node.operands import Tell, Way
 from gpuvirt.node.pace import Pace
@@ -57,6 +58,7 @@ class Reconciler:
         """The units in which a GPU has another driver than the one that is desired."""
         self._looks: dict[UnitId, int] = {}
         """How often the host had been observed when each unit was last changed: what was observed before is old."""
+        self._gates = UnitGates(site.locks)
         self._questions = SmiQuestions(site.tools, lanes, clock, pace)
         self._schedulers = Schedulers(site.tools, lanes, clock, pace)
 
@@ -66,7 +68,10 @@ class Reconciler:
             while True:
                 self._questions.ask(agent, group, self._hear_blocked)
                 for unit, desired in self._due(agent).items():
-                    change = agent.desired.changing(unit, desired)
+                    self._gates.begin(unit)
+                    tried_on = self._attempts[unit].tried_on
+                    circumstances = fingerprint(tried_on) if tried_on is not None else None
+                    change = agent.desired.changing(unit, desired, circumstances)
                     group.create_task(self._change(agent, unit, desired, change))
                 if not self._is_busy(agent):
                     self._schedulers.ask_next(agent.state, agent.callbacks.conclude_soon, group)
@@ -84,8 +89,10 @@ class Reconciler:
         drivers = {unit: desired_drivers(desired) for unit, desired in units.items()}
         self._differing = frozenset(unit for unit, wanted in drivers.items() if unmet(inventory, wanted, journal))
         is_open = {unit: desired for unit, desired in units.items() if self._is_open(agent, unit, desired)}
+        self._gates.release_found((unit for unit in inventory.units if unit not in is_open), inventory)
         for unit, attempts in self._attempts.items():
             if unit not in is_open and not attempts.running:
+                self._gates.release([unit], inventory)
                 self._conclude(agent, unit, Outcome())
                 attempts.forget(units.get(unit))
         self._attempts = {
@@ -107,18 +114,25 @@ class Reconciler:
         if not differ and not any(plan.steps for plan in plans):
             if not attempts.running:
                 against = {plan.gpu: (*plan.refusals, *plan.pending) for plan in plans}
+                self._gates.stop_draining(unit)
                 self._conclude(agent, unit, Outcome(vgpus=against))
                 attempts.forget(desired)
             return False
         if not differ and self._looks.get(unit) == agent.state.looks:
             return False
         waits = self._waits_for_kubelet(agent, unit, desired, differ=differ)
+        if waits is not None and not attempts.running:
+            self._gates.drain(unit, inventory, _intent(agent, desired, differ=differ))
         if waits is not None and waits.vgpus:
             if not (attempts.running or attempts.rolled_back or attempts.asleep_at):
                 self._conclude(agent, unit, waits)
             return False
         now_s = self._clock.monotonic_s()
-        if not attempts.begin(_circumstances(agent, inventory, unit, desired, drivers=differ), now_s):
+        circumstances = _circumstances(agent, inventory, unit, desired, drivers=differ)
+        if waits is None and (held := self._gates.held(unit, inventory, circumstances)) is not None:
+            attempts.resume(circumstances, now_s)
+            self._conclude(agent, unit, Outcome.everywhere(held, desired))
+        if not attempts.begin(circumstances, now_s):
             return False
         if waits is not None:
             self._conclude(agent, unit, waits)
@@ -242,8 +256,7 @@ def _way_cleared(
         return nullcontext()
 
     def why_unsettled(since: datetime) -> Reason | None:
-        state = agent.state
-        reasons = (state.withdrawal.why_unsettled(state.inventory, state.ledger.holders, gpu, since) for gpu in gpus)
+        reasons = (agent.account.why_unsettled(gpu, since) for gpu in gpus)
         return next((reason for reason in reasons if reason is not None), None)
 
     way = Way(lambda: any(agent.plan_of(gpu).steps for gpu in gpus), why_unsettled)
@@ -262,6 +275,15 @@ def _units(agent: Dependencies, inventory: Inventory, journal: DriverJournal) ->
         unit = units.setdefault(inventory.gpus[gpu].unit, {})
         unit[gpu] = replace(unit.get(gpu, DesiredGpu()), driver=driver)
     return units
+
+
+def _intent(agent: Dependencies, desired: DesiredUnit, *, differ: bool) -> str:
+    """Return in words what a change of a unit waits to do."""
+    driver = next((gpu for gpu, one in desired_drivers(desired).items() if one is DesiredDriver.NATIVE), None)
+    if differ and driver is not None:
+        return f"return {driver} to its native driver"
+    steps = (step.text for gpu in desired for step in agent.plan_of(gpu).steps)
+    return next(steps, f"change {', '.join(desired)}")
 
 
 def _counted(agent: Dependencies, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:

@@ -46,6 +46,8 @@ class Site:
     """The files by which NVIDIA's operands wait; None where nobody asked for them."""
     moving: Moving | None = None
     """Where GPUs are moved between drivers; None where they are left alone."""
+    gates: Path | None = None
+    """The folder of the gates, where the agent does not change GPUs; None: no process changes what it offers."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings."""
     wishes: Path | None = None

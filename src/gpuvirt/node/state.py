@@ -30,7 +30,7 @@ from gpuvirt.model.wanted import Modes
 from gpuvirt.model.withholding import Withholding, withholdings
 from gpuvirt.model.workload import addresses_of_settings, named_addresses
 from gpuvirt.node.carveplans import CarvePlans
-from gpuvirt.node.gate import Gates
+from gpuvirt.node.change.changes import Changes
 from gpuvirt.node.invalidstates import InvalidStates
 from gpuvirt.node.ledgerkeeper import LedgerKeeper
 from gpuvirt.node.namereview import NameReview
@@ -60,7 +60,7 @@ class NodeState:
         self.withdrawal = Withdrawal()
         self.invalid = InvalidStates(addresses_of_settings(settings))
         """What of the desired state is invalid."""
-        self.gates = Gates(lambda: self.ledger.entries)
+        self.changes = Changes(lambda: self.ledger.entries)
         self.carving = CarvePlans()
         """Which vGPUs are desired, and what is to be done so that they are there."""
         self._ids, self._agent, self._notice = ids, agent, notice
@@ -79,6 +79,8 @@ class NodeState:
         """Resources that are not to be registered yet."""
         self._closed = Scope()
         """What changes under way kept from being offered when conclusions were drawn last."""
+        self._drained = Scope()
+        self._blocked: Mapping[PciAddress, str] = {}
 
     @property
     def inventory(self) -> Inventory | None:
@@ -142,6 +144,31 @@ class NodeState:
         return self.withdrawal.leaving(self._inventory, self.ledger.holders)
 
     @property
+    def _changing(self) -> Scope:
+        """The devices that changes under way may touch, by whichever process."""
+        return self.changes.closed.with_all([self._drained])
+
+    @property
+    def undrained(self) -> frozenset[PciAddress]:
+        """The functions that other processes drain, of which the kubelet may still give something that no pod has."""
+        holders, known = self.ledger.holders, self.ledger.known
+        if holders is None or not self._drained.functions:
+            return frozenset()
+        given = {*holders.devices, *((entry.resource, entry.device) for entry in self.ledger.entries)}
+        free = [key for key in holders.counted if key not in given and key[0] in self.ledger.resources]
+        targets = (known[device][0] for _, device in free if device in known)
+        return frozenset(target.gpu for target in targets if self._drained.covers(target))
+
+    @property
+    def blocked(self) -> Mapping[PciAddress, str]:
+        """The functions in whose slots the kernel blocks a step, with that step."""
+        return self._blocked
+
+    def is_drained(self, functions: frozenset[PciAddress]) -> bool:
+        """Return whether the kubelet gives nothing of some functions any more but what pods have."""
+        return self.heard_since and functions <= self._drained.functions and not functions & self.undrained
+
+    @property
     def suspicious(self) -> bool:
         """Whether a device is in use by somebody who is no pod, or looks as if."""
         if self._carves_only:
@@ -157,11 +184,19 @@ class NodeState:
         """
         self._looks += 1
         if self._inventory is not None and facts == self._inventory.facts:
-            return self._closed != self.gates.closed
+            return self._closed != self._changing
         self.ledger.hear_type_names(facts)
         self._inventory = build_inventory(facts, self.ledger.type_names)
         self.ledger.hear_known(known_devices(self._inventory), facts.platform.boot_id)
         return True
+
+    def hear_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:
+        """Take which devices other processes change, or are about to, and which steps the kernel blocks.
+
+        Return whether the former is news.
+        """
+        is_news, self._drained, self._blocked = drained != self._drained, drained, blocked
+        return is_news
 
     def hear_holders(self, holders: Holders | None) -> bool:
         """Take which pods have which devices, None for not having heard it; return whether it is news."""
@@ -222,11 +257,11 @@ class NodeState:
         drivers = self._drivers
         self.carving.conclude(inventory, self.holdings, self._modes, drivers, self.invalid.named)
         self.invalid.conclude(self.carving, inventory.gpus)
-        self._closed = self.gates.closed
+        self._closed = self._changing
         functions, vgpus = withdrawn(inventory, drivers), self.carving.unwanted
         going = frozenset[str](functions) | vgpus
         passed = self._notice.passed(going, self._registered) if self._notice is not None else going
-        self.withdrawal.conclude(functions, vgpus, passed, at)
+        self.withdrawal.conclude(functions, vgpus, passed, at, drained=self._drained.functions)
         if not self._carves_only:
             self._offers = self._make_offers(inventory, self._ground(now_s))
         holders = self.ledger.holders
@@ -248,7 +283,7 @@ class NodeState:
             self.withdrawal.vgpus,
             {name: one.reason for name, one in self._withholdings.items()},
             self._closed,
-            dict(self.gates.blocked),
+            self._blocked,
             self.former,
         )
 

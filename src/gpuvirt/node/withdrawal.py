@@ -20,16 +20,24 @@ class Withdrawal:
         """vGPUs that are to be removed."""
         self.noticed: frozenset[PciAddress] = frozenset()
         """Functions that are to go back to the host, and are offered for a moment yet."""
+        self._drained: frozenset[PciAddress] = frozenset()
         self.grew = False
         """Whether the last conclusion withdrew something."""
         self._at: datetime | None = None
         """When that was last so."""
 
     def conclude(
-        self, functions: frozenset[PciAddress], vgpus: frozenset[VgpuId], passed: frozenset[str], at: datetime
+        self,
+        functions: frozenset[PciAddress],
+        vgpus: frozenset[VgpuId],
+        passed: frozenset[str],
+        at: datetime,
+        *,
+        drained: frozenset[PciAddress] = frozenset(),
     ) -> None:
-        """Withdraw what is to go and has `passed` the notice that goes before."""
+        """Withdraw what is to go and has `passed` the notice that goes before, and what other processes drain."""
         before = self.all
+        self._drained = drained
         self.functions, self.vgpus, self.noticed = functions & passed, vgpus & passed, functions - passed
         self.grew = bool(self.all - before)
         if self.grew:
@@ -38,7 +46,7 @@ class Withdrawal:
     @property
     def all(self) -> frozenset[str]:
         """All that is withdrawn."""
-        return frozenset[str](self.functions) | self.vgpus
+        return frozenset[str](self.functions | self._drained) | self.vgpus
 
     def is_known(self, holders: Holders | None) -> bool:
         """Return whether the kubelet was heard since something was last withdrawn."""
@@ -63,11 +71,9 @@ class Withdrawal:
             return frozenset()
         return self.vgpus & counted_by(inventory, holders).vgpus.keys()
 
-    def why_unsettled(
-        self, inventory: Inventory | None, holders: Holders | None, gpu: PciAddress, since: datetime
-    ) -> Reason | None:
+    def why_unsettled(self, inventory: Inventory | None, holders: Holders | None, gpu: PciAddress) -> Reason | None:
         """Return why the kubelet may still admit pods by vGPUs that are to go from a GPU, None where it does not."""
-        if holders is None or inventory is None or holders.at < since or not self.is_known(holders):
+        if holders is None or inventory is None or not self.is_known(holders):
             return refusals.allocations_unknown(gpu)
         leaving = self.leaving(inventory, holders)
         counted = sorted(vgpu for vgpu in leaving if vgpu in inventory.vgpus and inventory.vgpus[vgpu].gpu == gpu)

@@ -165,6 +165,11 @@ class ReasonCode(Code):
         " change has stopped, put back what it had done, and is planned again",
         passes=True,
     )
+    AGENT_SILENT = _change(
+        "AgentSilent",
+        "a command waits for the agent to take the devices off what the kubelet counts, and the agent has not done so"
+        " within 10 s",
+    )
     MANAGED = _change("ManagedByAgent", "the agent manages the GPU and would undo a change by hand")
 
     VGPU_IN_USE = _vgpu(

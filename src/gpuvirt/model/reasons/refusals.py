@@ -207,15 +207,27 @@ def busy(unit: str, said: str) -> Reason:
 
 
 def changing(device: str, step: str | None) -> Reason:
-    """The agent itself changes the unit."""
+    """The agent or a command changes the unit."""
     return Reason(
         ReasonCode.UNIT_BUSY,
         device,
-        "is being changed by this node's agent, so no pod gets it before that ends",
+        "is being changed, so no pod gets it before that ends",
         (Seen("the step under way", step),) if step is not None else (),
         "wait for its end, then create the pod again; a pod of a controller (Deployment, VirtualMachine) is created"
         " again by it",
     )
+
+
+def agent_silent(unit: str, waited_s: float, where: str) -> Reason:
+    """A pod could be given devices that a command is about to change."""
+    message = (
+        f"is offered by this node's agent, which has not taken it off what the kubelet counts within {waited_s:g} s"
+    )
+    fix = (
+        "see the agent's log, and `gpuvirt devices`: its state there is older than some seconds if the agent hangs;"
+        " or stop the agent, and try again"
+    )
+    return Reason(ReasonCode.AGENT_SILENT, unit, message, (Seen(where, "Draining, not acknowledged"),), fix)
 
 
 def plan_outdated(unit: str, why: str) -> Reason:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gpuvirt.model.reasons import Reason, Seen, refusals
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.gate import Change
 from gpuvirt.node.lane import Lane, LaneBlockedError
 from gpuvirt.tasks import backoff_s
 
@@ -86,6 +86,11 @@ class Attempts:
         if before is None or (circumstances.desired, circumstances.users) != (before.desired, before.users):
             return True
         return not self.rolled_back and circumstances.observed != before.observed
+
+    def resume(self, circumstances: Circumstances, now_s: float) -> None:
+        """Take note that an agent before has tried in vain on the same circumstances."""
+        self.tried_on = circumstances
+        self.again_at_s = now_s + next(self.pauses_s)
 
     def forget(self, desired: object = None) -> None:
         """Take note that nothing is to be tried now, so that what comes next is news.

@@ -10,11 +10,11 @@ from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_removal, plan_scheduler
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, shortfalls
+from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, Tell, changing
 from gpuvirt.node.change.vgpusteps import Run, VgpusHeldError, take_all
-from gpuvirt.node.gate import by_hand
 from gpuvirt.node.leasing import RefusedError
 
 
@@ -51,11 +51,12 @@ def _changed(
     plan: Callable[[Observation], VgpuPlan],
 ) -> tuple[Reason, ...]:
     unit = first.gpus[gpu].unit
-    with changing(site, unit, first, tell) as (by_children, begin):
+    change = by_hand(unit, inputs.newest)
+    with changing(site, unit, first, inputs.readings) as (by_children, passed), change.under_way(passed):
         seen = observe_unit(by_children, inputs, unit, first, [gpu])
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
-        found, run = plan(seen), Run(begin, by_hand(unit, inputs.newest))
+        found, run = plan(seen), Run(tell, change)
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         try:
             take_all(by_children, seen.inventory, seen.gpu_state(gpu), found, run)

@@ -28,7 +28,7 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.model.reasons import Seen, refusals
 from gpuvirt.node.change import driversteps
-from gpuvirt.node.gate import Change
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.leasing import Claim, RefusedError, leased, what_failed
 
 
@@ -55,7 +55,8 @@ def execute(
         for step in plan.steps:
             with change.step(_scope_of_step(step), step.text):
                 tell(step)
-                _take(kernel, tools, step)
+                with change.modules() if isinstance(step, LoadModule) else contextlib.nullcontext():
+                    _take(kernel, tools, step)
 
 
 def _scope(functions: Mapping[PciAddress, PciFunction], plan: DriverPlan) -> Scope:

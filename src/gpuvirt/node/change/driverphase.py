@@ -10,10 +10,10 @@ from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import DriverStep, LoadModule, RollBack
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changerecord import ChangeRecord
+from gpuvirt.node.change.changes import StalePlanError
 from gpuvirt.node.change.driverexecutor import execute
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.gate import StalePlanError
 from gpuvirt.node.leasing import RefusedError
 
 Observe = Callable[[], UnitState]

@@ -8,19 +8,38 @@ it is answered: for a while no account of the kubelet tells of it.
 
 import fcntl
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from time import monotonic, sleep  # noqa: TID251  for a lock that another process has for a moment
+from time import monotonic  # noqa: TID251  the lines of allocations carry it, since processes share it
+from types import MappingProxyType
 
 from gpuvirt.clock import RealClock
-from gpuvirt.errors import GpuvirtError
 from gpuvirt.model.isolation import Slots
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change import gaterecord
-from gpuvirt.node.change.gaterecord import SETTLED_S, Damaged, Found, GateRecord, GateState, Owner
-from gpuvirt.node.files import replace_file
+from gpuvirt.node.change.gatefiles import (
+    GateFiles,
+    UnitBlockedError,
+    UnitBusyError,
+    UnitUnsettledError,
+    boot_id,
+    this_process,
+)
+from gpuvirt.node.change.gatelock import open_file, opened, try_lock
+from gpuvirt.node.change.gatepass import MODULES, Pass
+from gpuvirt.node.change.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
+
+Read = Callable[[], Sequence[Reading]]
+"""Reads what the kubelet's two accounts say; nothing where one of them is unknown."""
+
+
+def no_readings() -> Sequence[Reading]:
+    """Return that the kubelet's accounts were not read."""
+    return ()
+
 
 PATIENCE_S = 0.2
 """How long a change waits for a lock: an allocation has it for less than a millisecond."""
@@ -28,203 +47,207 @@ MOST_BYTES = 1 << 14
 """How long a lock's file may become before old allocations are taken out of it."""
 MOST_TRIES = 5
 """How often the members of an isolation unit may change while its locks are taken."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class UnitBusyError(GpuvirtError):
-    """Another process is changing this unit now."""
-
-
-class UnitBlockedError(UnitBusyError):
-    """The kernel blocks a change of this unit whose process has ended; `step` is the step that it was at."""
-
-    def __init__(self, message: str, step: str) -> None:
-        super().__init__(message)
-        self.step = step
-
-
-class UnitUnsettledError(UnitBusyError):
-    """A device of this unit was allocated a moment ago, or it is unknown whether one was."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(GateFiles):
     """The gates of one host, as this process passes them."""
 
-    folder: Path
     ours: set[str] = field(default_factory=set)
     """The slots whose locks a change of this process has."""
+    draining: dict[str, int] = field(default_factory=dict)
+    """The slots that this process drains, with the open file of the lock that says so."""
 
     @contextmanager
-    def change(self, unit: str, members: Callable[[], Slots]) -> Iterator["Pass"]:
+    def change(self, unit: str, members: Callable[[], Slots], readings: Read = no_readings) -> Iterator[Pass]:
         """Be the only one on this host who changes or allocates devices of a unit; raise UnitBusyError.
 
         `members` reads the slots of the unit. They are read again under the locks: other slots may have joined.
+        `readings` returns what the kubelet's accounts said lately, the newest last.
         """
-        self._make_folder()
         for _ in range(MOST_TRIES):
             slots = members()
             with ExitStack() as stack:
-                locks = [stack.enter_context(self._locked(unit, slot)) for slot in slots]
+                locks = [stack.enter_context(self._locked(unit, slot))[1] for slot in slots]
                 if members() == slots:
                     for slot, lock in zip(slots, locks, strict=True):
-                        self._refuse_unknown(unit, slot, lock)
-                    passed = Pass(self, slots, tuple(locks))
-                    passed.begin()
-                    stack.callback(passed.end)
-                    yield passed
+                        self._refuse_unknown(unit, slot, lock, readings)
+                    host = stack.enter_context(opened(self.folder / MODULES))
+                    with self._passed(Pass(self, slots, (*locks, host), host)) as passed:
+                        yield passed
                     return
         raise UnitBusyError(f"{unit}: its IOMMU groups change all the time")
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Be the only one on this host who changes the options of kernel modules; raise UnitBusyError."""
+        with opened(self.folder / MODULES) as host, Pass(self, (), (), host).modules():
+            yield
+
+    @contextmanager
+    def _passed(self, passed: Pass) -> Iterator[Pass]:
+        passed.begin()
+        try:
+            yield passed
+        except Exception:
+            passed.settle()  # it ended before its end: the host is to be observed
+            raise
+        passed.end()
 
     @contextmanager
     def allocation(self, devices: Mapping[str, Iterable[str]]) -> Iterator[None]:
         """Keep changes of other processes out of slots, and tell later ones that these devices of each are allocated.
 
-        Raises UnitBusyError where a change is under way, at once: when it ends, the devices are no longer what the
-        allocation has found them to be. A change of this process is no obstacle: it tells by itself which devices it
-        may touch.
+        Raises UnitBusyError where a change is under way, or is about to be, or where one was killed; at once, since the
+        devices are no longer what the allocation has found them to be when that change ends. One of this process is no
+        obstacle: it tells by itself which devices it may touch.
         """
-        self._make_folder()
-        with ExitStack() as stack:
+        locks: list[int] = []
+        try:
             for slot in sorted(devices):
-                lock = stack.enter_context(_opened(self._path(slot, "lock")))
-                if not _locked(lock, fcntl.LOCK_SH, is_ours=partial(self._has, slot)):
+                locks.append(lock := open_file(self.path_of(slot, "lock")))
+                if not try_lock(lock, fcntl.LOCK_SH, is_ours=partial(self._has, slot)):
                     raise self._taken(slot)
+                self._refuse_unless_allocatable(slot)
                 _append(lock, devices[slot])
             yield
+        finally:
+            for lock in locks:
+                os.close(lock)
 
-    def read(self, slot: str) -> Found:
-        """Return the record of a slot."""
-        try:
-            content = self._path(slot, "json").read_bytes()
-        except FileNotFoundError:
-            content = None
-        return gaterecord.decode(content, boot_id())
+    def _refuse_unless_allocatable(self, slot: str) -> None:
+        """Raise UnitBusyError where another process drains a slot, or where a change was killed and is not settled."""
+        found = self.read(slot)
+        if isinstance(found, GateRecord) and (found.state in ALLOCATABLE or slot in self.draining):
+            return
+        if not self._has(slot):
+            raise self._taken(slot)
+        if isinstance(found, GateRecord) and found.state is GateState.BLOCKED:
+            raise self.blocked_by_kernel(slot, slot)
 
-    def write(self, slot: str, record: GateRecord) -> None:
-        """Write the record of a slot whose lock is ours."""
-        replace_file(self._path(slot, "json"), gaterecord.encode(record), durable=False)
+    def drain(
+        self,
+        unit: str,
+        slots: Slots,
+        intent: str,
+        *,
+        desires: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Have no device of these slots allocated from now on, until `stop_draining` or the change that comes next.
 
-    def state(self, slot: str) -> GateState:
-        """Return in which state a gate is; asks for its locks for a moment."""
-        is_locked, has_owner = self._is_taken(slot, "lock"), self._is_taken(slot, "owner")
-        if is_locked and not has_owner:  # unless the change has ended between the two
-            is_locked = self._is_taken(slot, "lock")
-        return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
-
-    def _is_taken(self, slot: str, kind: str) -> bool:
-        with _opened(self._path(slot, kind)) as fd:
-            return not _locked(fd, fcntl.LOCK_SH)
-
-    def blocked(self) -> Mapping[str, str]:
-        """Return the slots of which the kernel blocks a change whose process has ended, with its step.
-
-        Raises OSError where that can't be told.
+        Raises UnitBusyError. What this process drains already stays as it is. `desires`: what a command wants.
         """
+        new = [slot for slot in slots if slot not in self.draining]
         try:
-            slots = [path.stem for path in self.folder.iterdir() if path.suffix == ".lock"]
-        except FileNotFoundError:
-            return {}
-        return {slot: self._step(slot) for slot in sorted(slots) if self.state(slot) is GateState.BLOCKED}
+            for slot in new:
+                with self._locked(unit, slot, patience_s) as (owner, _):
+                    opened_record = gaterecord.settled(self.read(slot), boot_id())
+                    self.write(slot, opened_record.drain(this_process(), intent, dict(desires)))
+                    self.draining[slot] = os.dup(owner)
+        except UnitBusyError:
+            self.stop_draining(new)
+            raise
 
-    def _refuse_unknown(self, unit: str, slot: str, lock: int) -> None:
+    def stop_draining(self, slots: Iterable[str]) -> None:
+        """Let devices of these slots be allocated again, as far as this process drains them."""
+        for slot in slots:
+            if slot in self.draining:
+                self._open(slot)
+
+    def answer(self, slot: str, generation: int, refusal: Reason | None) -> None:
+        """Tell the command that drains a slot that its devices are drained, or why they are not going to be."""
+        with opened(self.path_of(slot, "lock")) as lock:
+            if not try_lock(lock, fcntl.LOCK_EX):
+                return
+            found = self.read(slot)
+            if isinstance(found, GateRecord) and found.generation == generation and found.is_unanswered:
+                self.write(slot, found.answer(refusal))
+
+    def settle(self, slot: str) -> None:
+        """Open the gate of a change whose process has ended, after the host was observed."""
+        if self.state(slot) is GateState.SETTLING:
+            self._open(slot)
+
+    def release(self, slots: Iterable[str]) -> None:
+        """Open the gates that are held: what is desired has changed, or is reached."""
+        for slot in slots:
+            if self.state(slot) is GateState.HELD:
+                self._open(slot)
+
+    def _open(self, slot: str) -> None:
+        """Open a gate that no other process has now; else that process opens it, or who finds its record later."""
+        with suppress(UnitBusyError), self._locked(slot, slot, 0.0):
+            self._refuse_damaged(slot, slot)
+            self.write(slot, gaterecord.settled(self.read(slot), boot_id()))
+
+    def _refuse_unknown(self, unit: str, slot: str, lock: int, readings: Read) -> None:
         """Raise UnitUnsettledError where the kubelet's account may lack allocations, or a record was damaged lately."""
         content = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
-        for device, age_s in gaterecord.unsettled(content, this_process(), monotonic()).items():
-            if device != gaterecord.UNREADABLE or _was_just_written(self._path(slot, "lock")):
-                raise UnitUnsettledError(
-                    f"{unit}: {device} was allocated {age_s:.1f} s ago, which the kubelet's account may not show before"
-                    f" {SETTLED_S:g} s ({self._path(slot, 'lock')})"
-                )
-        found, path = self.read(slot), self._path(slot, "json")
+        if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
+            self._refuse_damaged(unit, slot)
+            return
+        for device, age_s in gaterecord.unsettled(content, this_process(), monotonic(), readings()).items():
+            if device == gaterecord.UNREADABLE and not _was_just_written(self.path_of(slot, "lock")):
+                continue
+            raise UnitUnsettledError(
+                f"{unit}: {device} was allocated {age_s:.1f} s ago; the kubelet's two accounts must show it, or both"
+                f" lack it twice after {SETTLED_S:g} s ({self.path_of(slot, 'lock')})",
+                again_soon=age_s >= SETTLED_S,
+            )
+        self._refuse_damaged(unit, slot)
+
+    def _refuse_damaged(self, unit: str, slot: str) -> None:
+        found, path = self.read(slot), self.path_of(slot, "json")
         if isinstance(found, Damaged) and _was_just_written(path):
             said = f"{unit}: {path} can't be read: {found.said}"
             raise UnitUnsettledError(f"{said}; it is ignored {SETTLED_S:g} s after it was written")
 
     @contextmanager
-    def _locked(self, unit: str, slot: str) -> Iterator[int]:
-        with _opened(self._path(slot, "owner")) as owner, _opened(self._path(slot, "lock")) as lock:
-            if not _locked(owner, fcntl.LOCK_EX, PATIENCE_S):
-                raise self._busy(unit, slot)
-            if not _locked(lock, fcntl.LOCK_EX, PATIENCE_S):
-                raise self._blocked(unit, slot)
+    def _locked(self, unit: str, slot: str, patience_s: float = PATIENCE_S) -> Iterator[tuple[int, int]]:
+        """Have the two locks of a slot; raise UnitBusyError. What was drained for this is drained no more."""
+        if self._has(slot):
+            raise self.busy(unit, slot)
+        with ExitStack() as stack:
+            drained = self.draining.pop(slot, None)
+            owner = open_file(self.path_of(slot, "owner")) if drained is None else drained
+            stack.callback(os.close, owner)
+            lock = stack.enter_context(opened(self.path_of(slot, "lock")))
+            if drained is None and not try_lock(owner, fcntl.LOCK_EX, patience_s):
+                raise self.busy(unit, slot)
+            if not try_lock(lock, fcntl.LOCK_EX, patience_s):
+                raise self.blocked_by_kernel(unit, slot)
             self.ours.add(slot)
-            try:
-                yield lock
-            finally:
-                self.ours.discard(slot)
+            stack.callback(self.ours.discard, slot)
+            if drained is not None:
+                stack.callback(self._end_drain, slot)
+            yield owner, lock
+
+    def _end_drain(self, slot: str) -> None:
+        """Open a gate that was drained for a change which has not begun."""
+        found = self.read(slot)
+        if isinstance(found, GateRecord) and found.is_drained_by(this_process()):
+            self.write(slot, gaterecord.settled(found, boot_id()))
 
     def _has(self, slot: str) -> bool:
         return slot in self.ours
 
     def _taken(self, slot: str) -> UnitBusyError:
-        """Return who has the gate of a slot."""
-        return self._blocked(slot, slot) if self.state(slot) is GateState.BLOCKED else self._busy(slot, slot)
-
-    def _busy(self, unit: str, slot: str) -> UnitBusyError:
-        step, path = self._step(slot), self._path(slot, "owner")
-        return UnitBusyError(f"{unit}: another process is just changing these functions ({path}), step: {step}")
-
-    def _blocked(self, unit: str, slot: str) -> UnitBlockedError:
-        step, path = self._step(slot), self._path(slot, "lock")
-        return UnitBlockedError(f"{unit}: the kernel blocks a change whose process has ended ({path}): {step}", step)
-
-    def _step(self, slot: str) -> str:
-        found = self.read(slot)
-        return (found.intent if isinstance(found, GateRecord) else None) or "an unknown step"
-
-    def _make_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def _path(self, slot: str, kind: str) -> Path:
-        return self.folder / f"{slot}.{kind}"
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A change that has passed the gates of its slots."""
-
-    gate: Gate
-    slots: Slots
-    locks: Collection[int]
-    """A process that has one of these descriptors open holds its lock."""
-
-    def begin(self) -> None:
-        """Begin a generation; what an earlier change has left is settled, since each change begins with a look."""
-        for slot in self.slots:
-            self.gate.write(slot, gaterecord.settled(self.gate.read(slot), boot_id()).begin(this_process()))
-
-    def note(self, step: str) -> None:
-        """Record a step before it is taken."""
-        for slot in self.slots:
-            found = self.gate.read(slot)
-            if isinstance(found, GateRecord):
-                safe = found.move(GateState.SAFE) if found.state is GateState.APPLYING else found
-                self.gate.write(slot, safe.move(GateState.APPLYING, intent=step))
-
-    def end(self) -> None:
-        """Record that the change has ended, and what it leaves is planned from."""
-        for slot in self.slots:
-            self.gate.write(slot, gaterecord.settled(self.gate.read(slot), boot_id()))
+        """Return why devices of a slot are not given."""
+        match self.state(slot):
+            case GateState.BLOCKED:
+                return self.blocked_by_kernel(slot, slot)
+            case GateState.SETTLING:
+                step, path = self.step_of(slot), self.path_of(slot, "json")
+                return UnitBusyError(f"{slot}: a change has ended before its end ({path}), step: {step}")
+            case _:
+                return self.busy(slot, slot)
 
 
 @cache
 def gate_at(folder: Path) -> Gate:
     """Return the one gate that this process has in a folder."""
     return Gate(folder)
-
-
-@cache
-def boot_id() -> str:
-    """Return the boot that this process runs in."""
-    return BOOT_ID.read_text().strip()
-
-
-@cache
-def this_process() -> Owner:
-    """Return this process."""
-    stat = Path("/proc/self/stat").read_bytes()
-    return Owner(os.getpid(), int(stat.rpartition(b")")[2].split()[19]))
 
 
 def _was_just_written(path: Path) -> bool:
@@ -236,32 +259,19 @@ def _append(lock: int, devices: Iterable[str]) -> None:
     """Write that devices are allocated into the file of a lock; no other process writes there now."""
     owner, now_s = this_process(), monotonic()
     if (size := os.fstat(lock).st_size) > MOST_BYTES:
-        kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"), now_s)
+        kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))
         os.ftruncate(lock, 0)
         os.write(lock, kept.encode())
     os.write(lock, "".join(gaterecord.allocation(device, owner, now_s) for device in devices).encode())
 
 
-def _locked(fd: int, kind: int, patience_s: float = 0.0, is_ours: Callable[[], bool] = lambda: False) -> bool:
-    """Return whether a lock could be had in time, or is another of this process."""
-    deadline_s = monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if is_ours():
-                return True
-            if monotonic() >= deadline_s:
-                return False
-            sleep(0.002)
-        else:
-            return True
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+__all__ = [
+    "Gate",
+    "Pass",
+    "UnitBlockedError",
+    "UnitBusyError",
+    "UnitUnsettledError",
+    "boot_id",
+    "gate_at",
+    "this_process",
+]

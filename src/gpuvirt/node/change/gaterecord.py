@@ -3,12 +3,14 @@
 Everything here is pure. `gate` reads and writes the record.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import msgspec
+
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.model.reasons import Reason
 
 
 class GateState(StrEnum):
@@ -19,15 +21,15 @@ class GateState(StrEnum):
     DRAINING = "Draining"
     """They are not allocated any more: a change waits until the kubelet no longer counts them."""
     APPLYING = "Applying"
-    """A change takes a step, under the lock."""
+    """A change observes the host or takes a step, under the lock."""
     SAFE = "Safe"
-    """A change is between two steps, under the lock."""
+    """A change is between two steps, under the lock: it asks whether its plan still holds."""
     BLOCKED = "Blocked"
-    """The kernel blocks a step; the process that made it keeps the lock, and the change has ended."""
+    """The kernel blocks a step; the process that made it keeps the lock, and its change takes no other step."""
     SETTLING = "Settling"
-    """A change has ended before its end: the host is observed before anything else is done."""
+    """A change has stopped before its end: what it has touched is put back, and the host is observed."""
     HELD = "Held"
-    """A change can't be completed nor undone, for a reason."""
+    """The last change could not reach what is desired, for a reason. Devices that are offered may be allocated."""
 
 
 NEXT: Mapping[GateState, frozenset[GateState]] = {
@@ -36,10 +38,13 @@ NEXT: Mapping[GateState, frozenset[GateState]] = {
     GateState.APPLYING: frozenset({GateState.SAFE, GateState.BLOCKED, GateState.SETTLING}),
     GateState.SAFE: frozenset({GateState.APPLYING, GateState.SETTLING}),
     GateState.BLOCKED: frozenset({GateState.SETTLING}),
-    GateState.SETTLING: frozenset({GateState.OPEN, GateState.HELD}),
+    GateState.SETTLING: frozenset({GateState.OPEN, GateState.HELD, GateState.BLOCKED}),
     GateState.HELD: frozenset({GateState.SETTLING}),
 }
 """The states that may follow each; a change that has ended in whatever way is settled before the next one begins."""
+
+ALLOCATABLE = frozenset({GateState.OPEN, GateState.HELD})
+"""The states in which offered devices are given to pods."""
 
 
 class IllegalMoveError(GpuvirtError):
@@ -65,28 +70,93 @@ class GateRecord:
     state: GateState = GateState.OPEN
     owner: Owner | None = None
     intent: str | None = None
-    """The step that was begun last."""
-    reason: str | None = None
-    """Why it is `HELD`."""
+    """What a draining change is about to do, or the step that was begun last."""
+    reason: Reason | None = None
+    """Why it is `HELD`; or why the agent does not drain it for a command."""
+    held_on: str | None = None
+    """What the failed change depended on: it is `HELD` for as long as that is so."""
+    desires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What a command that drains desires of each GPU; empty where the agent itself drains."""
+    acknowledged: int = 0
+    """The generation that the agent has drained for a command."""
 
-    def move(self, state: GateState, *, intent: str | None = None, reason: str | None = None) -> "GateRecord":
+    def move(self, state: GateState, *, intent: str | None = None) -> "GateRecord":
         """Return the record in its next state; raise IllegalMoveError."""
         if state not in NEXT[self.state]:
             expected = " or ".join(sorted(NEXT[self.state]))
             raise IllegalMoveError(f"a gate goes from {self.state} to {expected}, not to {state}")
-        kept = state not in {GateState.OPEN, GateState.HELD}
         return replace(
             self,
             state=state,
-            owner=self.owner if kept else None,
+            owner=None if state in ALLOCATABLE else self.owner,
             intent=intent or self.intent,
-            reason=reason,
+            reason=None,
+            held_on=None,
+            desires={},
         )
 
+    def hold(self, reason: Reason, held_on: str) -> "GateRecord":
+        """Return the record of a change that has stopped and could not reach what is desired."""
+        return replace(self.move(GateState.HELD), reason=reason, held_on=held_on)
+
+    def drain(self, owner: Owner, intent: str, desires: Mapping[str, tuple[str, ...]]) -> "GateRecord":
+        """Return the record of the change that waits from now on; raise IllegalMoveError unless the gate is open."""
+        draining = self.move(GateState.DRAINING, intent=intent)
+        return replace(draining, owner=owner, generation=self.generation + 1, desires=desires)
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the agent has drained what a command waits for."""
+        return self.acknowledged == self.generation
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a command waits for the agent."""
+        return self.state is GateState.DRAINING and self.reason is None and not self.is_acknowledged
+
+    def answer(self, refusal: Reason | None) -> "GateRecord":
+        """Return the record with the agent's answer."""
+        if refusal is not None:
+            return replace(self, reason=refusal)
+        return replace(self, acknowledged=self.generation)
+
     def begin(self, owner: Owner) -> "GateRecord":
-        """Return the record of the change that begins now; raise IllegalMoveError unless the gate is open."""
+        """Return the record of the change that begins now; raise IllegalMoveError unless the gate is open.
+
+        A change that has drained is of the generation that it began then.
+        """
         applying = self.move(GateState.APPLYING)
-        return replace(applying, owner=owner, generation=self.generation + 1)
+        return replace(applying, owner=owner, generation=self.generation + (not self.is_drained_by(owner)))
+
+    def at_safe_point(self) -> "GateRecord":
+        """Return the record between two steps; a change that puts back what it has touched stays settling."""
+        return self.move(GateState.SAFE) if self.state is GateState.APPLYING else self
+
+    def in_step(self, intent: str) -> "GateRecord":
+        """Return the record of a step that begins now."""
+        return self.move(GateState.APPLYING, intent=intent) if self.state is GateState.SAFE else self._noted(intent)
+
+    def _noted(self, intent: str) -> "GateRecord":
+        if self.state is not GateState.SETTLING:
+            raise IllegalMoveError(f"a step begins in the state {GateState.SAFE} or {GateState.SETTLING}")
+        return replace(self, intent=intent)
+
+    def block(self) -> "GateRecord":
+        """Return the record of a step that the kernel blocks."""
+        is_under_way = self.state in {GateState.APPLYING, GateState.SETTLING}
+        return self.move(GateState.BLOCKED) if is_under_way else self
+
+    def unblock(self) -> "GateRecord":
+        """Return the record after a step that may have been blocked."""
+        return self.move(GateState.SETTLING) if self.state is GateState.BLOCKED else self
+
+    def is_drained_by(self, process: Owner) -> bool:
+        """Return whether a process has drained the slot for the change that it begins now."""
+        return self.state is GateState.DRAINING and self.owner == process
+
+    def settle(self) -> "GateRecord":
+        """Return the record of a change that stops, whatever it was doing."""
+        return self if self.state in {GateState.SETTLING, GateState.OPEN} else self.move(GateState.SETTLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,69 +174,55 @@ def decode(content: bytes | None, boot_id: str) -> Found:
     if content is None:
         return GateRecord(boot_id)
     try:
-        record = _record(json.loads(content))
-    except (ValueError, TypeError, KeyError) as error:
+        record = msgspec.json.decode(content, type=GateRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return Damaged(f"{type(error).__name__}: {error}")
     return record if record.boot_id == boot_id else GateRecord(boot_id)
 
 
-def _record(fields: dict[str, object]) -> GateRecord:
-    """Return the record of a file; raise ValueError, TypeError or KeyError where it is none."""
-    owner = fields["owner"]
-    return GateRecord(
-        boot_id=_text(fields["boot_id"]),
-        generation=_number(fields["generation"]),
-        state=GateState(_text(fields["state"])),
-        owner=Owner(_number(owner["pid"]), _number(owner["started"])) if isinstance(owner, dict) else None,
-        intent=None if fields["intent"] is None else _text(fields["intent"]),
-        reason=None if fields["reason"] is None else _text(fields["reason"]),
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a text, found {value!r}")
-    return value
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"expected a number, found {value!r}")
-    return value
-
-
 def encode(record: GateRecord) -> bytes:
     """Return the content of a record's file."""
-    return json.dumps(asdict(record)).encode()
+    return msgspec.json.encode(record)
 
 
 def state_of(found: Found, *, is_locked: bool, has_owner: bool) -> GateState:
     """Return the state of a gate as another process finds it.
 
-    `is_locked` and `has_owner` say whether somebody has its lock, and whether the process that made the change is
-    there. A lock without that process is a step that the kernel blocks. A change without a lock has lost its process.
+    `is_locked` and `has_owner` say whether a process has its lock, and whether the process that made the change is
+    there. A lock without that process is a step that the kernel blocks. A change without its process is over: it left
+    its lock, and what it left is unknown until the host was observed.
     """
     if is_locked and not has_owner:
         return GateState.BLOCKED
     if isinstance(found, Damaged):
         return GateState.APPLYING if is_locked else GateState.SETTLING
-    if is_locked or found.state in {GateState.OPEN, GateState.HELD}:
+    if is_locked or found.state in ALLOCATABLE:
         return found.state
-    return GateState.SETTLING
+    return GateState.DRAINING if has_owner and found.state is GateState.DRAINING else GateState.SETTLING
 
 
 def settled(found: Found, boot_id: str) -> GateRecord:
     """Return the open record of a gate whose lock is ours, after the host was observed."""
     if isinstance(found, Damaged):
         return GateRecord(boot_id)
-    if found.state is GateState.OPEN:
-        return found
-    settling = found if found.state is GateState.SETTLING else found.move(GateState.SETTLING)
-    return settling.move(GateState.OPEN)
+    return found if found.state is GateState.OPEN else found.settle().move(GateState.OPEN)
 
 
 SETTLED_S = 10.0
-"""How old an allocation is once the accounts of the kubelet and of the agent's ledger tell of it."""
+"""How old an allocation is once the accounts of the kubelet must tell of it."""
+APART_S = 2.0
+"""How far apart two readings of these accounts are which both lack it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What both accounts of the kubelet said that pods have; neither was unknown."""
+
+    at_s: float
+    """Seconds since boot."""
+    devices: frozenset[str]
+
+
 UNREADABLE = "an unreadable entry"
 
 
@@ -175,16 +231,15 @@ def allocation(device: str, owner: Owner, now_s: float) -> str:
     return f"{now_s:.3f} {owner.pid} {owner.started} {device}\n"
 
 
-def newest(content: str, now_s: float) -> str:
-    """Return the last line of each device that is unsettled, and lines that can't be read."""
-    lines = {line.split(" ", 3)[-1]: line for line in content.splitlines(keepends=True)}
-    return "".join(line for line in lines.values() if unsettled(line, None, now_s))
+def newest(content: str) -> str:
+    """Return the last line of each device, and lines that can't be read."""
+    return "".join({line.split(" ", 3)[-1]: line for line in content.splitlines(keepends=True)}.values())
 
 
-def unsettled(content: str, owner: Owner | None, now_s: float) -> Mapping[str, float]:
-    """Return the devices that processes other than `owner` have allocated lately, with how long ago that was.
+def unsettled(content: str, owner: Owner | None, now_s: float, readings: Sequence[Reading]) -> Mapping[str, float]:
+    """Return the devices that processes other than `owner` have allocated, and that no account need show yet.
 
-    A line that can't be read counts as one that has just been written.
+    Each has how long ago that was. A line that can't be read counts as one that has just been written.
     """
     found: dict[str, float] = {}
     for line in content.splitlines():
@@ -193,6 +248,25 @@ def unsettled(content: str, owner: Owner | None, now_s: float) -> Mapping[str, f
             age_s, other = now_s - float(at_s), Owner(int(pid), int(started))
         except ValueError:
             age_s, other, device = 0.0, Owner(0, 0), UNREADABLE
-        if age_s < SETTLED_S and other != owner:
+        if other != owner and (age_s < SETTLED_S or not _is_settled(device, now_s - age_s, readings)):
             found[device] = age_s
     return found
+
+
+def _is_settled(device: str, at_s: float, readings: Sequence[Reading]) -> bool:
+    """Return whether the accounts tell of an allocation, or lack it twice though they must know of it."""
+    later = [one for one in readings if one.at_s >= at_s + SETTLED_S]
+    if later and device in later[-1].devices:
+        return True
+    lacking = [one.at_s for one in later if device not in one.devices]
+    return len(lacking) >= 2 and lacking[-1] - lacking[0] >= APART_S
+
+
+def with_reading(readings: Sequence[Reading], new: Reading) -> tuple[Reading, ...]:
+    """Return the readings that can still tell, with a new one: those that follow each other fast count as the last."""
+    *before, last = readings or (new,)
+    is_fast = bool(before) and new.at_s - before[-1].at_s < APART_S
+    return (*before, new) if is_fast or last is new else (*before, last, new)[-MOST_READINGS:]
+
+
+MOST_READINGS = 4

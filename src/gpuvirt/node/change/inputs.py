@@ -8,6 +8,7 @@ from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.change.gpustate import Holding
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.podallocations import PodAllocations
+from gpuvirt.node.change.gate import Read, no_readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Inputs:
     """Whether processes of the host that use a GPU natively may lose it."""
     driver_may_come: bool = False
     """Whether a container may yet bring NVIDIA's driver."""
+
+    readings: Read = no_readings
+    """Returns what the kubelet's two accounts said lately; a change asks it under the unit's lock."""
 
     def newest(self, inventory: Inventory) -> PodAllocations:
         """Return what pods have by now; any thread calls it."""

@@ -15,7 +15,7 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import Slots, UnitId, slots_of
 from gpuvirt.node import originals
-from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.change.gate import Pass, Read, gate_at
 from gpuvirt.paths import HostRoots
 
 Tell = Callable[[Step | RollBack], None]
@@ -44,23 +44,18 @@ def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Sit
 
 
 @contextmanager
-def changing(site: Site, unit: UnitId, first: Inventory, tell: Tell) -> Iterator[tuple[Site, Tell]]:
+def changing(site: Site, unit: UnitId, first: Inventory, readings: Read) -> Iterator[tuple[Site, Pass]]:
     """Be the only one who changes a unit, by processes that can be left behind; raise UnitBusyError.
 
-    `first` is the host as it was seen lately. The context gives the site by which the change is made, and what is
-    called with each step before it is begun.
+    `first` is the host as it was seen lately. The context gives the site by which the change is made, and the gates
+    that it has passed.
     """
     with ExitStack() as stack:
-        passed = stack.enter_context(gate_at(site.locks).change(unit, lambda: _slots(site, unit, first)))
-
-        def begin(step: Step | RollBack) -> None:
-            passed.note(step.text)
-            tell(step)
-
+        passed = stack.enter_context(gate_at(site.locks).change(unit, lambda: _slots(site, unit, first), readings))
         if site.children is not None:
             kernel, tools = stack.enter_context(site.children(tuple(passed.locks)))
             site = replace(site, kernel=kernel, tools=tools)
-        yield site, begin
+        yield site, passed
 
 
 def _slots(site: Site, unit: UnitId, first: Inventory) -> Slots:

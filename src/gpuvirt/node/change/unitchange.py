@@ -75,8 +75,11 @@ def apply(
     UnitBusyError.
     """
     first = first or build_inventory(scan(site.kernel))
-    with changing(site, unit, first, run.tell) as (by_children, tell), run.change.under_way():
-        return UnitChange(by_children, unit, desired, inputs, replace(run, tell=tell), first).run()
+    with changing(site, unit, first, inputs.readings) as (by_children, passed), run.change.under_way(passed):
+        outcome = UnitChange(by_children, unit, desired, inputs, run, first).run()
+        if outcome.reasons and (circumstances := run.change.circumstances) is not None:
+            passed.held = outcome.reasons[0], circumstances
+        return outcome
 
 
 def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Outcome:

@@ -32,8 +32,8 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.node.change.changerecord import recorded_unbind
+from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.site import Site, Tell
-from gpuvirt.node.gate import Change
 from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased, what_failed
 
 MOST_ROUNDS = 6

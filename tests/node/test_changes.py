@@ -21,10 +21,10 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.allocator import AllocationRefusedError
+from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.change.gaterecord import GateRecord
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.gate import Change, Gates, StalePlanError
 from gpuvirt.node.lane import ThreadLane
 from gpuvirt.node.leasing import RefusedError
 from gpuvirt.node.pace import Pace
@@ -331,12 +331,12 @@ def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.Mon
     unit = driver_state(site, NOBODY).inventory.gpus[FIRST].unit
     kernel.writes.clear()
     entries = [entry_of(FIRST)]
-    change = Change(Gates(lambda: entries), unit, lambda: True, None)
+    change = Change(Changes(lambda: entries), unit, lambda: True, None)
     reasons = change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change)
     assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
     assert (leased, kernel.writes) == ([], [])
     entries.clear()
-    change = Change(Gates(lambda: entries), unit, lambda: True, None)
+    change = Change(Changes(lambda: entries), unit, lambda: True, None)
     assert change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, NOBODY, lambda _: None, change) == ()
     assert leased
 
@@ -362,25 +362,25 @@ async def test_allocate_opens_no_group_of_which_a_pod_has_something(
         assert len(opened) == 1
 
 
-def test_a_gate_is_open_again_when_its_change_has_ended() -> None:
+def test_devices_may_be_allocated_again_when_their_change_has_ended() -> None:
     entries: list[Entry] = []
-    gates = Gates(lambda: entries)
+    changes = Changes(lambda: entries)
     given = [(DeviceId(FIRST), Target(FIRST))]
-    change = Change(gates, "unit", lambda: True, None)
+    change = Change(changes, "unit", lambda: True, None)
     with change.under_way():
-        gates.allocate(given, lambda: None)  # nothing is claimed yet
+        changes.allocate(given, lambda: None)  # nothing is claimed yet
         change.claim(Scope(frozenset({FIRST})))
         with pytest.raises(RefusedError) as refused:
-            gates.allocate(given, lambda: entries.append(entry_of(FIRST)))
+            changes.allocate(given, lambda: entries.append(entry_of(FIRST)))
         assert refused.value.reason.code is ReasonCode.UNIT_BUSY
         assert refused.value.reason.fix is not None
-        gates.allocate([(DeviceId(SECOND), Target(SECOND))], lambda: None)
+        changes.allocate([(DeviceId(SECOND), Target(SECOND))], lambda: None)
         change.expire()
         with pytest.raises(StalePlanError), change.step(Scope(), "a step"):
             raise AssertionError("taken")
         change.roll_back()
         with change.step(Scope(frozenset({FIRST})), "a step that puts back"):
             pass
-    gates.allocate(given, lambda: entries.append(entry_of(FIRST)))
+    changes.allocate(given, lambda: entries.append(entry_of(FIRST)))
     with change.under_way(), pytest.raises(StalePlanError, match="is allocated to"):
         change.claim(Scope(frozenset({FIRST})))

@@ -1,14 +1,16 @@
-"""The gates of a node's isolation units: Allocate and changes agree here on who may touch which device.
+"""The changes that this process makes: its allocations and its changes agree here on who may touch which device.
 
-A change runs in a thread while the event loop answers Allocate. From the moment at which a change claims its devices
-until it ends, Allocate refuses them at once. Before each step the change asks whether the desired state and the
-allocations are still those that it was planned from. Nobody waits for a step: the lock is held for the questions alone.
+The gate on disk (`gate`) keeps other processes away. A change runs in a thread while the event loop answers Allocate.
+From the moment at which a change claims its devices until it ends, Allocate refuses them at once. Before each step the
+change asks whether the desired state and the allocations are still those that it was planned from. Nobody waits for a
+step: the lock is held for the questions alone.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocations import Allocations, Unknown
@@ -18,10 +20,16 @@ from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
 from gpuvirt.model.podallocations import Allocation, PodAllocations, unmapped_reasons
 from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.change.gatefiles import GateFiles, UnitBusyError
+from gpuvirt.node.change.gatepass import Pass
 from gpuvirt.node.leasing import RefusedError
 
-Account = Callable[[Inventory], PodAllocations]
+ReadAllocations = Callable[[Inventory], PodAllocations]
 """Reads the newest account of what pods have of a host; any thread calls it."""
+
+
+NO_GATES = Pass(GateFiles(Path("/run")), (), ())
+"""What a change has passed that nobody else could make."""
 
 
 class StalePlanError(RefusedError):
@@ -29,15 +37,13 @@ class StalePlanError(RefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
-    """The gates of one node."""
+class Changes:
+    """The changes of one process that are under way."""
 
     allocated: Callable[[], Sequence[Entry]]
     """Returns what is allocated now; any thread calls it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     under_way: "list[Change]" = field(default_factory=list)
-    blocked: dict[PciAddress, str] = field(default_factory=dict)
-    """The functions in whose slots the kernel blocks a step of a process that has ended, with that step."""
 
     @property
     def closed(self) -> Scope:
@@ -64,18 +70,27 @@ class Gates:
 class Change:
     """A change of one isolation unit: it claims its devices, then takes its steps, each after the same questions."""
 
-    def __init__(self, gates: Gates, subject: str, is_desired: Callable[[], bool], account: Account | None) -> None:
+    def __init__(
+        self,
+        changes: Changes,
+        subject: str,
+        is_desired: Callable[[], bool],
+        account: ReadAllocations | None,
+        circumstances: str | None = None,
+    ) -> None:
         """`is_desired` returns whether the desired state is still that of the plan; any thread calls it.
 
         `subject` is what reasons name: an isolation unit, or a GPU. `account` reads the newest account of what pods
-        have, by whatever plugin; None: there is none to be read.
+        have, by whatever plugin; None: there is none to be read. `circumstances`: what it depends on whether a
+        change that failed is tried again; None: nobody tries again, as it is with a command.
         """
+        self.circumstances = circumstances
         self.scope = Scope()
         """The devices that it may touch."""
         self.step_text: str | None = None
         """The step under way."""
         self._subject = subject
-        self._gates = gates
+        self._changes = changes
         self._is_desired = is_desired
         self._account = account
         self._planned_from: Inventory | None = None
@@ -83,6 +98,7 @@ class Change:
         self._begun = Scope()
         self._slept_at: str | None = None
         self._rolling_back = False
+        self._passed = NO_GATES
 
     @property
     def expired(self) -> bool:
@@ -90,15 +106,16 @@ class Change:
         return self._slept_at is not None
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Be under way for as long as the context lasts."""
-        with self._gates.lock:
-            self._gates.under_way.append(self)
+    def under_way(self, passed: Pass = NO_GATES) -> Iterator[None]:
+        """Be under way for as long as the context lasts, with the gates that the change has passed."""
+        with self._changes.lock:
+            self._passed = passed
+            self._changes.under_way.append(self)
         try:
             yield
         finally:
-            with self._gates.lock:
-                self._gates.under_way.remove(self)
+            with self._changes.lock:
+                self._changes.under_way.remove(self)
 
     def plan_from(self, inventory: Inventory, unmapped: Iterable[Allocation]) -> None:
         """Take the host as the plan saw it, and the allocations that it could not map: the newest account is mapped
@@ -109,38 +126,55 @@ class Change:
 
     def claim(self, scope: Scope) -> None:
         """Have none of these devices allocated from now on until the change ends; raise StalePlanError."""
+        self._passed.pause()
         self._ask_account(scope, may_be_unknown=self._rolling_back)
-        with self._gates.lock:
+        with self._changes.lock:
             self._ask(scope)
             self.scope = self.scope.with_all([scope])
 
     @contextmanager
     def step(self, scope: Scope, text: str) -> Iterator[None]:
         """Take one step, which touches these devices, unless the plan is out of date: raise StalePlanError."""
+        self._passed.pause()
         self._ask_account(scope, may_be_unknown=self._rolling_back and self._begun.includes(scope))
-        with self._gates.lock:
+        with self._changes.lock:
             self._ask(scope)
             self.scope = self.scope.with_all([scope])
             self._begun = self._begun.with_all([scope])
             self.step_text = text
+        self._passed.note(text)
         try:
             yield
         finally:
             self.step_text = None
+            self._passed.unblock()
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Be the only one on this host who changes a kernel module; raise RefusedError."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._passed.modules())
+            except UnitBusyError as error:
+                raise RefusedError(refusals.busy(self._subject, str(error))) from error
+            yield
 
     def expire(self) -> None:
         """Have no further step of the plan taken: the one under way has not returned in time."""
         self._slept_at = self.step_text or "the look at the host"
+        if self.step_text is not None:
+            self._passed.block()
 
     def roll_back(self) -> None:
         """Take steps from now on that put back what the change has done, whatever is desired by now."""
         self._rolling_back = True
+        self._passed.settle()
 
     def allocations(self, planned: Allocations | Unknown) -> Allocations | Unknown:
         """Return which pods have which GPUs now; what was unknown when the change was planned still is."""
         if isinstance(planned, Unknown):
             return planned
-        return {**planned, **pods_by_gpu(self._gates.allocated())}
+        return {**planned, **pods_by_gpu(self._changes.allocated())}
 
     def _ask_account(self, scope: Scope, *, may_be_unknown: bool) -> None:
         """Raise StalePlanError where the newest account has one of these devices in a pod, or is unknown.
@@ -172,7 +206,7 @@ class Change:
 
     def _why_allocated(self, scope: Scope) -> Reason | None:
         """Return which of the devices is allocated by now."""
-        for entry in self._gates.allocated():
+        for entry in self._changes.allocated():
             # A vGPU that the host has not shown since it was started is not there to be touched.
             if scope.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None):
                 return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.holder}")
@@ -189,9 +223,9 @@ class Change:
         return None if self._is_desired() else refusals.plan_outdated(self._subject, "the desired state has changed")
 
 
-def by_hand(subject: str, account: Account | None) -> Change:
+def by_hand(subject: str, account: ReadAllocations | None) -> Change:
     """Return a change that somebody makes beside the agent: its plan and the kubelet's account say what it may do."""
-    return Change(Gates(lambda: ()), subject, lambda: True, account)
+    return Change(Changes(lambda: ()), subject, lambda: True, account)
 
 
 def _allocated(found: PodAllocations) -> Iterator[tuple[PciAddress | VgpuId, tuple[str, ...]]]:

@@ -1,0 +1,198 @@
+"""A command beside a running agent: its devices are drained before it changes them, or it is told why not."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.errors import AlreadyRunningError
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.change import drainrequest
+from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, no_agent
+from gpuvirt.node.change.gate import Gate, gate_at
+from gpuvirt.node.change.gaterecord import GateRecord, GateState
+from gpuvirt.node.guard import only_agent
+from gpuvirt.sim.kernel import SimKernel
+from simnode import SimNode, running_node
+
+pytestmark = pytest.mark.usefixtures("worker")
+
+GPU, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+SLOT = slot_of(GPU)
+A10 = "nvidia.com/GA102GL_A10"
+Machine = Callable[[str], SimKernel]
+
+COMMAND = """
+import json, sys
+from pathlib import Path
+from gpuvirt.node.change.drainrequest import DrainRequest, drained
+from gpuvirt.node.change.gate import gate_at
+folder, gpu, slot, *desires = sys.argv[1:]
+gate = gate_at(Path(folder))
+print("asks", flush=True)
+with drained(gate, DrainRequest(gpu, (slot,), f"unbind {gpu}", {gpu: desires})) as refusal:
+    print(json.dumps(None if refusal is None else [refusal.code, refusal.text]), flush=True)
+    if refusal is None:
+        with gate.change(gpu, lambda: (slot,)) as passed:
+            print(gate.read(slot).generation, flush=True)
+            sys.stdin.readline()
+"""
+
+
+@contextmanager
+def command(folder: Path, *desires: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a command that wants something of the first GPU."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(folder), GPU, SLOT, *desires],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert said(process) == "asks"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def until_it_drains(gate: Gate) -> GateRecord:
+    while gate.state(SLOT) is not GateState.DRAINING:
+        pass
+    found = gate.read(SLOT)
+    assert isinstance(found, GateRecord)
+    return found
+
+
+async def seconds(node: SimNode, count: int) -> None:
+    for _ in range(count):
+        await node.say_holders()
+        await node.advance(1)
+
+
+def acknowledged(gate: Gate) -> bool:
+    found = gate.read(SLOT)
+    return isinstance(found, GateRecord) and found.is_acknowledged
+
+
+async def test_free_devices_are_drained_and_offered_again(machine: Machine, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "locks")
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        node.count(A10, GPU, SECOND)
+        await seconds(node, 3)
+        assert node.offered[A10] == {GPU: True, SECOND: True}
+        with command(gate.folder, "native") as process:
+            until_it_drains(gate)
+            assert node.refused(A10, [GPU]) is ReasonCode.UNIT_BUSY, "at once, before the agent has looked"
+            await seconds(node, 3)
+            assert node.offered[A10] == {SECOND: True}
+            assert node.reasons(GPU) == [ReasonCode.UNIT_BUSY]
+            assert not acknowledged(gate), "the kubelet still counts it"
+            node.count(A10, SECOND)
+            await seconds(node, 3)
+            assert said(process) == "null"
+            assert said(process) == "1", "the change is of the generation that was acknowledged"
+            await seconds(node, 3)
+            assert node.offered[A10] == {SECOND: True}
+            node.allocate(A10, [SECOND])
+            process.communicate("go\n")
+        await seconds(node, 3)
+        assert node.offered[A10] == {GPU: True, SECOND: True}
+        node.allocate(A10, [GPU])
+
+
+async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(machine: Machine, tmp_path: Path) -> None:
+    """The command's own look at the accounts names the pod."""
+    gate = Gate(tmp_path / "locks")
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        node.count(A10, GPU, SECOND)
+        node.hold(A10, GPU)
+        await seconds(node, 3)
+        with command(gate.folder, "native") as process:
+            until_it_drains(gate)
+            await seconds(node, 4)
+            assert node.offered[A10] == {GPU: True, SECOND: True}
+            assert said(process) == "null"
+
+
+@pytest.mark.parametrize(
+    ("mode", "desires", "code"),
+    [
+        (WantedMode.PASSTHROUGH, ["native"], ReasonCode.MANAGED),
+        (WantedMode.PASSTHROUGH, ["passthrough"], None),
+        (WantedMode.UNMANAGED, ["native"], None),
+        (WantedMode.UNMANAGED, ["vgpus"], None),
+    ],
+)
+async def test_the_agent_refuses_what_it_would_undo(
+    machine: Machine, tmp_path: Path, mode: WantedMode, desires: list[str], code: ReasonCode | None
+) -> None:
+    gate = Gate(tmp_path / "locks")
+    async with running_node(machine("2xA10"), tmp_path, Settings(mode=mode)) as node:
+        await seconds(node, 3)
+        with command(gate.folder, *desires) as process:
+            until_it_drains(gate)
+            await seconds(node, 4)
+            answer = json.loads(said(process))
+            assert (answer is None) == (code is None)
+            if code is not None:
+                assert answer[0] == code
+                assert "would undo what is done by hand" in answer[1]
+                process.wait()
+                await seconds(node, 3)
+                assert gate.state(SLOT) is GateState.OPEN
+                node.allocate(A10, [GPU])
+
+
+async def test_the_intent_of_a_command_that_was_killed_is_cleared(machine: Machine, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "locks")
+    async with running_node(machine("2xA10"), tmp_path) as node:
+        await seconds(node, 3)
+        with command(gate.folder, "native") as process:
+            generation = until_it_drains(gate).generation
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        await seconds(node, 4)
+        found = gate.read(SLOT)
+        assert isinstance(found, GateRecord)
+        assert (found.state, found.generation, found.desires) == (GateState.OPEN, generation, {})
+        node.allocate(A10, [GPU])
+
+
+REQUEST = DrainRequest(UnitId(GPU), (SLOT,), f"unbind {GPU}", {GPU: ("native",)})
+
+
+def test_an_agent_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drainrequest, "ANSWER_S", 0.1)
+    gate = gate_at(tmp_path / "gate")
+    with only_agent(tmp_path), beside_agent(gate, tmp_path, REQUEST) as refusal:
+        assert refusal is not None
+        assert refusal.code is ReasonCode.AGENT_SILENT
+        assert str(gate.path_of(SLOT, "json")) in refusal.text
+    assert gate.state(SLOT) is GateState.OPEN
+
+
+def test_without_an_agent_none_starts_meanwhile(tmp_path: Path) -> None:
+    gate = gate_at(tmp_path / "gate")
+    with beside_agent(gate, tmp_path, REQUEST) as refusal:
+        assert (refusal, gate.state(SLOT)) == (None, GateState.OPEN)
+        with pytest.raises(AlreadyRunningError, match="gpuvirt command"), only_agent(tmp_path):
+            pass
+        with no_agent(tmp_path) as found:
+            assert found, "another command may run"
+    with only_agent(tmp_path), no_agent(tmp_path) as found:
+        assert not found

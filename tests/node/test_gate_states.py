@@ -1,0 +1,268 @@
+"""The states of a gate on disk, as a change goes through them, and as another process finds them."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from changes import NOBODY, change_drivers, inputs, site_in
+from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.podallocations import PodAllocations
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.settings import Settings
+from gpuvirt.model.wanted import WantedMode
+from gpuvirt.node.change import gatepass
+from gpuvirt.node.change.changes import Change, Changes, StalePlanError
+from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at
+from gpuvirt.node.change.gaterecord import GateRecord, GateState
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.tools import SimTools
+from simnode import SimNode, running_node
+
+GPU = PciAddress("0000:65:00.0")
+SLOT = slot_of(GPU)
+A10 = "nvidia.com/GA102GL_A10"
+PASSTHROUGH, CONTAINER = Settings(mode=WantedMode.PASSTHROUGH), Settings(mode=WantedMode.CONTAINER)
+
+Machine = Callable[[str], SimKernel]
+
+
+DRAINER = """
+import sys, time
+from pathlib import Path
+from gpuvirt.node.change.gate import gate_at
+gate_at(Path(sys.argv[1])).drain("unit", (sys.argv[2],), "unbind it")
+print("drains", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def draining(folder: Path, slot: str = SLOT) -> Iterator["subprocess.Popen[str]"]:
+    """Run another process that drains a slot."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRAINER, str(folder), slot], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "drains\n"
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def record_of(gate: Gate, slot: str = SLOT) -> GateRecord:
+    found = gate.read(slot)
+    assert isinstance(found, GateRecord)
+    return found
+
+
+def test_what_another_process_drains_is_allocated_no_more(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with draining(tmp_path) as other:
+        record = record_of(gate)
+        assert (gate.state(SLOT), record.generation, record.intent) == (GateState.DRAINING, 1, "unbind it")
+        for _ in range(2):
+            with pytest.raises(UnitBusyError, match=r"waits to change these functions.*unbind it"):
+                gate.allocation({SLOT: ["one"]}).__enter__()
+        with pytest.raises(UnitBusyError, match="waits to change"), gate.change("x", lambda: (SLOT,)):
+            pass
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert gate.state(SLOT) is GateState.SETTLING
+        with pytest.raises(UnitBusyError, match="ended before its end"):
+            gate.allocation({SLOT: ["one"]}).__enter__()
+    gate.settle(SLOT)
+    assert gate.state(SLOT) is GateState.OPEN
+    with gate.allocation({SLOT: ["one"]}):
+        pass
+
+
+def test_a_drain_ends_with_its_change_or_without_one(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gate.drain("x", (SLOT,), "unbind it")
+    with gate.allocation({SLOT: ["ours: memory tells which devices are drained"]}):
+        assert gate.state(SLOT) is GateState.DRAINING
+    with gate.change("x", lambda: (SLOT,)):
+        assert (gate.state(SLOT), record_of(gate).generation) == (GateState.APPLYING, 1)
+    assert gate.state(SLOT) is GateState.OPEN
+    gate.drain("x", (SLOT,), "unbind it")
+    gate.stop_draining((SLOT,))
+    assert (gate.state(SLOT), gate.draining) == (GateState.OPEN, {})
+
+
+def test_a_drain_of_a_change_that_can_not_begin_ends(tmp_path: Path) -> None:
+    gate, second = Gate(tmp_path), "0000:66:00"
+    gate.drain("x", (SLOT,), "unbind it")
+    with draining(tmp_path, second), pytest.raises(UnitBusyError), gate.change("x", lambda: (SLOT, second)):
+        pass
+    assert gate.state(SLOT) is GateState.OPEN
+
+
+def test_a_change_passes_through_its_states(machine: Machine, tmp_path: Path) -> None:
+    """Between two steps it is safe; there it asks what pods have, and a step is recorded before it is made."""
+    kernel = machine("2xA10")
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    gate, seen = Gate(site.locks), list[str]()
+
+    def ask(_: Inventory) -> PodAllocations:
+        seen.append(gate.state(SLOT))
+        return PodAllocations()
+
+    def tell(step: Step | RollBack) -> None:
+        seen.append(f"{gate.state(SLOT)}: {record_of(gate).intent == step.text}")
+
+    driver = {GPU: DesiredDriver.NATIVE}
+    assert change_drivers(site, UnitId(GPU), driver, inputs(ask=ask), tell) == ()
+    assert seen[0] is GateState.APPLYING, "it observes"
+    steps = [index for index, state in enumerate(seen) if state == "Applying: True"]
+    assert len(steps) >= 2
+    assert {seen[index - 1] for index in steps} == {GateState.SAFE}
+    assert gate.state(SLOT) is GateState.OPEN
+
+
+def test_what_is_put_back_is_settled(machine: Machine, tmp_path: Path) -> None:
+    kernel = machine("2xA10")
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    gate, seen, taken = Gate(site.locks), list[tuple[bool, GateState]](), list[Step | RollBack]()
+    change = Change(Changes(lambda: ()), GPU, lambda: len(taken) < 2, None, "what it depends on")
+
+    def tell(step: Step | RollBack) -> None:
+        taken.append(step)
+        back = any(isinstance(one, RollBack) for one in taken[:-1])
+        seen.append((back, gate.state(SLOT)))
+
+    (reason,) = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, tell, change)
+    assert reason.code is ReasonCode.PLAN_OUTDATED
+    assert {state for back, state in seen if back} == {GateState.SETTLING}
+    record = record_of(gate)
+    assert (gate.state(SLOT), record.reason, record.held_on) == (GateState.HELD, reason, "what it depends on")
+    with gate.allocation({SLOT: ["what is offered may be given"]}):
+        pass
+    gate.release((SLOT,))
+    assert gate.state(SLOT) is GateState.OPEN
+
+
+def test_a_step_that_the_kernel_blocks_is_the_last(tmp_path: Path) -> None:
+    gate = gate_at(tmp_path)
+    change = Change(Changes(lambda: ()), GPU, lambda: True, None)
+    with gate.change("x", lambda: (SLOT,)) as passed, change.under_way(passed):
+        with change.step(Scope(), "unbind it"):
+            change.expire()
+            assert gate.state(SLOT) is GateState.BLOCKED
+            assert dict(gate.blocked()) == {SLOT: "unbind it"}
+            with pytest.raises(UnitBusyError):
+                gate.allocation({SLOT: ["one"]}).__enter__()
+        assert gate.state(SLOT) is GateState.SETTLING
+        with pytest.raises(StalePlanError), change.step(Scope(), "probe it"):
+            pass
+    assert gate.state(SLOT) is GateState.OPEN
+
+
+async def going_back(node: SimNode, seconds: int) -> None:
+    for _ in range(seconds):
+        await node.say_holders()
+        await node.advance(1)
+
+
+@pytest.mark.usefixtures("worker")
+async def test_an_agent_that_waits_for_the_kubelet_drains(machine: Machine, tmp_path: Path) -> None:
+    kernel, gate = machine("2xA10"), Gate(tmp_path / "locks")
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        node.count(A10, GPU)
+        await going_back(node, 12)
+        assert gate.state(SLOT) is GateState.DRAINING
+        assert record_of(gate).intent == f"return {GPU} to its native driver"
+        node.counted = frozenset()
+        await going_back(node, 12)
+        assert (kernel.pci.functions[GPU].driver, gate.state(SLOT)) == ("nvidia", GateState.OPEN)
+
+
+@pytest.mark.usefixtures("worker")
+async def test_an_agent_settles_what_was_killed_before_it_offers(machine: Machine, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "locks")
+    with draining(gate.folder):
+        pass
+    assert gate.state(SLOT) is GateState.SETTLING
+    async with running_node(machine("2xA10"), tmp_path, PASSTHROUGH) as node:
+        await going_back(node, 2)
+        assert gate.state(SLOT) is GateState.OPEN
+        node.allocate(A10, [GPU])
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_command_that_is_killed_beside_the_agent_is_settled(machine: Machine, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "locks")
+    async with running_node(machine("2xA10"), tmp_path, PASSTHROUGH) as node:
+        await going_back(node, 2)
+        with draining(gate.folder):
+            await going_back(node, 3)
+            assert node.refused(A10, [GPU]) is ReasonCode.UNIT_BUSY
+        await going_back(node, 4)
+        assert gate.state(SLOT) is GateState.OPEN
+        node.allocate(A10, [GPU])
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_change_that_failed_is_held_over_a_restart(machine: Machine, tmp_path: Path) -> None:
+    """The next agent does not try at once what has failed on the same circumstances, and says why."""
+    kernel, gate = machine("2xA10"), Gate(tmp_path / "locks")
+    kernel.start_machine(IommuGroup(12))
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        await going_back(node, 12)
+        assert gate.state(SLOT) is GateState.HELD
+        before = record_of(gate)
+        assert before.reason is not None
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        await going_back(node, 3)
+        assert before.reason.code in {note.code for note in node.view.notes}
+        assert record_of(gate) == before, "nothing was tried"
+        await going_back(node, 30)
+        assert record_of(gate).generation > before.generation
+    async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
+        await going_back(node, 12)
+        assert gate.state(SLOT) is GateState.OPEN, "nothing of the kind is desired any more"
+
+
+MODULE_LOADER = """
+import sys
+from pathlib import Path
+from gpuvirt.node.change.gate import gate_at
+with gate_at(Path(sys.argv[1])).change("other", lambda: ("0000:66:00",)) as passed, passed.modules():
+    print("loads", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_changes_kernel_modules_at_a_time(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of another unit is no obstacle, but for the steps that are about a whole module."""
+    kernel = machine("2xA10")
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    monkeypatch.setattr(gatepass, "MODULES_S", 0.1)
+    gate = gate_at(site.locks)
+    with subprocess.Popen(
+        [sys.executable, "-c", MODULE_LOADER, str(site.locks)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "loads\n"
+        with gate.change("x", lambda: (SLOT,)) as passed:
+            with pytest.raises(UnitBusyError, match="changes kernel modules"), passed.modules():
+                pass
+            passed.note("unbind it")
+        other.communicate()
+    with gate.change("x", lambda: (SLOT,)) as passed, passed.modules():
+        pass
+    with gate.modules():
+        assert set(gate.states()) == {SLOT, "0000:66:00"}
