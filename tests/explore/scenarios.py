@@ -56,6 +56,12 @@ CDEVS = MachineSpec(
     iommufd=True,
     slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),),
 )
+CDEVS_ALONE = MachineSpec(
+    about="one A10 on vfio-pci, whose group has no node",
+    iommufd=True,
+    group_nodes=False,
+    slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),),
+)
 FEW_VFS = MachineSpec(
     about="one A10 on nvidia, which makes vGPUs on four VFs",
     boards={"A10 of four": msgspec.structs.replace(shared_boards()["A10"], total_vfs=4)},
@@ -163,7 +169,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
     ),
     "command-or-admission-by-its-own-node": Scenario(
-        CDEVS, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
+        CDEVS_ALONE, NodeSpec("unmanaged"), ((Admit("vm"),), (Command(GPU, DesiredDriver.NATIVE),))
     ),
     "command-after-the-agent": Scenario(
         ON_VFIO, NodeSpec("unmanaged"), ((Admit("vm"),), (Kill(), Command(GPU, DesiredDriver.NATIVE)))
