@@ -1,7 +1,7 @@
 """Which labels nodes get: the exact sets, what is left alone, what heals, and what waits for machines."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -271,6 +271,7 @@ AROUNDS = st.builds(Around, vgpus_change=st.booleans(), driver_changes=st.boolea
 
 
 @given(NODES, GPU_NODES, AROUNDS)
+@example({f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-passthrough"}, None, Around(runs_agent=False))
 def test_one_pass_is_enough_and_touches_nothing_else(
     labels: dict[str, str], gpu_node: GpuNode | None, around: Around
 ) -> None:
@@ -287,7 +288,13 @@ def test_an_uninstall_beside_nvidias_operator_leaves_its_labels() -> None:
     assert left == {f"{DEPLOY}driver": "true", "nvidia.com/gpu.present": "true"}
 
 
+UNREPORTED = {f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-passthrough", next(iter(NFD)): "true"}
+"""The driver of vGPUs runs there, and the agent has not reported."""
+
+
 @given(NODES, GPU_NODES, AROUNDS, st.booleans())
+@example(UNREPORTED, None, Around(runs_agent=False), False)
+@example({**UNREPORTED, LABEL: "container"}, None, Around(runs_agent=False), False)
 def test_beside_nvidias_operator_one_pass_is_enough_and_its_labels_stay(
     labels: dict[str, str],
     gpu_node: GpuNode | None,

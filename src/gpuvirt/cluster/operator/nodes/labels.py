@@ -70,7 +70,7 @@ def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
         return Keys(wanted | healed | _agent(healed, around))
     if placement.leaving:
         kept = _healed(labels, around) | _vgpu_driver(labels, placement, around)
-        return Keys(wanted | kept | {NODE_LABEL: "true" if around.runs_agent else None})
+        return Keys(wanted | kept | {NODE_LABEL: _agent_of_leaving(placement, around)})
     deploy = _deploy(labels, placement.workload, around)
     wanted |= deploy | _agent(deploy, around)
     if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
@@ -90,7 +90,7 @@ def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Key
     )
     if machines or leaving:
         wanted: dict[str, str | None] = {
-            NODE_LABEL: "true" if around.runs_agent else None,
+            NODE_LABEL: _agent_of_leaving(placement, around),
             VGPU_DRIVER_LABEL: "true" if driver else None,
             OPERANDS_LABEL: "false",
             **_os(labels),
@@ -158,6 +158,11 @@ def _agent(deploy: Mapping[str, str | None], around: Around) -> dict[str, str | 
     """Return where the agent runs: where the operand that it replaces would; a pause for vGPUs is nothing to it."""
     runs = around.runs_agent and deploy.get(deploy_label(AGENT)) in {"true", PAUSED_FOR_VGPUS}
     return {NODE_LABEL: "true" if runs else None}
+
+
+def _agent_of_leaving(placement: Placement, around: Around) -> str | None:
+    """Return the label of a node with an agent; it stays while a report is missing, also of an agent that is off."""
+    return "true" if around.runs_agent or placement.is_unreported else None
 
 
 def _mig_capable(labels: Labels) -> bool:

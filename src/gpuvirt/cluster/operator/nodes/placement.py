@@ -67,6 +67,11 @@ class Placement:
     """Whether an admin has switched off all that runs there: `nvidia.com/gpu.deploy.operands=false`."""
 
     @property
+    def is_unreported(self) -> bool:
+        """Whether an agent that is to report of the vGPU driver's GPUs has not done so: its label stays meanwhile."""
+        return self.leaving == (NOT_REPORTED,)
+
+    @property
     def trouble(self) -> Reason | None:
         """Why its label can't be understood, as a reason."""
         return self.invalid.reason if self.invalid is not None else None
