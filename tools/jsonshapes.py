@@ -1,5 +1,6 @@
 """What `-o json` prints, as Markdown: for each command a shape, and below them the fields of each object."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from datetime import datetime
@@ -82,7 +83,8 @@ def text(shape: Shape) -> str:
         return NAMES.get(shape, shape.__name__)
     if isinstance(shape, type) and issubclass(shape, Enum):
         members = [str(member.value) for member in shape]
-        return "code" if len(members) > MOST_MEMBERS else "one of " + ", ".join(f"`{member}`" for member in members)
+        is_short = 0 < len(members) <= MOST_MEMBERS
+        return "one of " + ", ".join(f"`{member}`" for member in members) if is_short else "code"
     if origin in {Union, UnionType}:
         return " or ".join(dict.fromkeys(text(part) for part in parts))
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -111,7 +113,10 @@ def fields_of(shape: Shape) -> Mapping[str, Shape]:
     if issubclass(shape, msgspec.Struct):
         hints = get_type_hints(shape, include_extras=True)
         return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(shape)}
-    return get_type_hints(shape, include_extras=True) if is_dataclass(shape) else {}
+    if not is_dataclass(shape):
+        return {}
+    hints = get_type_hints(shape, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(shape)}
 
 
 def _objects(shapes: Iterable[Shape]) -> Iterator[tuple[str, Shape]]:

@@ -132,7 +132,7 @@ def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None
     ("spec", "said"),
     [
         (NodeSpec("whole"), "is no mode"),
-        (NodeSpec("vgpu", {GPU: "container"}), "wants container and vgpu"),
+        (NodeSpec("vgpu", {GPU: "container"}), "sets container and vgpu"),
     ],
 )
 def test_a_spec_that_cannot_be_leaves_all_as_it_was(spec: NodeSpec, said: str) -> None:

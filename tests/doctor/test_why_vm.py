@@ -41,7 +41,7 @@ REFUSED = Reason(
     ReasonCode.IN_USE_ELSEWHERE,
     GPU,
     "is open in qemu (pid 7), which is of no pod",
-    (Seen("/proc/7/fd"),),
+    (Seen("", "/proc/7/fd"),),
     "stop that VM",
 )
 OFFER = OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",))

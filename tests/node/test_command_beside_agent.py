@@ -151,7 +151,7 @@ async def test_the_agent_refuses_what_it_would_undo(
             assert (answer is None) == (code is None)
             if code is not None:
                 assert answer[0] == code
-                assert "would undo what is done by hand" in answer[1]
+                assert "would undo a change by hand" in answer[1]
                 process.wait()
                 await seconds(node, 3)
                 assert gate.state(SLOT) is GateState.OPEN
