@@ -14,7 +14,6 @@ from explore.shrink import kind_of
 
 SCENARIOS_THAT_REDUCE = ("return-or-admission", "container-is-taken", "command-or-admission", "vm-by-hand-or-pod")
 GUARDS_BY_ORDER = {
-    "gate on disk: allocations that no account shows yet": "command-or-admission",
     "allocation check: who uses the device": "vm-by-hand-or-pod",
 }
 
