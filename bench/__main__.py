@@ -36,7 +36,7 @@ def measure_plugins(arguments: argparse.Namespace, work: Path, results: Results)
 
 async def measure_labels(rounds: int, work: Path, results: Results) -> None:
     """Measure the time from another config's name until the kubelet has the new vGPUs."""
-    for number, machine in enumerate(carving.MACHINES):
+    for number, machine in enumerate(carving.VIRTUAL_MACHINES):
         folder = work / f"c{number}"
         folder.mkdir()
         more, fewer = await carving.measure_label(machine, rounds, folder)
@@ -48,7 +48,7 @@ async def measure_labels(rounds: int, work: Path, results: Results) -> None:
 
 def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -> None:
     """Measure how fast vGPUs are created by hand."""
-    what = f"apply by hand, mounted: {carving.GPUS * carving.MACHINES[0].many[1]} vGPUs, s"
+    what = f"apply by hand, mounted: {carving.GPUS * carving.VIRTUAL_MACHINES[0].many[1]} vGPUs, s"
     for name, command in ((GPUVIRT, ""), (PEER, arguments.vgpu_peer)):
         if command is not None:
             folder = work / f"a-{name}"

@@ -20,17 +20,17 @@ from gpuvirt.apps.node import NodeOptions, run
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model import pciids
-from gpuvirt.model.heard import Heard, NodeRequest, StateName
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.machine import HostSpec, SlotSpec
 from gpuvirt.sim.tools import SimTools
 
 GPUS = 8
@@ -74,7 +74,7 @@ class Carved:
         return f"version: v1\nvgpu-configs:\n{''.join(entries)}"
 
     @property
-    def spec(self) -> MachineSpec:
+    def spec(self) -> HostSpec:
         """The machine, with VFs and nothing on them."""
         slots = tuple(
             SlotSpec(
@@ -86,10 +86,10 @@ class Carved:
             )
             for number in range(GPUS)
         )
-        return MachineSpec(about=self.about, slots=slots)
+        return HostSpec(about=self.about, slots=slots)
 
 
-MACHINES = (
+VIRTUAL_MACHINES = (
     Carved("mdev on A10", "A10", few=("A10-8Q", 3), many=("A10-2Q", 12)),
     Carved("vendor VFIO on L40S", "L40S", few=("L40S-24Q", 2), many=("L40S-4Q", 12)),
 )
@@ -108,7 +108,7 @@ async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
         kubelet=KubeletPaths(folder),
         ledger=folder / "ledger.json",
         state_file=folder / "node.json",
-        settings=Settings(mode=WantedMode.VGPU),
+        settings=Settings(mode=DesiredMode.VGPU),
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
         moves=site_of(kernel, folder),
@@ -133,7 +133,7 @@ async def relabelled_s(agent: Agent, kubelet: SimKubelet, config: str, count: in
     """Have the node's label name a config; return how long it takes until the kubelet can give all its vGPUs away."""
     resource = f"nvidia.com/NVIDIA_{config}"
     began = time.monotonic()
-    agent.hear_wish(NodeRequest(Heard(config), Heard(None)))
+    agent.take_request(NodeRequest(Observed(config), Observed(None)))
     await until(lambda: kubelet.allocatable().get(resource, 0) == count, kubelet.allocatable)
     took_s = time.monotonic() - began
     await until(lambda: _succeeded(agent), agent.vgpu_states.get)
@@ -147,7 +147,7 @@ def _succeeded(agent: Agent) -> bool:
 
 async def measure_label(machine: Carved, rounds: int, folder: Path) -> tuple[float, float]:
     """Return the medians of the seconds from few to many, and from many to few."""
-    kernel = build_machine(machine.spec, where=machine.about)
+    kernel = build_host(machine.spec, where=machine.about)
     more, fewer = [], []
     async with running(folder, RealClock()) as kubelet, agent_on(kernel, folder) as agent:
         (few, few_each), (many, many_each) = machine.few, machine.many
@@ -181,7 +181,7 @@ def mounted(machine: Carved, work: Path) -> Iterator[Path]:
 
 def measure_apply(command: Sequence[str], rounds: int, work: Path, *, wants_fixed_paths: bool = False) -> float:
     """Return the median of the seconds in which `command -f FILE -c NAME` carves a mounted host into many."""
-    machine = MACHINES[0]
+    machine = VIRTUAL_MACHINES[0]
     configs = work / "configs.yaml"
     configs.write_text(machine.configs)
     times = []

@@ -74,7 +74,7 @@ class Bench:
         return [f"sim{number:04}" for number in range(self.nodes)]
 
     async def make_nodes(self) -> None:
-        """Make nodes anew, each with a GPU and for whole GPUs."""
+        """Make nodes again, each with a GPU and for whole GPUs."""
         labels = {"feature.node.kubernetes.io/pci-10de.present": "true", LABEL: str(Workload.PASSTHROUGH)}
 
         async def make(name: str) -> None:
@@ -96,12 +96,12 @@ class Bench:
 
     async def until_deployed(self, workload: Workload) -> None:
         """Wait until all nodes have the labels of a workload, and no others."""
-        wanted = {f"{DEPLOY}{name}" for name in SETS[workload]}
+        desired = {f"{DEPLOY}{name}" for name in SETS[workload]}
         deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
             self.asked += -(-self.nodes // 500)
             found = (await self.client.list(Collection(NODES, Node))).items
-            done = sum({key for key in one.metadata.labels if key.startswith(DEPLOY)} == wanted for one in found)
+            done = sum({key for key in one.metadata.labels if key.startswith(DEPLOY)} == desired for one in found)
             if done >= self.nodes:
                 return
             await asyncio.sleep(0.1)

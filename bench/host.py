@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.machine import HostSpec, SlotSpec
 
 A10_DEVICES = 256
 """GPUs a PCI domain: one on each bus."""
@@ -22,5 +22,5 @@ def write_host(gpus: int, folder: Path) -> Path:
         )
         for number in range(gpus)
     )
-    export(build_machine(MachineSpec(about=f"{gpus} A10", slots=slots)), folder)
+    export(build_host(HostSpec(about=f"{gpus} A10", slots=slots)), folder)
     return folder

@@ -32,7 +32,7 @@ EACH = 16
 """Of the small; of the large 12 fit."""
 
 
-def carve_s(site: Site, types: Mapping[str, int]) -> float:
+def vgpu_change_s(site: Site, types: Mapping[str, int]) -> float:
     """Have each GPU carry some types; return how long that takes, or end where it can't be."""
     began = time.monotonic()
     for gpu in GPUS:
@@ -66,9 +66,9 @@ def main() -> None:
         site = Site(guest.kernel, NO_TOOLS, Path(folder) / "drivers.json", Path(folder) / "locks")
         for _ in range(arguments.rounds):
             rows.setdefault("32 made by the back end alone", []).append(writes_s(guest.kernel))
-            rows.setdefault("32 made on two empty GPUs", []).append(carve_s(site, {"T4-1B": EACH}))
-            rows.setdefault("32 removed, 16 larger ones made", []).append(carve_s(site, {"T4-2B": EACH // 2}))
-            carve_s(site, {})
+            rows.setdefault("32 made on two empty GPUs", []).append(vgpu_change_s(site, {"T4-1B": EACH}))
+            rows.setdefault("32 removed, 16 larger ones made", []).append(vgpu_change_s(site, {"T4-2B": EACH // 2}))
+            vgpu_change_s(site, {})
     print(f"| {arguments.flavour} | s |\n|---|---|")
     for what, times in rows.items():
         print(f"| {what} | {statistics.median(times):.2f} |")

@@ -7,9 +7,9 @@ from statistics import median
 from time import process_time
 
 from gpuvirt.clock import Signal
+from gpuvirt.cluster.cache import Cache, step
 from gpuvirt.cluster.client import Collection, EventType, Watched
 from gpuvirt.cluster.kinds.core import Pod, PodSpec
-from gpuvirt.cluster.mirror import Mirror, step
 from gpuvirt.cluster.objects import PARTS, ObjectMap, key_of
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import Metadata, pods
@@ -34,13 +34,13 @@ def us_an_event(size: int, parts: int) -> float:
     """Return the processor time of an event from the mirror to the store; in one part each event copies all objects."""
     store = Store(Collection(pods("gpuvirt"), Pod), Signal())
     listed = {key_of(one): one for one in (pod(number, 0) for number in range(size))}
-    mirror: Mirror[Pod] = Mirror(ObjectMap.of(listed, parts), "0")
+    cache: Cache[Pod] = Cache(ObjectMap.of(listed, parts), "0")
     events, began_s = told(size), process_time()
     for event in events:
-        after = step(mirror, event)
-        mirror = after.mirror
-        if after.news is not None:
-            store.hear(after.news)
+        after = step(cache, event)
+        cache = after.cache
+        if after.delta is not None:
+            store.observe(after.delta)
     return (process_time() - began_s) / EVENTS * 1e6
 
 

@@ -30,7 +30,7 @@ def acted(kernel: SimKernel, act: Callable[[SimKernel], object]) -> SimKernel:
 
 
 def pinned(kernel: SimKernel) -> None:
-    process = kernel.start_machine(IommuGroup(12))
+    process = kernel.start_vm(IommuGroup(12))
     kernel.tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Name:\tqemu\nCpus_allowed_list:\t16-31"))
 
 

@@ -4,11 +4,11 @@ from collections import Counter
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
 
-VGPU = Settings(mode=WantedMode.VGPU)
+VGPU = Settings(mode=DesiredMode.VGPU)
 T4_8Q, T4_4Q = ResourceName("nvidia.com/GRID_T4-8Q"), ResourceName("nvidia.com/GRID_T4-4Q")
 FIRST = PciAddress("0000:3b:00.0")
 

@@ -28,9 +28,9 @@ from xdist.scheduler import LoadGroupScheduling
 
 from certificates import Authority, Pair
 from gpuvirt.model.settings import Settings
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from mounting import detach_dead_mounts
 from rings import RINGS
 from simnode import SimNode, Workers, running_node
@@ -139,13 +139,13 @@ def server(authority: Authority) -> Pair:
 @pytest.fixture
 def machine() -> Callable[[str], SimKernel]:
     """Build a simulated machine by its name."""
-    return lambda name: build_machine(load_machine(name), where=name)
+    return lambda name: build_host(load_host(name), where=name)
 
 
 @pytest.fixture
 async def two_a10(tmp_path: Path) -> AsyncIterator[SimNode]:
     """A running agent on two A10 that are bound to vfio-pci."""
-    async with running_node(build_machine(load_machine("2xA10")), tmp_path, Settings()) as node:
+    async with running_node(build_host(load_host("2xA10")), tmp_path, Settings()) as node:
         yield node
 
 

@@ -2,9 +2,9 @@
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.model.candidates import Target
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
 from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
-from gpuvirt.node.inlets import Kept
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.node.desiredstatestore import Kept
 from gpuvirt.sim.clock import BEGINNING
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -35,5 +35,5 @@ LEDGER = Ledger(
 )
 
 CONFIGS = ConfigText("version: v1\n", "ConfigMap gpuvirt/configs, key config.yaml")
-WISH = NodeRequest(Heard("A10-4Q"), Heard(CONFIGS))
-KEPT = Kept(NodeName("node01"), WISH, CONFIGS)
+REQUEST = NodeRequest(Observed("A10-4Q"), Observed(CONFIGS))
+KEPT = Kept(NodeName("node01"), REQUEST, CONFIGS)

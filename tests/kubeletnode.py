@@ -10,22 +10,22 @@ from gpuvirt.clock import RealClock
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from simnode import IDS
 
-FAST = Pace(
+FAST = Intervals(
     nodes_s=0.02,
     brief_s=0.05,
     users_s=0.2,
     settle_s=0.01,
-    holders_s=0.05,
-    holders_after_allocation_s=0.01,
-    holders_after_withdrawal_s=0.005,
+    allocations_s=0.05,
+    allocations_after_allocation_s=0.01,
+    allocations_after_withdrawal_s=0.005,
     kubelet_s=0.02,
     streamless_s=0.3,
     config_file_s=0.02,
@@ -72,7 +72,7 @@ def options_for(kernel: SimKernel, folder: Path, settings: Settings | None = Non
         state_file=folder / "node.json",
         settings=settings or Settings(),
         ids=IDS,
-        pace=FAST,
+        intervals=FAST,
     )
 
 
@@ -95,7 +95,7 @@ async def agent_on(options: NodeOptions) -> AsyncIterator[Agent]:
 @asynccontextmanager
 async def cluster_on(machine: str, folder: Path, settings: Settings | None = None) -> AsyncIterator[Cluster]:
     """Run an agent and a kubelet on a machine, until all is registered, and for as long as the context lasts."""
-    kernel = build_machine(load_machine(machine), where=machine)
+    kernel = build_host(load_host(machine), where=machine)
     async with running(folder, CLOCK) as kubelet, agent_on(options_for(kernel, folder, settings)) as agent:
         cluster = Cluster(kernel, kubelet, agent)
         await cluster.until_registered()

@@ -12,9 +12,9 @@ from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.operations import Operation
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.scene import Scene
+from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import Undoing, undo
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.observed import Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
@@ -85,12 +85,12 @@ class Cluster:
     now: datetime = BEGINNING
 
     @property
-    def scene(self) -> Scene:
-        return Scene(
+    def scene(self) -> KubeVirtPicture:
+        return KubeVirtPicture(
             msgspec.convert(self.document, KubeVirt),
             self.offered,
             self.names,
-            Heard((msgspec.convert(self.hco, HyperConverged),) if self.hco is not None else None),
+            Observed((msgspec.convert(self.hco, HyperConverged),) if self.hco is not None else None),
             self.mdevs,
         )
 

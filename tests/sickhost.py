@@ -12,10 +12,10 @@ from gpuvirt.model.kubevirt import KubeVirt
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import MachineSpec, load_machine
+from gpuvirt.sim.machine import HostSpec, load_host
 from gpuvirt.sim.platform import PlatformSpec
 from simnode import IDS
 
@@ -24,13 +24,13 @@ NOWHERE = Path("/nonexistent")
 
 def host(platform: PlatformSpec | None = None, machine: str = "2xA10", driver: str | None = None) -> SimKernel:
     """Return a machine on another platform; `driver` has the GPUs in place of their own."""
-    spec = load_machine(machine)
+    spec = load_host(machine)
     if driver is not None:
         gpus = [slot if slot.board in NO_GPUS else msgspec.structs.replace(slot, driver=driver) for slot in spec.slots]
         spec = msgspec.structs.replace(spec, slots=tuple(gpus))
     if platform is not None:
         spec = msgspec.structs.replace(spec, platform=platform)
-    return build_machine(spec)
+    return build_host(spec)
 
 
 NO_GPUS = {"root-port", "pcie-pci-bridge", "bmc-display", "network", "nvme"}
@@ -38,7 +38,7 @@ NO_GPUS = {"root-port", "pcie-pci-bridge", "bmc-display", "network", "nvme"}
 
 def machine(text: str) -> SimKernel:
     """Return the machine of a YAML text."""
-    return build_machine(documents.parse(text, MachineSpec, where="test"))
+    return build_host(documents.parse(text, HostSpec, where="test"))
 
 
 def around(

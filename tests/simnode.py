@@ -13,7 +13,7 @@ from gpuvirt.hardware.tools import Tools
 from gpuvirt.model import pciids
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.ledger import Consumer, Holders
+from gpuvirt.model.ledger import Consumer, KubeletAccount
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.recorded import Recorded
@@ -21,8 +21,8 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, GpuView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import AllocationRefusedError, Request
-from gpuvirt.node.lane import InlineLane, Lane
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import InlineWorker, SerialWorker
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
@@ -142,13 +142,13 @@ class SimNode:
         """Have the kubelet say from now on that it counts these devices of a resource, and no others of any."""
         self.counted = frozenset((ResourceName(resource), DeviceId(device)) for device in devices)
 
-    async def say_holders(self) -> None:
+    async def report_account(self) -> None:
         """Have the kubelet say who holds what."""
-        self.agent.hear_holders(Holders(self.clock.now(), dict(self.held), self.counted))
+        self.agent.observe_account(KubeletAccount(self.clock.now(), dict(self.held), self.counted))
         await self.settle()
 
 
-def _paced(clock: SimClock) -> Callable[[str], Lane]:
+def _paced(clock: SimClock) -> Callable[[str], SerialWorker]:
     return lambda _: PacedWorker(clock)
 
 
@@ -159,11 +159,11 @@ async def running_node(
     settings: Settings | None = None,
     *,
     ids: PciIds = IDS,
-    giving: Lane | None = None,
+    giving: SerialWorker | None = None,
     tools: Tools | None = None,
-    moving: Callable[[str], Lane] | None = None,
-    pace: Pace | None = None,
-    carves_only: bool = False,
+    moving: Callable[[str], SerialWorker] | None = None,
+    intervals: Intervals | None = None,
+    vgpus_only: bool = False,
     tells_scheduler: bool = False,
     hears_spec: bool = False,
     awaits_controller: bool = False,
@@ -179,22 +179,22 @@ async def running_node(
         recorded=recorded.read,
         kernel=kernel,
         clock=clock,
-        watching=InlineLane(),
-        writing=InlineLane(),
-        giving=giving or InlineLane(),
+        watching=InlineWorker(),
+        writing=InlineWorker(),
+        giving=giving or InlineWorker(),
         ledger=folder / "ledger.json",
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",
-        wishes=folder / "wishes.json",
+        desired_by_gpu=folder / "wishes.json",
         node_name=NodeName("node01"),
-        carves_only=carves_only,
+        vgpus_only=vgpus_only,
         tells_scheduler=tells_scheduler,
         hears_spec=hears_spec,
         awaits_controller=awaits_controller,
-        moving=Moving(host, moving or (lambda _: InlineLane())),
+        moving=Moving(host, moving or (lambda _: InlineWorker())),
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-    agent = Agent(site, settings or Settings(), ids, who, pace or Pace())
+    agent = Agent(site, settings or Settings(), ids, who, intervals or Intervals())
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
         running = group.create_task(agent.run())

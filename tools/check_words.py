@@ -47,7 +47,7 @@ def found(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
                 yield 1, part, words.names[part.lower()]
         yield from _in_names(words, path)
     texts = {**words.public, **words.text}
-    pattern = re.compile(rf"\b({'|'.join(map(re.escape, texts))})\b")
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, texts))})\b(?!\.json)")
     for number, line in enumerate(text.splitlines(), 1):
         yield from ((number, word, texts[word]) for word in pattern.findall(line))
 

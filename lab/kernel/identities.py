@@ -66,12 +66,12 @@ class Memory:
 
 def give_identities(qmp: Qmp, devices: Iterable[Device]) -> None:
     """Give each device the identity that it is to have."""
-    wanted = {device.name: device.identity for device in devices if device.name and device.identity}
+    desired = {device.name: device.identity for device in devices if device.name and device.identity}
     now = _ids(qmp)
     memory = Memory(qmp.pid)
     try:
-        spaces = _find_spaces(memory, {now[name] for name in wanted})
-        for name, identity in wanted.items():
+        spaces = _find_spaces(memory, {now[name] for name in desired})
+        for name, identity in desired.items():
             space = _space_of(qmp, memory, name, spaces[now[name]])
             spaces[now[name]].remove(space)
             _write(memory, space, identity)
@@ -91,9 +91,9 @@ def _ids(qmp: Qmp) -> Mapping[str, Ids]:
     return found
 
 
-def _find_spaces(memory: Memory, wanted: set[Ids]) -> dict[Ids, list[int]]:
+def _find_spaces(memory: Memory, desired: set[Ids]) -> dict[Ids, list[int]]:
     """Return where something lies that could be a configuration space, for each of the ids."""
-    heads = {struct.pack("<HH", *ids[:2]) for ids in wanted}
+    heads = {struct.pack("<HH", *ids[:2]) for ids in desired}
     pattern = re.compile(b"|".join(re.escape(head) for head in heads))
     found: dict[Ids, list[int]] = defaultdict(list)
     for start, content in memory.regions():
@@ -101,7 +101,7 @@ def _find_spaces(memory: Memory, wanted: set[Ids]) -> dict[Ids, list[int]]:
             space = content[match.start() : match.start() + SUBSYSTEM + 4]
             if match.start() % 16 == 0 and len(space) == SUBSYSTEM + 4:
                 ids = (*struct.unpack_from("<HH", space), *struct.unpack_from("<HH", space, SUBSYSTEM))
-                if ids in wanted:
+                if ids in desired:
                     found[ids].append(start + match.start())
     return found
 

@@ -56,6 +56,6 @@ def _make(tree: Path, build: Path, goal: str) -> None:
 def _check(config: str, groups: str) -> None:
     """Refuse a configuration from which something has silently fallen out, since what it needs has another name now."""
     lines = set(config.splitlines())
-    wanted = [line for line in (*CONFIG.read_text().splitlines(), groups) if line.startswith("CONFIG_")]
-    if lost := [line for line in wanted if line not in lines]:
+    desired = [line for line in (*CONFIG.read_text().splitlines(), groups) if line.startswith("CONFIG_")]
+    if lost := [line for line in desired if line not in lines]:
         raise LabError(f"linux {SERIES} takes no {', '.join(lost)}")

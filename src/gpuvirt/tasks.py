@@ -38,7 +38,7 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]], clock: Cloc
         await clock.sleep(next(pauses))
 
 
-async def until_told_to_stop(work: Coroutine[None, None, None]) -> None:
+async def until_stopped(work: Coroutine[None, None, None]) -> None:
     """Do `work` until it ends, or SIGTERM or SIGINT cancels it."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:

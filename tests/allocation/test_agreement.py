@@ -13,9 +13,9 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
 
 Fault = Callable[[SimKernel], None]
@@ -59,7 +59,7 @@ def lose_node(group: int) -> Fault:
 
 def start_by_hand(group: int) -> Fault:
     def start(kernel: SimKernel) -> None:
-        kernel.start_machine(IommuGroup(group), "qemu-by-hand")
+        kernel.start_vm(IommuGroup(group), "qemu-by-hand")
 
     return start
 
@@ -108,7 +108,7 @@ VF_FAULTS = st.one_of(
 def check(kernel: SimKernel, fault: Fault, pick: int) -> None:
     """Break the host, ask for a device of the last look, and compare with what the next looks say of it."""
     rig = Conclusions(kernel)
-    rig.say_holders({})
+    rig.report_account({})
     offered = [(one.name, device.id) for one in rig.view.resources for device in one.devices if device.healthy]
     resource, device = offered[pick % len(offered)]
     fault(kernel)
@@ -140,12 +140,12 @@ def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused:
 
 @given(FAULTS, st.integers(0, 6))
 def test_what_is_refused_is_what_is_unhealthy(fault: Fault, pick: int) -> None:
-    check(build_machine(MACHINE), fault, pick)
+    check(build_host(MACHINE), fault, pick)
 
 
 @given(VF_FAULTS)
 def test_it_is_for_vgpus_on_vfs(fault: Fault) -> None:
-    kernel = build_machine(load_machine("4xL40S"))
+    kernel = build_host(load_host("4xL40S"))
     names = Conclusions(kernel).view.resources
     devices = [device.id for one in names for device in one.devices]
     check(kernel, fault, devices.index(DeviceId(VF)))
@@ -153,9 +153,9 @@ def test_it_is_for_vgpus_on_vfs(fault: Fault) -> None:
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
 def test_nothing_is_debounced_at_an_allocation(seconds: float) -> None:
-    kernel = build_machine(MACHINE)
+    kernel = build_host(MACHINE)
     rig = Conclusions(kernel)
-    rig.say_holders({})
+    rig.report_account({})
     kernel.fall_off_bus(A10)
     rig.pass_time(seconds)
     rig.look()

@@ -8,9 +8,9 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.machine import HostSpec, SlotSpec
 from simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
@@ -88,13 +88,13 @@ async def test_a_group_with_a_member_that_has_no_node_of_its_own_is_opened_as_a_
 
 
 async def test_a_kernel_without_groups_gives_no_group_nodes(tmp_path: Path) -> None:
-    spec = MachineSpec(
+    spec = HostSpec(
         about="a kernel without VFIO_GROUP",
         iommufd=True,
         group_nodes=False,
         slots=(SlotSpec(at="0000:65:00.0", board="A10", driver="vfio-pci", group=12, numa=0),),
     )
-    async with running_node(build_machine(spec), tmp_path) as node:
+    async with running_node(build_host(spec), tmp_path) as node:
         assert node.offered == {A10: {"0000:65:00.0": True}}
         (one,) = node.allocate(A10, ["0000:65:00.0"])
         assert one.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/iommu")
@@ -148,7 +148,7 @@ async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(machine: Machine, t
     """The kubelet asks for each resource in a call of its own."""
     settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
     async with running_node(machine("4xRTX2060"), tmp_path, settings) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(RTX2060, ["0000:86:00.0"])
         free = [DeviceId(f"0000:{bus}:00.1") for bus in ("04", "3b", "86", "af")]
         (audio,) = node.agent.allocator.prefer(ResourceName(AUDIO2060), free, [], 1)
@@ -157,17 +157,17 @@ async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(machine: Machine, t
         await node.advance(1)
         node.hold(RTX2060, "0000:86:00.0")
         node.hold(AUDIO2060, audio)
-        await node.say_holders()
+        await node.report_account()
         assert node.offered[AUDIO2060] == dict.fromkeys(free, True)
 
 
 async def test_the_audio_of_a_card_that_a_pod_has_goes_to_no_other(machine: Machine, tmp_path: Path) -> None:
     settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
     async with running_node(machine("4xRTX2060"), tmp_path, settings) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(RTX2060, ["0000:86:00.0"])
         node.hold(RTX2060, "0000:86:00.0")
-        await node.say_holders()
+        await node.report_account()
         assert node.refused(AUDIO2060, ["0000:86:00.1"]) is ReasonCode.GROUP_HELD
 
 
@@ -177,7 +177,7 @@ async def test_one_alias_for_an_mdev_and_a_function_names_the_function_alone(tmp
         SlotSpec(at="0000:3b:00.0", board="T4", driver="vfio-pci", group=12),
         SlotSpec(at="0000:5e:00.0", board="T4", group=22, vgpus={VgpuType("GRID T4-8Q"): 1}),
     )
-    kernel = build_machine(MachineSpec(about="a T4 on vfio-pci and one with a vGPU", slots=slots))
+    kernel = build_host(HostSpec(about="a T4 on vfio-pci and one with a vGPU", slots=slots))
     async with running_node(kernel, tmp_path, Settings(aliases={"TU104GL_TESLA_T4": "t4", "GRID_T4-8Q": "t4"})) as node:
         assert node.offered == {"nvidia.com/t4": {"0000:3b:00.0": True}}
         (mdev,) = node.kernel.mdev.devices

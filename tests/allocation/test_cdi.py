@@ -13,13 +13,13 @@ from gpuvirt.model.naming import cdi_kind, cdi_name
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import NodeView
-from gpuvirt.node import onelook
+from gpuvirt.node import snapshot
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.machine import host_names
 from simnode import IDS, running_node
 
 Machine = Callable[[str], SimKernel]
@@ -38,7 +38,7 @@ def files(folder: Path) -> list[str]:
 
 
 def specs_of(kernel: SimKernel) -> Mapping[str, bytes]:
-    return cdi.specs(onelook.take(kernel, Settings(), IDS, SimClock()))
+    return cdi.specs(snapshot.take(kernel, Settings(), IDS, SimClock()))
 
 
 def test_a_spec_has_the_resource_as_its_kind_and_the_kubelets_ids_as_names(machine: Machine) -> None:
@@ -59,9 +59,9 @@ def test_where_the_host_has_iommufd_its_nodes_alone_are_named(machine: Machine) 
     assert all(path.startswith("/dev/vfio/devices/vfio") for paths in nodes(spec).values() for path in paths)
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_every_device_that_is_offered_with_a_node_is_in_one_spec(machine: Machine, name: str) -> None:
-    view = onelook.take(machine(name), Settings(), IDS, SimClock())
+    view = snapshot.take(machine(name), Settings(), IDS, SimClock())
     found = {f"{json.loads(spec)['kind']}={device}" for spec in cdi.specs(view).values() for device in nodes(spec)}
     offered = {cdi_name(resource.name, one.id) for resource in view.resources for one in resource.devices if one.nodes}
     assert found == offered
@@ -118,7 +118,7 @@ async def test_a_host_that_was_not_looked_at_takes_no_file_away(folder: Path) ->
     clock = SimClock()
     views = Cell(NodeView(at=clock.now(), looked=False))
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(CdiFiles(folder, clock, Pace()).run(views, lambda _: None))
+        task = group.create_task(CdiFiles(folder, clock, Intervals()).run(views, lambda _: None))
         await clock.advance(100)
         task.cancel()
     assert (folder / FILE).read_text() == "{}"

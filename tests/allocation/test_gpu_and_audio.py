@@ -28,7 +28,7 @@ def preferred(node: SimNode, count: int = 1, *must: str) -> list[str]:
 @pytest.fixture
 async def node(machine: Machine, tmp_path: Path) -> AsyncIterator[SimNode]:
     async with running_node(machine("4xRTX2060"), tmp_path, BOTH) as node:
-        await node.say_holders()
+        await node.report_account()
         yield node
 
 
@@ -58,13 +58,13 @@ async def test_right_after_a_restart(machine: Machine, tmp_path: Path, *, rememb
     """No container asks for its second resource of an agent that was started after it gave the first."""
     kernel = machine("4xRTX2060")
     async with running_node(kernel, tmp_path, BOTH) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(GPU, [CARD])
         await node.advance(0.3)
     if not remembered:
         (tmp_path / "ledger.json").unlink()
     async with running_node(kernel, tmp_path, BOTH) as node:
-        await node.say_holders()
+        await node.report_account()
         if not remembered:
             node.write(GPU, CARD, uid="a")
         assert SOUND not in preferred(node)

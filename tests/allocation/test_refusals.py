@@ -11,11 +11,11 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, Vg
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Compat, Settings
 from gpuvirt.node.allocator import AllocationRefusedError, Request
-from gpuvirt.node.lane import ThreadLane
+from gpuvirt.node.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
+from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tree import Folder, Link, constant
 from simnode import SimNode, running_node
 
@@ -80,10 +80,10 @@ async def test_a_neighbour_that_was_given_back_to_the_host(machine: Machine, tmp
 
 
 async def test_a_device_that_a_process_has_open_with_the_process_named(two_a10: SimNode) -> None:
-    process = two_a10.kernel.start_machine(IommuGroup(12))
+    process = two_a10.kernel.start_vm(IommuGroup(12))
     with pytest.raises(AllocationRefusedError, match=rf"in use by qemu-system-x86 \(pid {process.pid}\)"):
         two_a10.allocate(A10, [FIRST])
-    two_a10.kernel.end_machine(process)
+    two_a10.kernel.end_vm(process)
     assert two_a10.allocate(A10, [FIRST])
 
 
@@ -155,7 +155,7 @@ def with_iommufd(*, group_nodes: bool = True) -> SimKernel:
         SlotSpec(at=FIRST, board="A10", driver="vfio-pci", group=12),
         SlotSpec(at="0000:ca:00.0", board="A10", driver="vfio-pci", group=22),
     )
-    return build_machine(MachineSpec(about="two A10", iommufd=True, group_nodes=group_nodes, slots=slots))
+    return build_host(HostSpec(about="two A10", iommufd=True, group_nodes=group_nodes, slots=slots))
 
 
 async def test_a_device_whose_own_node_has_another_name_by_now(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_a_device_that_somebody_has_open_on_a_kernel_without_groups(tmp_pa
 
 async def test_a_vgpu_in_a_domain_that_kubevirt_refuses(tmp_path: Path) -> None:
     slot = SlotSpec(at="10000:25:00.0", board="L40S", group=12, vfs=4, vgpus={VgpuType("NVIDIA L40S-12Q"): 1})
-    async with running_node(build_machine(MachineSpec(about="behind VMD", slots=(slot,))), tmp_path) as node:
+    async with running_node(build_host(HostSpec(about="behind VMD", slots=(slot,))), tmp_path) as node:
         assert node.offered == {}
         assert node.reasons("10000:25:00.4") == [ReasonCode.ADDRESS_NOT_ACCEPTED]
 
@@ -199,7 +199,7 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(machine:
     def sleep() -> None:
         wake.wait(100)
 
-    async with running_node(kernel, tmp_path, giving=ThreadLane("giving")) as node:
+    async with running_node(kernel, tmp_path, giving=ThreadWorker("giving")) as node:
         path = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
         kernel.faults.before_read(path, sleep)
         with pytest.MonkeyPatch.context() as patch:
@@ -236,9 +236,9 @@ async def test_a_device_whose_pod_cannot_have_started_is_opened(two_a10: SimNode
     walks = walks_of(two_a10)
     assert two_a10.allocate(A10, [FIRST])
     assert walks == []
-    process = two_a10.kernel.start_machine(IommuGroup(12))
+    process = two_a10.kernel.start_vm(IommuGroup(12))
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.IN_USE_ELSEWHERE
-    two_a10.kernel.end_machine(process)
+    two_a10.kernel.end_vm(process)
     two_a10.recorded.unread = True
     walks.clear()
     assert two_a10.allocate(A10, [FIRST])
@@ -256,7 +256,7 @@ async def test_only_the_numbers_of_the_groups_of_a_request_are_read(two_a10: Sim
 
 async def test_a_request_for_two_allocated_devices_names_the_one_that_is_in_use(two_a10: SimNode) -> None:
     two_a10.allocate(A10, [FIRST, SECOND])
-    process = two_a10.kernel.start_machine(IommuGroup(22))
+    process = two_a10.kernel.start_vm(IommuGroup(22))
     with pytest.raises(AllocationRefusedError, match=rf"{SECOND} is in use by qemu-system-x86 \(pid {process.pid}\)"):
         two_a10.allocate(A10, [FIRST, SECOND])
     assert two_a10.allocate(A10, [FIRST])
@@ -271,10 +271,10 @@ async def test_a_walk_through_processes_that_sleeps_holds_up_nobody(
     def sleep() -> None:
         wake.wait(100)
 
-    async with running_node(kernel, tmp_path, giving=ThreadLane("giving")) as node:
+    async with running_node(kernel, tmp_path, giving=ThreadWorker("giving")) as node:
         if known_by == "ledger":
             node.hold(A10, FIRST)
-            await node.say_holders()
+            await node.report_account()
             node.free(FIRST)
         else:
             node.write(A10, FIRST, uid="uid-a")
@@ -300,8 +300,8 @@ async def test_a_vgpu_that_is_created_during_a_look_can_be_given_at_once(machine
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "snd_hda_intel"])
 async def test_a_chipsets_audio_is_none_of_a_gpus(tmp_path: Path, driver: str) -> None:
-    board = BoardSpec(functions=(FunctionSpec(id="8086:a348", class_code="040300", native_driver="snd_hda_intel"),))
+    board = CardSpec(functions=(FunctionSpec(id="8086:a348", class_code="040300", native_driver="snd_hda_intel"),))
     slot = SlotSpec(at="0000:00:1f.3", board="audio", driver=driver, group=2)
-    kernel = build_machine(MachineSpec(about="no GPU", boards={"audio": board}, slots=(slot,)))
+    kernel = build_host(HostSpec(about="no GPU", boards={"audio": board}, slots=(slot,)))
     async with running_node(kernel, tmp_path, Settings(compat=Compat(offer_companions=True))) as node:
         assert (node.offered, node.view.functions) == ({}, ())

@@ -13,9 +13,9 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.resets import is_reset
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import MachineSpec, SlotSpec, machine_names
+from gpuvirt.sim.machine import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.tree import constant
 from simnode import SimNode, running_node
 
@@ -42,15 +42,15 @@ async def give_and_end(node: SimNode, resource: str, device: str, pod: str = "vm
     """Give a device to a pod, which the kubelet names, and end the pod."""
     node.allocate(resource, [device])
     node.hold(resource, device, pod=pod)
-    await say_holders(node)
+    await report_account(node)
     node.free(device)
-    await say_holders(node)
+    await report_account(node)
 
 
-async def say_holders(node: SimNode) -> None:
+async def report_account(node: SimNode) -> None:
     for _ in range(2):
         await node.advance(SETTLED_S)
-        await node.say_holders()
+        await node.report_account()
     await node.advance(SETTLED_S)
 
 
@@ -71,15 +71,17 @@ async def test_it_stays_healthy_for_the_pod_that_has_it(machine: Machine, tmp_pa
     async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.hold(A10, FIRST)
-        await say_holders(node)
+        await report_account(node)
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_another_pod_is_refused_before_the_agent_has_heard_of_the_end(machine: Machine, tmp_path: Path) -> None:
+async def test_another_pod_is_refused_before_the_agent_has_observed_of_the_end(
+    machine: Machine, tmp_path: Path
+) -> None:
     async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.hold(A10, FIRST)
-        await say_holders(node)
+        await report_account(node)
         node.free(FIRST)
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
 
@@ -114,14 +116,14 @@ async def test_a_pod_of_before_a_reboot_counts_if_the_kubelet_names_it_after(
     async with running_node(kernel, tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.hold(A10, FIRST)
-        await say_holders(node)
+        await report_account(node)
     kernel.reboot_id()
     async with running_node(kernel, tmp_path) as node:
         if named:
             node.hold(A10, FIRST)
-            await say_holders(node)
+            await report_account(node)
             node.free(FIRST)
-        await say_holders(node)
+        await report_account(node)
         assert node.offered == {A10: {FIRST: not named, SECOND: True}}
 
 
@@ -180,7 +182,7 @@ def behind_a_bridge(driver: str = "vfio-pci") -> SimKernel:
         SlotSpec(at=BRIDGE, board="pcie-pci-bridge", group=1),
         SlotSpec(at=GPU, board="RTX2060", driver=driver, group=2, behind=BRIDGE),
     )
-    kernel = build_machine(MachineSpec(about="a GPU behind a bridge", slots=slots))
+    kernel = build_host(HostSpec(about="a GPU behind a bridge", slots=slots))
     for address in (address for address in list(kernel.pci.functions) if address != BRIDGE):
         without_reset(kernel, address)
     return kernel
@@ -212,7 +214,7 @@ def test_a_gpu_alone_on_its_bus_is_reset_with_it_only_if_its_own_ways_are_disabl
 @pytest.mark.parametrize("disabled", [False, True])
 def test_no_bridge_resets_a_gpu_on_a_root_bus(disabled: bool) -> None:
     slot = SlotSpec(at=GPU, board="RTX2060", driver="vfio-pci", group=2)
-    kernel = build_machine(MachineSpec(about="a GPU on a root bus", slots=(slot,)))
+    kernel = build_host(HostSpec(about="a GPU on a root bus", slots=(slot,)))
     without_reset(kernel, GPU)
     if disabled:
         kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/reset_method"), constant(""))
@@ -232,7 +234,7 @@ def test_a_kernel_without_a_list_of_methods_says_it_by_the_file_reset(machine: M
     assert scan(kernel).functions[FIRST].reset is ResetScope.FUNCTION
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_every_gpu_of_the_simulated_hosts_that_is_on_vfio_can_be_reset(machine: Machine, name: str) -> None:
     facts = scan(machine(name))
     assert all(

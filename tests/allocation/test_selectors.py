@@ -12,10 +12,10 @@ from gpuvirt.model.inventory import build_inventory
 from gpuvirt.model.naming import Named
 from gpuvirt.model.selectors import ResourceKind, Selectors, normal, selectors_of
 from gpuvirt.model.settings import Settings
-from gpuvirt.node import onelook
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.node import snapshot
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from simnode import IDS
 
 
@@ -28,7 +28,7 @@ from simnode import IDS
     ],
 )
 def test_a_resource_says_what_selects_it(machine: str, resource: str, expected: Selectors) -> None:
-    view = onelook.take(build_machine(load_machine(machine)), Settings(), IDS, SimClock())
+    view = snapshot.take(build_host(load_host(machine)), Settings(), IDS, SimClock())
     (found,) = (one for one in view.resources if one.name == resource)
     assert Selectors(found.kind, found.pci_vendor_selectors, found.mdev_name_selectors) == expected
     status = status_of(view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)
@@ -51,7 +51,7 @@ def held(gpu: str, vgpu: str | None = None, vgpu_type: str | None = None) -> Can
 
 
 def test_a_vgpu_that_is_gone_is_still_selected_by_its_type_and_never_by_its_gpu() -> None:
-    inventory = build_inventory(scan(build_machine(load_machine("2xA10"))))
+    inventory = build_inventory(scan(build_host(load_host("2xA10"))))
     uuid = "a97c1d93-75b0-5502-bafc-fef8d1839ded"
     (gpu, *_) = inventory.gpus
     assert selectors_of(inventory, [held(gpu, uuid, "NVIDIA A10-4Q")]) == Selectors(

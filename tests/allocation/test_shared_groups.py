@@ -8,9 +8,9 @@ import pytest
 
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.machine import HostSpec, SlotSpec
 from simnode import SimNode, running_node
 
 RTX4090 = "nvidia.com/AD102_GEFORCE_RTX_4090"
@@ -20,7 +20,7 @@ LEFT, RIGHT, ALONE = "0000:0b:01.0", "0000:0b:02.0", "0000:0c:00.0"
 @pytest.fixture
 async def node(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
     async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         yield node
 
 
@@ -30,7 +30,7 @@ async def test_until_it_is_known_who_has_what_shared_groups_are_not_offered(
     async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
         assert node.offered == {RTX4090: {ALONE: True}}
         assert node.refused(RTX4090, [LEFT]) is ReasonCode.ALLOCATIONS_UNKNOWN
-        await node.say_holders()
+        await node.report_account()
         assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
 
 
@@ -61,32 +61,32 @@ async def test_two_containers_of_one_call_do_not_share_a_group(node: SimNode) ->
 async def test_the_sibling_is_free_when_the_pod_has_ended(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     node.hold(RTX4090, LEFT)
-    await node.say_holders()
+    await node.report_account()
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
     node.free(LEFT)
-    await node.say_holders()
+    await node.report_account()
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD, "once unheard is not gone"
-    await node.say_holders()
+    await node.report_account()
     assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
     assert node.allocate(RTX4090, [RIGHT])
 
 
 async def test_a_pod_that_was_never_admitted_lets_go_after_a_while(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
-    await node.say_holders()
-    await node.say_holders()
+    await node.report_account()
+    await node.report_account()
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
     await node.advance(10)
-    await node.say_holders()
-    await node.say_holders()
+    await node.report_account()
+    await node.report_account()
     assert node.allocate(RTX4090, [RIGHT])
 
 
-async def test_as_long_as_the_kubelet_is_not_heard_nothing_is_freed(node: SimNode) -> None:
+async def test_as_long_as_the_kubelet_is_not_observed_nothing_is_freed(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     for _ in range(10):
         await node.advance(60)
-        node.agent.hear_holders(None)
+        node.agent.observe_account(None)
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
@@ -100,19 +100,19 @@ async def test_the_same_device_again_is_the_same_pod_or_a_dead_one(node: SimNode
 async def test_a_restart_remembers(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
     kernel = machine("2xRTX4090-one-group")
     async with running_node(kernel, tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(RTX4090, [LEFT])
         await node.advance(0.3)
     async with running_node(kernel, tmp_path) as node:
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
-        await node.say_holders()
+        await node.report_account()
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
 async def test_pods_from_before_our_time_count(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
     async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
         node.hold(RTX4090, LEFT)
-        await node.say_holders()
+        await node.report_account()
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
@@ -124,17 +124,17 @@ async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(
     async with running_node(machine("8xMI300X"), tmp_path) as node:
         ours = "amd.com/AQUA_VANJARAM_INSTINCT_MI300X"
         node.hold("amd.com/gpu", "0000:05:00.0")
-        await node.say_holders()
+        await node.report_account()
         assert list(node.offered) == [ours]
         assert "0000:05:00.0" not in node.offered[ours]
         assert node.reasons("0000:05:00.0") == [ReasonCode.HELD_UNDER_OTHER_NAME]
         node.free("0000:05:00.0")
-        await node.say_holders()
-        await node.say_holders()
+        await node.report_account()
+        await node.report_account()
         assert node.offered[ours]["0000:05:00.0"] is True
 
 
-async def test_holders_that_were_heard_before_the_first_look_count(
+async def test_account_that_were_observed_before_the_first_look_count(
     machine: Callable[[str], SimKernel], tmp_path: Path
 ) -> None:
     kernel = machine("2xRTX4090-one-group")
@@ -142,7 +142,7 @@ async def test_holders_that_were_heard_before_the_first_look_count(
     kernel.faults.fail(folder, errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         node.hold(RTX4090, LEFT)
-        await node.say_holders()
+        await node.report_account()
         kernel.faults.heal()
         await node.advance(61)
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
@@ -152,30 +152,30 @@ async def test_holders_that_were_heard_before_the_first_look_count(
 def two_in(group: int, *, alone_in: int) -> SimKernel:
     cards = ((LEFT, group), (RIGHT, group), (ALONE, alone_in))
     slots = tuple(SlotSpec(at=at, board="RTX4090", driver="vfio-pci", group=number) for at, number in cards)
-    return build_machine(MachineSpec(about="two in one group, and one alone", slots=slots))
+    return build_host(HostSpec(about="two in one group, and one alone", slots=slots))
 
 
-async def test_groups_that_a_reboot_has_numbered_anew(tmp_path: Path) -> None:
+async def test_groups_that_a_reboot_has_numbered_again(tmp_path: Path) -> None:
     async with running_node(two_in(12, alone_in=14), tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(RTX4090, [LEFT])
     kernel = two_in(30, alone_in=12)
     kernel.reboot_id()
     async with running_node(kernel, tmp_path) as node:
         node.hold(RTX4090, LEFT)
-        await node.say_holders()
+        await node.report_account()
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_a_group_that_is_unread_when_its_holder_is_heard(
+async def test_a_group_that_is_unread_when_its_holder_is_observed(
     machine: Callable[[str], SimKernel], tmp_path: Path
 ) -> None:
     kernel = machine("2xRTX4090-one-group")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{LEFT}/iommu_group"), errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         node.hold(RTX4090, LEFT)
-        await node.say_holders()
+        await node.report_account()
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_CHANGED, "the group has a member that was not seen"
         kernel.faults.heal()
         await node.advance(61)
@@ -184,7 +184,7 @@ async def test_a_group_that_is_unread_when_its_holder_is_heard(
 
 async def test_a_device_that_another_plugin_named_by_its_group(node: SimNode) -> None:
     node.hold("devices.kubevirt.io/rtx", "12")
-    await node.say_holders()
+    await node.report_account()
     assert node.offered == {RTX4090: {ALONE: True}}
     assert node.reasons(LEFT) == [ReasonCode.HELD_UNDER_OTHER_NAME]
     assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
@@ -197,7 +197,7 @@ async def test_a_holder_that_is_unread_when_an_agent_without_a_ledger_starts(
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{LEFT}/vendor"), errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         node.hold(RTX4090, LEFT)
-        await node.say_holders()
+        await node.report_account()
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_CHANGED
         kernel.faults.heal()
         await node.advance(61)
@@ -209,9 +209,9 @@ async def test_allocations_of_two_agents_at_one_moment_are_two(
 ) -> None:
     kernel = machine("2xRTX4090-one-group")
     async with running_node(kernel, tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(RTX4090, [LEFT, RIGHT])
     async with running_node(kernel, tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(RTX4090, [LEFT])
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD

@@ -18,13 +18,13 @@ from gpuvirt.cluster.failures import UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
-from gpuvirt.model.heard import Heard, NodeRequest, Progress, StateName
+from gpuvirt.model.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import Request
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from kubeletnode import CLOCK, Cluster, agent_on, options_for, until
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
@@ -74,7 +74,7 @@ async def test_a_closed_port_and_missing_files_are_unreachable(tmp_path: Path) -
 @asynccontextmanager
 async def node_beside(cluster: ClusterTask, folder: Path) -> AsyncIterator[Cluster]:
     """Run an agent with a cluster's side, and a kubelet."""
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     options = replace(options_for(kernel, folder), node_name=NodeName("node01"), cluster=cluster)
     async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
         yield Cluster(kernel, kubelet, agent)
@@ -84,12 +84,12 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
     credentials = Credentials("127.0.0.1", closed_port(), "gpuvirt", token=b"x")
     side = ClusterSide(credentials, NodeName("node01"), ConfigMapName("configs"))
     async with node_beside(side.run, short_path) as node:
-        node.agent.hear_wish(NodeRequest(config=Heard("A10-4Q")))
+        node.agent.take_request(NodeRequest(config=Observed("A10-4Q")))
         node.agent.vgpu_states.set(Progress(StateName.PENDING))
         await node.until_registered()
         await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.notes})
         assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
-        assert node.agent.wish == NodeRequest(config=Heard("A10-4Q")), "no answer takes nothing away"
+        assert node.agent.desired == NodeRequest(config=Observed("A10-4Q")), "no answer takes nothing away"
 
 
 async def test_a_cluster_side_that_fails_is_started_again_and_harms_nothing(short_path: Path) -> None:

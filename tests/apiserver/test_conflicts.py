@@ -120,7 +120,7 @@ async def test_a_leader_gives_its_lease_back_though_somebody_writes_to_it(author
     assert peer.objects[LEASE]["spec"]["holderIdentity"] == ""
 
 
-async def test_what_was_made_anew_meanwhile_is_taken_away_too(authority: Authority, server: Pair) -> None:
+async def test_what_was_made_again_meanwhile_is_taken_away_too(authority: Authority, server: Pair) -> None:
     """A DaemonSet that a controller makes again between a list and a deletion."""
     sets = "/apis/apps/v1/namespaces/gpuvirt/daemonsets"
     there = {"uid": "old"}

@@ -6,23 +6,23 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.cluster.agent.gpunode import SpecListener, hear_gpu_node, status_of, wish_of_spec
-from gpuvirt.cluster.agent.gpunodekeeper import happenings
-from gpuvirt.cluster.events import Happening, Kind
+from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, request_of_spec, status_of
+from gpuvirt.cluster.agent.gpunodekeeper import events_between
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.events import EventDraft, Kind
 from gpuvirt.cluster.kinds import gpunode
-from gpuvirt.cluster.kinds.gpunode import GpuNode, GpuWish, Spec, Status
+from gpuvirt.cluster.kinds.gpunode import GpuMode, GpuNode, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.gpumodes import DesiredMode, Modes
 from gpuvirt.model.inventory import Mode
 from gpuvirt.model.ledger import Consumer
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import DeviceView, GpuView, NodeView, ResourceView, VgpuView
-from gpuvirt.model.wanted import Modes, WantedMode
 from gpuvirt.model.workload import modes_of
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -33,10 +33,10 @@ ILL = Reason(ReasonCode.NODE_MISSING, VGPU, "has no node", fix="look for who del
 EMPTY = GpuNode(metadata=Metadata(name="node01", generation=3))
 
 
-def picture(*against: Reason, holder: str | None = None) -> NodeView:
+def picture(*against: Reason, allocated_to: str | None = None) -> NodeView:
     """Return a node with one GPU that carries one vGPU."""
     vgpu = VgpuView(VGPU, "NVIDIA A10-4Q", GPU, A10_4Q, reasons=against)
-    device = DeviceView(DeviceId(VGPU), not against, 0, None, GPU, reasons=against, holder=holder)
+    device = DeviceView(DeviceId(VGPU), not against, 0, None, GPU, reasons=against, allocated_to=allocated_to)
     gpu = GpuView(GPU, "10de:2236", "gpu", "GA102GL [A10]", Mode.VGPU, "nvidia", None, 0, None, None, vgpus=(vgpu,))
     return NodeView(AT, (gpu,), resources=(ResourceView(A10_4Q, (device,), registered=True),))
 
@@ -47,7 +47,7 @@ def condition(status: Status, kind: str) -> Condition:
 
 
 def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
-    status = status_of(picture(holder="pod default/vm-a"), EMPTY, AT)
+    status = status_of(picture(allocated_to="pod default/vm-a"), EMPTY, AT)
     assert (status.totals.gpus, status.totals.vgpus, status.totals.allocated, status.totals.modes) == (1, 1, 1, "vgpu")
     assert [vgpu.offered_as for gpu in status.gpus for vgpu in gpu.vgpus] == [A10_4Q]
     (offered,) = status.resources
@@ -78,54 +78,54 @@ def test_a_condition_that_stands_keeps_its_time_and_nothing_is_to_be_written() -
     assert changed.last_transition_time == "2026-01-02T04:04:05Z"
 
 
-def test_a_spec_is_a_wish_and_none_is_heard_to_be_none() -> None:
-    spec = Spec(mode=WantedMode.PASSTHROUGH, vgpu_config="A10-4Q", gpus=(GpuWish(address=GPU, mode=WantedMode.VGPU),))
-    wanted = NodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
-    assert wish_of_spec(spec) == NodeRequest(spec=Heard(wanted))
-    assert wish_of_spec(None) == NodeRequest(spec=Heard(None))
+def test_a_spec_is_a_desired_state_and_none_is_observed_to_be_none() -> None:
+    spec = Spec(mode=DesiredMode.PASSTHROUGH, vgpu_config="A10-4Q", gpus=(GpuMode(address=GPU, mode=DesiredMode.VGPU),))
+    desired = NodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
+    assert request_of_spec(spec) == NodeRequest(spec=Observed(desired))
+    assert request_of_spec(None) == NodeRequest(spec=Observed(None))
     told = gpunode.Withheld(resource=A10_4Q, code="ForeignProvider", message="is KubeVirt's", offered_as="a.com/x")
-    found = wish_of_spec(Spec(withheld=(told,))).spec
-    assert found == Heard(
+    found = request_of_spec(Spec(withheld=(told,))).spec
+    assert found == Observed(
         NodeSpec("unmanaged", withheld=(Withheld(A10_4Q, "ForeignProvider", "is KubeVirt's", "a.com/x"),))
     )
 
 
 class Hears:
     def __init__(self) -> None:
-        self.wish = NodeRequest()
+        self.desired = NodeRequest()
 
-    def hear_wish(self, news: NodeRequest) -> None:
-        self.wish = self.wish.updated(news)
+    def take_request(self, delta: NodeRequest) -> None:
+        self.desired = self.desired.updated(delta)
 
     @property
     def listener(self) -> SpecListener:
-        return SpecListener(lambda: self.wish, self.hear_wish)
+        return SpecListener(lambda: self.desired, self.take_request)
 
 
-def test_a_gpunode_that_is_gone_wants_what_it_wanted() -> None:
+def test_a_gpunode_that_is_gone_wants_what_it_desired() -> None:
     """Somebody may delete it, or its whole kind, while machines run by it."""
     agent = Hears()
-    hear = hear_gpu_node(agent.listener, KEY)
-    hear(News({}))
-    assert agent.wish.spec == Heard(None)
-    hear(News({KEY: GpuNode(metadata=EMPTY.metadata, spec=Spec(mode=WantedMode.VGPU))}))
-    wanted = Heard(NodeSpec("vgpu"))
-    assert agent.wish.spec == wanted
-    hear(News({}, removed=frozenset({KEY})))
-    assert agent.wish.spec == wanted
-    hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=1))}))
-    assert agent.wish.spec == wanted, "the agent has made it again, and nobody has said that GPUs are to move"
-    restarted = hear_gpu_node(agent.listener, KEY)
-    restarted(News({}))
-    assert agent.wish.spec == wanted, "it was deleted while the agent was away"
+    observe = observe_gpu_node(agent.listener, KEY)
+    observe(Delta({}))
+    assert agent.desired.spec == Observed(None)
+    observe(Delta({KEY: GpuNode(metadata=EMPTY.metadata, spec=Spec(mode=DesiredMode.VGPU))}))
+    desired = Observed(NodeSpec("vgpu"))
+    assert agent.desired.spec == desired
+    observe(Delta({}, removed=frozenset({KEY})))
+    assert agent.desired.spec == desired
+    observe(Delta({KEY: GpuNode(metadata=Metadata(name="node01", generation=1))}))
+    assert agent.desired.spec == desired, "the agent has made it again, and nobody has said that GPUs are to move"
+    restarted = observe_gpu_node(agent.listener, KEY)
+    restarted(Delta({}))
+    assert agent.desired.spec == desired, "it was deleted while the agent was away"
 
 
 def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None:
     agent = Hears()
-    hear = hear_gpu_node(agent.listener, KEY)
-    hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=2), spec=Spec(mode=WantedMode.VGPU))}))
-    hear(News({KEY: GpuNode(metadata=Metadata(name="node01", generation=3))}))
-    assert agent.wish.spec == Heard(None)
+    observe = observe_gpu_node(agent.listener, KEY)
+    observe(Delta({KEY: GpuNode(metadata=Metadata(name="node01", generation=2), spec=Spec(mode=DesiredMode.VGPU))}))
+    observe(Delta({KEY: GpuNode(metadata=Metadata(name="node01", generation=3))}))
+    assert agent.desired.spec == Observed(None)
 
 
 @pytest.mark.parametrize(
@@ -136,44 +136,46 @@ def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None
     ],
 )
 def test_a_spec_that_cannot_be_leaves_all_as_it_was(spec: NodeSpec, said: str) -> None:
-    before = Modes(WantedMode.PASSTHROUGH)
-    modes, trouble = modes_of(Settings(), NodeRequest(spec=Heard(spec)), before)
+    before = Modes(DesiredMode.PASSTHROUGH)
+    modes, problem = modes_of(Settings(), NodeRequest(spec=Observed(spec)), before)
     assert modes == before
-    assert trouble is not None
-    assert said in trouble.reason.text
+    assert problem is not None
+    assert said in problem.reason.text
 
 
 def test_a_spec_goes_before_the_label_and_the_settings() -> None:
-    settings = Settings(workload_label=True, mode=WantedMode.CONTAINER, modes={GPU: WantedMode.UNMANAGED})
-    request = NodeRequest(workload=Heard("vm-vgpu"), spec=Heard(NodeSpec("passthrough")))
-    assert modes_of(settings, request, Modes()) == (Modes(WantedMode.PASSTHROUGH), None)
+    settings = Settings(workload_label=True, mode=DesiredMode.CONTAINER, modes={GPU: DesiredMode.UNMANAGED})
+    request = NodeRequest(workload=Observed("vm-vgpu"), spec=Observed(NodeSpec("passthrough")))
+    assert modes_of(settings, request, Modes()) == (Modes(DesiredMode.PASSTHROUGH), None)
 
 
 def test_what_changes_is_told_once_and_a_first_status_is_no_news() -> None:
     first = status_of(picture(), EMPTY, AT)
     ill = status_of(picture(ILL), EMPTY, AT)
-    assert list(happenings(None, ill)) == []
-    assert list(happenings(first, first)) == []
-    assert list(happenings(first, ill)) == [Happening(Kind.WARNING, "NodeMissing", ILL.text)]
-    assert list(happenings(ill, first)) == [Happening(Kind.NORMAL, "Reconciled", "all GPUs are as they are wanted")]
+    assert list(events_between(None, ill)) == []
+    assert list(events_between(first, first)) == []
+    assert list(events_between(first, ill)) == [EventDraft(Kind.WARNING, "NodeMissing", ILL.text)]
+    assert list(events_between(ill, first)) == [
+        EventDraft(Kind.NORMAL, "Reconciled", "all GPUs are as they are wanted")
+    ]
 
 
 def test_a_new_resource_that_waits_for_the_controller_is_no_event() -> None:
     awaited = Reason(ReasonCode.AWAITS_CONTROLLER, A10_4Q, "is not registered yet")
     waiting = status_of(picture(awaited), EMPTY, AT)
     assert condition(waiting, "Ready").status == "False"
-    assert list(happenings(status_of(picture(), EMPTY, AT), waiting)) == []
+    assert list(events_between(status_of(picture(), EMPTY, AT), waiting)) == []
 
 
 def test_a_gpu_that_changes_its_mode_or_goes_is_told() -> None:
     before = status_of(picture(), EMPTY, AT)
     (gpu,) = before.gpus
     whole = replace(before, gpus=(replace(gpu, mode="passthrough"),))
-    assert list(happenings(before, whole)) == [
-        Happening(Kind.NORMAL, "ModeChanged", f"{GPU} is in mode passthrough now, and was in vgpu")
+    assert list(events_between(before, whole)) == [
+        EventDraft(Kind.NORMAL, "ModeChanged", f"{GPU} is in mode passthrough now, and was in vgpu")
     ]
     none = replace(before, gpus=())
-    assert list(happenings(before, none)) == [Happening(Kind.WARNING, "GpuGone", f"{GPU} is no longer there")]
+    assert list(events_between(before, none)) == [EventDraft(Kind.WARNING, "GpuGone", f"{GPU} is no longer there")]
 
 
 @pytest.mark.parametrize(

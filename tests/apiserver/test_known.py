@@ -12,13 +12,13 @@ from typing_extensions import override
 
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import Desk
+from gpuvirt.cluster.agent.keeping import KeeperDependencies
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.known import Known
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.view import NodeView
@@ -28,7 +28,7 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 
 
 @given(st.data())
-def test_after_all_was_heard_it_is_as_the_watch_said_last(data: st.DataObject) -> None:
+def test_after_all_was_observed_it_is_as_the_watch_said_last(data: st.DataObject) -> None:
     there = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
     history = [Node(Metadata(resource_version=str(at))) if is_there else None for at, is_there in enumerate(there)]
     written = data.draw(st.sampled_from([at for at, one in enumerate(history) if one is not None] or [0]))
@@ -43,16 +43,16 @@ def test_after_all_was_heard_it_is_as_the_watch_said_last(data: st.DataObject) -
         if at == answered and item is not None:
             known.answer(before, item)
         if at < len(history):
-            known.hear(history[at])
+            known.observe(history[at])
     assert known.word is not None
     assert known.item == history[-1]
 
 
 def test_what_the_watch_says_during_a_write_that_found_something_else_is_not_lost() -> None:
     known, made = Known[Node](), Node(Metadata(resource_version="1"))
-    known.hear(None)
+    known.observe(None)
     before = known.word
-    known.hear(made)
+    known.observe(made)
     known.doubt(before)
     assert known.item == made
     known.doubt(known.word)
@@ -75,12 +75,12 @@ class Beside:
         return GpuNode(metadata=Metadata(name="node01", resource_version="2", generation=1))
 
     def say(self, node: GpuNode | None) -> None:
-        self.keeper.hear(News({ObjectKey("", "node01"): node} if node is not None else {}))
+        self.keeper.observe(Delta({ObjectKey("", "node01"): node} if node is not None else {}))
 
 
 async def test_a_gpunode_that_another_makes_at_the_same_moment_gets_its_status() -> None:
     clock, server = SimClock(), Beside(cast("GpuNodeKeeper", None))
-    server.keeper = GpuNodeKeeper(Desk(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
+    server.keeper = GpuNodeKeeper(KeeperDependencies(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
     server.say(None)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.keeper.run(Cell(NodeView(at=BEGINNING, looked=True)), lambda _: None))
@@ -103,7 +103,7 @@ class Older(Beside):
 
 async def test_a_status_of_which_the_api_server_drops_a_part_is_written_once() -> None:
     clock, server = SimClock(), Older(cast("GpuNodeKeeper", None))
-    server.keeper = GpuNodeKeeper(Desk(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
+    server.keeper = GpuNodeKeeper(KeeperDependencies(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
     server.say(GpuNode(metadata=Metadata(name="node01", resource_version="0", generation=1)))
     views = Cell(NodeView(at=BEGINNING, looked=True, invalid=(unknown_workload("vm-vgpus"),)))
     async with asyncio.TaskGroup() as group:
@@ -119,9 +119,9 @@ async def test_a_status_of_which_the_api_server_drops_a_part_is_written_once() -
 
 @given(st.integers(2, 9))
 def test_events_of_one_moment_have_names_of_their_own(count: int) -> None:
-    about, news = (
+    about, delta = (
         events.About("v1", "Node", "node01", "node01"),
-        events.Happening(events.Kind.NORMAL, "ModeChanged", "x"),
+        events.EventDraft(events.Kind.NORMAL, "ModeChanged", "x"),
     )
-    made = events.events_of([(about, news)] * count, events.Reporter("gpuvirt.io/node", "node01"), BEGINNING)
+    made = events.events_of([(about, delta)] * count, events.Reporter("gpuvirt.io/node", "node01"), BEGINNING)
     assert len({one.metadata.name for one in made}) == count

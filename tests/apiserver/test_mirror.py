@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.client import EventType, Listed, Watched
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.mirror import (
+from gpuvirt.cluster.cache import (
     MOST_PAUSE_S,
     SHORT_WATCH_S,
     WATCHES_A_LIST,
+    Cache,
+    Delta,
     Ended,
     Failed,
     Input,
-    Mirror,
-    News,
     pause_s,
     step,
 )
+from gpuvirt.cluster.client import EventType, Listed, Watched
+from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 
@@ -34,19 +34,19 @@ def key(name: str) -> ObjectKey:
     return ObjectKey("", name)
 
 
-def known(mirror: Mirror[Node]) -> dict[ObjectKey, Node] | None:
-    return dict(mirror.objects) if mirror.objects is not None else None
+def known(cache: Cache[Node]) -> dict[ObjectKey, Node] | None:
+    return dict(cache.objects) if cache.objects is not None else None
 
 
-def after(*came: Input[Node], mirror: Mirror[Node] | None = None) -> tuple[Mirror[Node], Sequence[News[Node]]]:
+def after(*came: Input[Node], cache: Cache[Node] | None = None) -> tuple[Cache[Node], Sequence[Delta[Node]]]:
     """Where inputs lead, and all news on the way."""
-    now: Mirror[Node] = mirror or Mirror()
-    news = []
+    now: Cache[Node] = cache or Cache()
+    delta = []
     for one in came:
         result = step(now, one)
-        now = result.mirror
-        news += [result.news] if result.news is not None else []
-    return now, news
+        now = result.cache
+        delta += [result.delta] if result.delta is not None else []
+    return now, delta
 
 
 def modified(name: str, version: int, label: str = "x") -> Watched[Node]:
@@ -63,79 +63,79 @@ def bookmark(version: int) -> Watched[Node]:
 
 def test_an_empty_list_is_news_once() -> None:
     """That there is nothing was heard, which is other than not having heard."""
-    mirror, news = after(Listed((), "5"), Ended(LONG_S), Failed(), Listed((), "9"))
-    assert known(mirror) == {}
-    assert [dict(one.objects) for one in news] == [{}]
+    cache, delta = after(Listed((), "5"), Ended(LONG_S), Failed(), Listed((), "9"))
+    assert known(cache) == {}
+    assert [dict(one.objects) for one in delta] == [{}]
 
 
 def test_nothing_is_known_until_a_list_was_whole() -> None:
-    mirror, news = after(Failed(), Failed(expired=True), Failed())
-    assert (mirror.objects, mirror.version, news) == (None, None, [])
+    cache, delta = after(Failed(), Failed(expired=True), Failed())
+    assert (cache.objects, cache.version, delta) == (None, None, [])
 
 
 def test_what_went_unseen_comes_out_of_the_next_list() -> None:
     listed = Listed((node("a", 1), node("b", 2)), "5")
-    mirror, news = after(listed, Failed(expired=True), Listed((node("b", 7, "y"),), "9"))
-    assert (set(news[-1].changed), set(news[-1].removed)) == ({key("b")}, {key("a")})
-    assert known(mirror) == {key("b"): node("b", 7, "y")}
-    assert mirror.version == "9"
+    cache, delta = after(listed, Failed(expired=True), Listed((node("b", 7, "y"),), "9"))
+    assert (set(delta[-1].changed), set(delta[-1].removed)) == ({key("b")}, {key("a")})
+    assert known(cache) == {key("b"): node("b", 7, "y")}
+    assert cache.version == "9"
 
 
 def test_a_failure_keeps_what_is_known_and_goes_on_where_it_was() -> None:
     before, _ = after(Listed((node("a", 1),), "5"), modified("a", 8))
-    mirror, news = after(Failed(), Failed(), mirror=before)
-    assert (mirror.objects, mirror.version, news) == (before.objects, "8", [])
+    cache, delta = after(Failed(), Failed(), cache=before)
+    assert (cache.objects, cache.version, delta) == (before.objects, "8", [])
 
 
 def test_a_kind_that_was_not_there_for_a_moment_is_told_again_be_it_as_before() -> None:
     """Listeners take a kind that is not there for one without objects, and would go on with none."""
     listed = Listed((node("a", 1),), "5")
-    mirror, _ = after(listed, Failed(missing=True))
-    assert (known(mirror), mirror.version) == ({key("a"): node("a", 1)}, None)
-    mirror, news = after(Failed(), listed, Failed(expired=True), listed, mirror=mirror)
-    assert [dict(one.objects) for one in news] == [known(mirror)]
+    cache, _ = after(listed, Failed(missing=True))
+    assert (known(cache), cache.version) == ({key("a"): node("a", 1)}, None)
+    cache, delta = after(Failed(), listed, Failed(expired=True), listed, cache=cache)
+    assert [dict(one.objects) for one in delta] == [known(cache)]
 
 
 def test_a_bookmark_is_no_news_and_is_gone_on_from() -> None:
-    mirror, news = after(Listed((), "5"), bookmark(90))
-    assert (mirror.version, len(news)) == ("90", 1)
+    cache, delta = after(Listed((), "5"), bookmark(90))
+    assert (cache.version, len(delta)) == ("90", 1)
 
 
 def test_what_is_said_twice_is_news_once() -> None:
-    _, news = after(Listed((node("a", 1),), "5"), modified("a", 8), modified("a", 8), deleted("b", 9))
-    assert [one.changed for one in news] == [{key("a")}, {key("a")}]
+    _, delta = after(Listed((node("a", 1),), "5"), modified("a", 8), modified("a", 8), deleted("b", 9))
+    assert [one.changed for one in delta] == [{key("a")}, {key("a")}]
 
 
 def test_a_server_restored_from_a_backup_is_listed_again_some_day() -> None:
-    mirror, _ = after(Listed((), "5"), *[Ended(LONG_S)] * (WATCHES_A_LIST - 1))
-    assert mirror.version == "5"
-    mirror, _ = after(Ended(LONG_S), mirror=mirror)
-    assert mirror.version is None
+    cache, _ = after(Listed((), "5"), *[Ended(LONG_S)] * (WATCHES_A_LIST - 1))
+    assert cache.version == "5"
+    cache, _ = after(Ended(LONG_S), cache=cache)
+    assert cache.version is None
 
 
-def test_pauses_grow_to_half_a_minute_and_start_anew_once_a_watch_went_well() -> None:
-    mirror, _ = after(Listed((), "5"))
-    assert pause_s(mirror, 1.0) == 0.0
+def test_pauses_grow_to_half_a_minute_and_start_again_once_a_watch_went_well() -> None:
+    cache, _ = after(Listed((), "5"))
+    assert pause_s(cache, 1.0) == 0.0
     pauses = []
     for _ in range(12):
-        mirror, _ = after(Failed(), mirror=mirror)
-        pauses.append(pause_s(mirror, 1.0))
+        cache, _ = after(Failed(), cache=cache)
+        pauses.append(pause_s(cache, 1.0))
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
     assert pauses[-1] == MOST_PAUSE_S
-    listed, _ = after(Failed(expired=True), Listed((), "9"), mirror=mirror)
+    listed, _ = after(Failed(expired=True), Listed((), "9"), cache=cache)
     assert pause_s(listed, 1.0) == 0.0, "what was listed is watched at once"
-    mended, _ = after(bookmark(10), Failed(), mirror=listed)
+    mended, _ = after(bookmark(10), Failed(), cache=listed)
     assert pause_s(mended, 1.0) == 0.5
-    broken, _ = after(Failed(after_s=LONG_S), mirror=mirror)
+    broken, _ = after(Failed(after_s=LONG_S), cache=cache)
     assert pause_s(broken, 1.0) == 0.5
 
 
 def test_a_server_that_lists_and_ends_each_watch_is_asked_ever_more_rarely() -> None:
-    mirror: Mirror[Node] = Mirror()
+    cache: Cache[Node] = Cache()
     pauses = []
     for _ in range(8):
-        mirror, _ = after(Listed((), "5"), Failed(expired=True), mirror=mirror)
-        pauses.append(pause_s(mirror, 0.0))
+        cache, _ = after(Listed((), "5"), Failed(expired=True), cache=cache)
+        pauses.append(pause_s(cache, 0.0))
     assert pauses == sorted(pauses)
     assert pauses[-1] == MOST_PAUSE_S / 2
     ended, _ = after(Listed((), "5"), *[Ended(0.0)] * 3)
@@ -144,8 +144,8 @@ def test_a_server_that_lists_and_ends_each_watch_is_asked_ever_more_rarely() -> 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))
 def test_a_pause_is_within_its_bounds(chance: float, failures: int) -> None:
-    mirror: Mirror[Node] = Mirror(failures=max(failures, 1), failed=True)
-    assert 0 < pause_s(mirror, chance) <= MOST_PAUSE_S
+    cache: Cache[Node] = Cache(failures=max(failures, 1), failed=True)
+    assert 0 < pause_s(cache, chance) <= MOST_PAUSE_S
 
 
 class World:
@@ -154,7 +154,7 @@ class World:
     def __init__(self) -> None:
         self.truth: dict[ObjectKey, Node] = {}
         self.applied: dict[ObjectKey, Node] = {}
-        self.mirror: Mirror[Node] = Mirror()
+        self.cache: Cache[Node] = Cache()
         self.missed = False
         """Whether something has happened since the last list that no watch has told."""
         self.version = 0
@@ -165,7 +165,7 @@ class World:
             self.truth[key(name)] = node(name, self.version)
         elif self.truth.pop(key(name), None) is None:
             return
-        if seen and self.mirror.version is not None:
+        if seen and self.cache.version is not None:
             self.take((modified if kind == "set" else deleted)(name, self.version))
         else:
             self.missed = True
@@ -175,13 +175,13 @@ class World:
         self.missed = False
 
     def take(self, came: Input[Node]) -> None:
-        result = step(self.mirror, came)
-        assert self.mirror.objects is None or result.mirror.objects is not None, "what was heard once is never unheard"
-        self.mirror = result.mirror
-        if result.news is not None:
-            self.applied |= {one: result.news.objects[one] for one in result.news.changed}
-            self.applied = {one: item for one, item in self.applied.items() if one not in result.news.removed}
-        assert self.applied == (self.mirror.objects or {})
+        result = step(self.cache, came)
+        assert self.cache.objects is None or result.cache.objects is not None, "what was heard once is never unheard"
+        self.cache = result.cache
+        if result.delta is not None:
+            self.applied |= {one: result.delta.objects[one] for one in result.delta.changed}
+            self.applied = {one: item for one, item in self.applied.items() if one not in result.delta.removed}
+        assert self.applied == (self.cache.objects or {})
 
 
 lives = st.tuples(st.sampled_from(["set", "delete"]), st.sampled_from(NAMES), st.booleans())
@@ -192,11 +192,11 @@ inputs = st.sampled_from(
 
 @given(st.lists(lives | inputs | st.just("list") | st.just("bookmark"), max_size=60))
 def test_whatever_happens_what_is_known_is_what_there_is(
-    happenings: Sequence[tuple[str, str, bool] | Ended | Failed | str],
+    events_between: Sequence[tuple[str, str, bool] | Ended | Failed | str],
 ) -> None:
     world = World()
-    for happening in happenings:
-        match happening:
+    for event in events_between:
+        match event:
             case (kind, name, seen):
                 world.live(kind, name, seen=seen)
             case "list":
@@ -204,9 +204,9 @@ def test_whatever_happens_what_is_known_is_what_there_is(
             case "bookmark":
                 world.take(bookmark(world.version))
             case Ended() | Failed():
-                world.take(happening)
+                world.take(event)
             case _:
-                raise AssertionError(happening)
-        assert world.mirror.objects is None or world.missed or known(world.mirror) == world.truth
+                raise AssertionError(event)
+        assert world.cache.objects is None or world.missed or known(world.cache) == world.truth
     world.list()
-    assert known(world.mirror) == world.applied == world.truth
+    assert known(world.cache) == world.applied == world.truth

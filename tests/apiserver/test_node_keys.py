@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent.clusterside import trouble_of
-from gpuvirt.cluster.agent.operands import OPERAND_LABELS, heard_of, operand_keys
+from gpuvirt.cluster.agent.clusterside import problem_of
+from gpuvirt.cluster.agent.noderequests import request_of_config_map, request_of_node
+from gpuvirt.cluster.agent.operands import OPERAND_LABELS, observed_of, operand_keys
 from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
-from gpuvirt.cluster.agent.wishes import wish_of_config_map, wish_of_node
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.keys import patch_of, patched
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.labels import CONFIG_LABEL, PAUSED_FOR_VGPUS, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, OperandsHeard, Progress, StateName
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, OperandsObserved, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 
 MAP = ObjectKey("gpuvirt", "configs")
@@ -23,46 +23,50 @@ WAITS = Progress(StateName.PENDING, "waits for pod default/vm-a")
 
 
 @pytest.mark.parametrize(
-    ("labels", "wanted"),
-    [({CONFIG_LABEL: "A10-4Q"}, Heard("A10-4Q")), ({}, Heard(None)), ({CONFIG_LABEL: ""}, Heard(None))],
+    ("labels", "desired"),
+    [({CONFIG_LABEL: "A10-4Q"}, Observed("A10-4Q")), ({}, Observed(None)), ({CONFIG_LABEL: ""}, Observed(None))],
 )
-def test_a_label_is_a_wish_and_none_is_heard_to_be_none(labels: dict[str, str], wanted: Heard[str]) -> None:
-    wish = wish_of_node(Node(Metadata(name="node01", labels=labels)))
-    assert wish == NodeRequest(config=wanted, workload=Heard(None))
+def test_a_label_is_a_desired_state_and_none_is_observed_to_be_none(
+    labels: dict[str, str], desired: Observed[str]
+) -> None:
+    desired_node = request_of_node(Node(Metadata(name="node01", labels=labels)))
+    assert desired_node == NodeRequest(config=desired, workload=Observed(None))
 
 
-def test_what_a_node_is_for_is_a_wish_of_its_own() -> None:
-    wish = wish_of_node(Node(Metadata(name="node01", labels={WORKLOAD_LABEL: "vm-vgpu"})))
-    assert wish == NodeRequest(config=Heard(None), workload=Heard("vm-vgpu"))
-    assert wish.updated(NodeRequest(config=Heard("A10-4Q"))).workload == Heard("vm-vgpu")
+def test_what_a_node_is_for_is_a_desired_state_of_its_own() -> None:
+    desired_node = request_of_node(Node(Metadata(name="node01", labels={WORKLOAD_LABEL: "vm-vgpu"})))
+    assert desired_node == NodeRequest(config=Observed(None), workload=Observed("vm-vgpu"))
+    assert desired_node.updated(NodeRequest(config=Observed("A10-4Q"))).workload == Observed("vm-vgpu")
 
 
-def test_a_node_that_is_not_there_wants_what_it_wanted_before() -> None:
-    """Its machines run while somebody deletes it to have it registered anew."""
-    before = NodeRequest(Heard("A10-4Q"), Heard(None))
-    assert before.updated(wish_of_node(None)) == before
+def test_a_node_that_is_not_there_wants_what_it_desired_before() -> None:
+    """Its machines run while somebody deletes it to have it registered again."""
+    before = NodeRequest(Observed("A10-4Q"), Observed(None))
+    assert before.updated(request_of_node(None)) == before
 
 
 def test_a_config_map_is_a_text_with_its_place() -> None:
     where = "ConfigMap gpuvirt/configs, key config.yaml"
     config_map = ConfigMap(Metadata(), {"config.yaml": "version: v1"})
-    assert wish_of_config_map(MAP, config_map) == NodeRequest(configs=Heard(ConfigText("version: v1", where)))
-    assert wish_of_config_map(MAP, ConfigMap(Metadata(), {"config.yaml": ""})).configs == Heard(ConfigText("", where))
+    assert request_of_config_map(MAP, config_map) == NodeRequest(configs=Observed(ConfigText("version: v1", where)))
+    assert request_of_config_map(MAP, ConfigMap(Metadata(), {"config.yaml": ""})).configs == Observed(
+        ConfigText("", where)
+    )
 
 
 def test_a_config_map_that_is_not_there_is_none_and_one_without_the_key_says_what_it_has() -> None:
     where = "ConfigMap gpuvirt/configs, key config.yaml"
-    assert wish_of_config_map(MAP, None) == NodeRequest(configs=Heard(None))
+    assert request_of_config_map(MAP, None) == NodeRequest(configs=Observed(None))
     for data, keys in (({}, ()), ({"config.yml": "x"}, ("config.yml",))):
-        assert wish_of_config_map(MAP, ConfigMap(Metadata(), data)).configs == Heard(ConfigText("", where, keys))
+        assert request_of_config_map(MAP, ConfigMap(Metadata(), data)).configs == Observed(ConfigText("", where, keys))
 
 
-def test_what_is_not_heard_stays() -> None:
-    config = NodeRequest(config=Heard("A10-4Q"))
-    both = config.updated(NodeRequest(configs=Heard(None)))
-    assert both == NodeRequest(Heard("A10-4Q"), Heard(None))
+def test_what_is_not_observed_stays() -> None:
+    config = NodeRequest(config=Observed("A10-4Q"))
+    both = config.updated(NodeRequest(configs=Observed(None)))
+    assert both == NodeRequest(Observed("A10-4Q"), Observed(None))
     assert both.updated(NodeRequest()) == both
-    assert both.updated(NodeRequest(config=Heard(None))) == NodeRequest(Heard(None), Heard(None))
+    assert both.updated(NodeRequest(config=Observed(None))) == NodeRequest(Observed(None), Observed(None))
 
 
 def said(state: str | None, reason: str | None) -> Metadata:
@@ -72,7 +76,7 @@ def said(state: str | None, reason: str | None) -> Metadata:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "heard"),
+    ("desired", "observed"),
     [
         (None, said(None, None)),
         (None, said("failed", "old")),
@@ -81,8 +85,8 @@ def said(state: str | None, reason: str | None) -> Metadata:
         (Progress(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
     ],
 )
-def test_nothing_is_written_where_all_is_said_or_nothing_is_to_be(wanted: Progress | None, heard: Metadata) -> None:
-    assert patch_of([state_keys(wanted)], heard) is None
+def test_nothing_is_written_where_all_is_said_or_nothing_is_to_be(desired: Progress | None, observed: Metadata) -> None:
+    assert patch_of([state_keys(desired)], observed) is None
 
 
 states = st.builds(Progress, st.sampled_from(StateName), st.text(max_size=3000))
@@ -91,20 +95,20 @@ texts = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
 
 @given(states, texts, texts, st.none() | st.sampled_from(["pending", "junk"]))
 def test_a_patched_node_says_it_and_keeps_everything_else(
-    wanted: Progress, labels: dict[str, str], annotations: dict[str, str], state: str | None
+    desired: Progress, labels: dict[str, str], annotations: dict[str, str], state: str | None
 ) -> None:
     before = said(state, "old")
-    heard = Metadata(labels=labels | before.labels, annotations=annotations | before.annotations)
-    metadata = {"labels": heard.labels, "annotations": heard.annotations, "uid": "u", "resourceVersion": "7"}
+    observed = Metadata(labels=labels | before.labels, annotations=annotations | before.annotations)
+    metadata = {"labels": observed.labels, "annotations": observed.annotations, "uid": "u", "resourceVersion": "7"}
     fields = msgspec.json.decode(
         msgspec.json.encode({"kind": "Node", "spec": {"unknown": [1.5, None]}, "metadata": metadata}),
         type=dict[str, msgspec.Raw],
     )
-    patch = patch_of([state_keys(wanted)], heard)
+    patch = patch_of([state_keys(desired)], observed)
     assert patch is not None
     written = msgspec.json.encode(patched(fields, patch))
     node = msgspec.json.decode(written, type=Node)
-    assert patch_of([state_keys(wanted)], node.metadata) is None, "what was written says it"
+    assert patch_of([state_keys(desired)], node.metadata) is None, "what was written says it"
     assert len(node.metadata.annotations.get(REASON_ANNOTATION, "")) <= MOST_REASON + 3
     others = {name: text for name, text in node.metadata.labels.items() if name != STATE_LABEL}
     assert others == labels
@@ -130,10 +134,10 @@ deployed = st.dictionaries(st.sampled_from(OPERAND_LABELS), label_values)
 
 @given(deployed, st.lists(st.booleans(), max_size=4))
 def test_operands_that_run_are_paused_and_put_back_and_all_others_left_alone(
-    labels: dict[str, str], wanted: list[bool]
+    labels: dict[str, str], desired: list[bool]
 ) -> None:
     node = Metadata(labels=labels)
-    for away in wanted:
+    for away in desired:
         node = Metadata(labels={**node.labels, **{k: v or "" for k, v in operand_keys(node, away=away).labels.items()}})
         for label, value in labels.items():
             ours = value in {"true", PAUSED_FOR_VGPUS}
@@ -146,10 +150,10 @@ def test_operands_that_run_are_paused_and_put_back_and_all_others_left_alone(
 def test_operands_are_away_when_neither_labels_nor_pods_say_otherwise() -> None:
     pod = Pod(Metadata(name="nvidia-sandbox-validator-x2vkq", namespace="gpu-operator"))
     running, paused = {PLUGIN: "true", VALIDATOR: "false"}, {PLUGIN: PAUSED_FOR_VGPUS, VALIDATOR: "false"}
-    assert heard_of(running, [pod]) == OperandsHeard((PLUGIN,), ("gpu-operator/nvidia-sandbox-validator-x2vkq",))
-    assert heard_of(paused, []) == OperandsHeard()
-    assert heard_of(None, []) is None, "the node is not there"
-    assert heard_of(paused, None) is None, "the pods were not heard yet"
+    assert observed_of(running, [pod]) == OperandsObserved((PLUGIN,), ("gpu-operator/nvidia-sandbox-validator-x2vkq",))
+    assert observed_of(paused, []) == OperandsObserved()
+    assert observed_of(None, []) is None, "the node is not there"
+    assert observed_of(paused, None) is None, "the pods were not heard yet"
 
 
 def test_parts_of_the_agent_claim_keys_of_their_own() -> None:
@@ -174,7 +178,7 @@ def test_parts_of_the_agent_claim_keys_of_their_own() -> None:
     ],
 )
 def test_what_is_wrong_is_a_reason(error: RefusedError, code: ReasonCode) -> None:
-    trouble = trouble_of(error, "to label its node")
-    assert trouble is not None
-    assert (trouble.code, trouble.seen) == (code, "x")
-    assert trouble_of(None, "to label its node") is None
+    problem = problem_of(error, "to label its node")
+    assert problem is not None
+    assert (problem.code, problem.seen) == (code, "x")
+    assert problem_of(None, "to label its node") is None

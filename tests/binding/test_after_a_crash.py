@@ -17,16 +17,16 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
 from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
-from gpuvirt.model.heard import Heard, NodeRequest, StateName
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import constant
 from killedkernel import Countdown, KilledError, KilledKernel, KilledTools
@@ -40,7 +40,7 @@ HOSTS = {
     "2xRTX4090-one-group": ["0000:0b:01.0", "0000:0b:02.0"],
 }
 """Hosts, and the GPUs of one isolation unit that are moved there."""
-MODES = {DesiredDriver.PASSTHROUGH: WantedMode.PASSTHROUGH, DesiredDriver.NATIVE: WantedMode.CONTAINER}
+MODES = {DesiredDriver.PASSTHROUGH: DesiredMode.PASSTHROUGH, DesiredDriver.NATIVE: DesiredMode.CONTAINER}
 MOST_WRITES = 24
 FOLLOWS = Settings(workload_label=True)
 
@@ -49,7 +49,7 @@ class Host:
     """A simulated host, on which processes are killed."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.kernel: SimKernel = build_machine(load_machine(name))
+        self.kernel: SimKernel = build_host(load_host(name))
         self.folder = folder
         self.tools = SimTools(self.kernel, ("vfio-pci", "nvidia", "snd_hda_intel", "xhci_hcd", "nvidia-gpu"))
         self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
@@ -57,22 +57,22 @@ class Host:
         gpus = [one for one in scan(self.kernel).functions.values() if one.kind is FunctionKind.GPU and not one.physfn]
         self.gpus = [one.address for one in gpus if not only or one.address in only]
 
-    def move(self, wish: DesiredDriver, site: Site | None = None) -> None:
+    def move(self, desired_driver: DesiredDriver, site: Site | None = None) -> None:
         site = site or self.site
         unit = driver_state(site, NOBODY).inventory.gpus[self.gpus[0]].unit
-        change_drivers(site, unit, dict.fromkeys(self.gpus, wish), NOBODY, lambda _: None)
+        change_drivers(site, unit, dict.fromkeys(self.gpus, desired_driver), NOBODY, lambda _: None)
 
-    def killed_move(self, wish: DesiredDriver, after: int) -> bool:
+    def killed_move(self, desired_driver: DesiredDriver, after: int) -> bool:
         """Move the GPUs in a process that is killed after so many operations; return whether it was."""
         countdown = Countdown(after)
         site = Site(
             KilledKernel(self.kernel, countdown),
             KilledTools(self.tools, countdown),
-            self.site.originals,
+            self.site.original_drivers,
             self.site.locks,
         )
         try:
-            self.move(wish, site)
+            self.move(desired_driver, site)
         except KilledError:
             return True
         return False
@@ -92,61 +92,61 @@ class Host:
             one for one, lock in locks.items() if self.kernel.tree.exists(lock) and self.kernel.read(lock) == b"1\n"
         ]
 
-    def expect(self, wish: DesiredDriver) -> None:
+    def expect(self, desired_driver: DesiredDriver) -> None:
         """See that all is as it is wanted, and nothing is left of the change that was killed."""
-        if wish is DesiredDriver.PASSTHROUGH:
+        if desired_driver is DesiredDriver.PASSTHROUGH:
             assert {driver for driver, _ in self.drivers()} == {"vfio-pci"}
         else:
             assert self.drivers() == {(None, None)}
             assert self.locked() == []
-        journal = originals.read(self.site.originals)
+        journal = originaldrivers.read(self.site.original_drivers)
         assert journal.changes == {}
-        assert wish is DesiredDriver.PASSTHROUGH or journal.overrides.keys().isdisjoint(self.functions())
+        assert desired_driver is DesiredDriver.PASSTHROUGH or journal.overrides.keys().isdisjoint(self.functions())
 
 
 async def settled(node: SimNode) -> None:
     for _ in range(4):
-        await node.say_holders()
+        await node.report_account()
         await node.advance(10)
 
 
 @given(
     name=st.sampled_from(sorted(HOSTS)),
     begun=st.sampled_from(DesiredDriver),
-    wished=st.sampled_from(DesiredDriver),
+    desired_counts=st.sampled_from(DesiredDriver),
     after=st.integers(0, MOST_WRITES),
     again=st.integers(0, MOST_WRITES),
 )
 @settings(max_examples=examples(150), deadline=None)
-def test_whoever_is_killed_when_the_next_process_brings_gpus_to_where_they_are_wanted(
-    name: str, begun: DesiredDriver, wished: DesiredDriver, after: int, again: int
+def test_whoever_is_killed_when_the_next_process_brings_gpus_to_where_they_are_desired(
+    name: str, begun: DesiredDriver, desired_counts: DesiredDriver, after: int, again: int
 ) -> None:
     with TemporaryDirectory() as folder:
         host = Host(name, Path(folder))
         host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         host.killed_move(begun, after)
-        host.killed_move(wished, again)
-        host.move(wished)
-        host.expect(wished)
+        host.killed_move(desired_counts, again)
+        host.move(desired_counts)
+        host.expect(desired_counts)
         assert host.kernel.vfio.requests == []
 
 
 @pytest.mark.parametrize("begun", DesiredDriver)
-@pytest.mark.parametrize("wished", DesiredDriver)
+@pytest.mark.parametrize("desired_counts", DesiredDriver)
 @pytest.mark.parametrize("name", ["4xT4", "4xRTX2060"])
 async def test_a_fresh_agent_converges_from_each_write(
-    name: str, begun: DesiredDriver, wished: DesiredDriver, tmp_path: Path
+    name: str, begun: DesiredDriver, desired_counts: DesiredDriver, tmp_path: Path
 ) -> None:
     for after in range(MOST_WRITES):
         folder = tmp_path / str(after)
         host = Host(name, folder)
         host.move(DesiredDriver.NATIVE if begun is DesiredDriver.PASSTHROUGH else DesiredDriver.PASSTHROUGH)
         was_killed = host.killed_move(begun, after)
-        modes: dict[str, WantedMode] = dict.fromkeys(host.gpus, MODES[wished])
+        modes: dict[str, DesiredMode] = dict.fromkeys(host.gpus, MODES[desired_counts])
         async with running_node(host.kernel, folder, Settings(modes=modes), tools=host.tools) as node:
             await settled(node)
             assert [note.text for note in node.view.notes] == []
-        host.expect(wished)
+        host.expect(desired_counts)
         if not was_killed:
             return
     raise AssertionError("a move has more writes than were tried")
@@ -166,11 +166,13 @@ def driver(host: Host, gpu: PciAddress) -> str | None:
     return host.kernel.pci.functions[gpu].driver
 
 
-def moved(host: Host, wish: DesiredDriver, *, tools: SimTools | None = None) -> list[ReasonCode]:
+def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None = None) -> list[ReasonCode]:
     """Move the host's GPUs, and return why that was refused or has failed."""
-    site = Site(host.kernel, tools or host.tools, host.site.originals, host.site.locks)
+    site = Site(host.kernel, tools or host.tools, host.site.original_drivers, host.site.locks)
     unit = driver_state(site, NOBODY).inventory.gpus[host.gpus[0]].unit
-    return [one.code for one in change_drivers(site, unit, dict.fromkeys(host.gpus, wish), NOBODY, lambda _: None)]
+    return [
+        one.code for one in change_drivers(site, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)
+    ]
 
 
 def with_aliases(host: Host, *modules: str) -> None:
@@ -204,7 +206,7 @@ async def test_a_failed_probe_is_no_success_and_is_tried_again(t4: Host, tmp_pat
     for attribute in ("drivers/nvidia/bind", "drivers_probe"):
         t4.kernel.faults.refuse(HostPath(f"/sys/bus/pci/{attribute}"), errno.EIO)
     async with running_node(t4.kernel, tmp_path, FOLLOWS, tools=t4.tools) as node:
-        node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard("container")))
+        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("container")))
         await settled(node)
         assert driver(t4, T4) is None
         state = node.agent.workload_states.get()
@@ -221,12 +223,12 @@ async def test_a_failed_probe_is_no_success_and_is_tried_again(t4: Host, tmp_pat
 
 async def test_a_gpu_without_a_driver_that_nobody_recorded_gets_one(t4: Host, tmp_path: Path) -> None:
     t4.kernel.rebind(T4, None)
-    async with running_node(t4.kernel, tmp_path, Settings(modes={T4: WantedMode.CONTAINER}), tools=t4.tools) as node:
+    async with running_node(t4.kernel, tmp_path, Settings(modes={T4: DesiredMode.CONTAINER}), tools=t4.tools) as node:
         await settled(node)
         assert driver(t4, T4) == "nvidia"
 
 
-async def test_without_a_wish_only_what_a_killed_change_has_left_is_put_back(t4: Host, tmp_path: Path) -> None:
+async def test_without_a_desired_state_only_what_a_killed_change_has_left_is_put_back(t4: Host, tmp_path: Path) -> None:
     t4.kernel.rebind(PciAddress("0000:af:00.0"), None)  # somebody else's doing
     assert t4.killed_move(DesiredDriver.PASSTHROUGH, 3)
     assert driver(t4, T4) is None
@@ -242,7 +244,7 @@ def test_a_driver_that_cannot_be_loaded_stops_the_change_before_anything_is_touc
     tmp_path: Path, recorded: str
 ) -> None:
     host = Host("2xA10", tmp_path)
-    host.site.originals.write_text(json.dumps({"version": 1, "drivers": {A10: recorded}}))
+    host.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: recorded}}))
     host.kernel.writes.clear()
     assert moved(host, DesiredDriver.NATIVE) == [ReasonCode.PREREQUISITE_MISSING]
     assert host.kernel.writes == []
@@ -251,13 +253,13 @@ def test_a_driver_that_cannot_be_loaded_stops_the_change_before_anything_is_touc
 
 def test_another_driver_of_modules_alias_takes_the_place_of_one_that_is_gone(tmp_path: Path) -> None:
     host = Host("2xA10", tmp_path)
-    host.site.originals.write_text(json.dumps({"version": 1, "drivers": {A10: "nouveau"}}))
+    host.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: "nouveau"}}))
     with_aliases(host, "nouveau", "nvidia")
     host.kernel.pci.forget_driver("nvidia")
     assert moved(host, DesiredDriver.NATIVE) == []
     assert driver(host, A10) == "nvidia"
     assert host.tools.loaded == ["nvidia"], "before the unbind, by modprobe with the GPU's modalias"
-    assert originals.read(host.site.originals).drivers == {}
+    assert originaldrivers.read(host.site.original_drivers).drivers == {}
 
 
 def test_a_module_that_wants_a_free_device_is_loaded_again_after_the_unbind(t4: Host) -> None:
@@ -315,7 +317,7 @@ def test_a_record_of_another_boot_says_nothing_of_overrides(t4: Host) -> None:
 
 def test_the_file_of_an_older_version_is_read(t4: Host) -> None:
     t4.move(DesiredDriver.PASSTHROUGH)
-    t4.site.originals.write_text(json.dumps({"version": 1, "drivers": {T4: "nvidia"}}))
+    t4.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {T4: "nvidia"}}))
     t4.kernel.pci.unbind(t4.kernel.pci.functions[T4])  # killed before it could probe
     assert moved(t4, DesiredDriver.NATIVE) == []
     t4.expect(DesiredDriver.NATIVE)
@@ -324,9 +326,9 @@ def test_the_file_of_an_older_version_is_read(t4: Host) -> None:
 @pytest.mark.parametrize("content", [b"", b"\x00{", b"[]", b'{"version": 1, "drivers": {"../x": "nvidia"}}', None])
 def test_a_damaged_or_absent_record_keeps_no_gpu_from_its_driver(t4: Host, content: bytes | None) -> None:
     t4.move(DesiredDriver.PASSTHROUGH)
-    t4.site.originals.unlink()
+    t4.site.original_drivers.unlink()
     if content is not None:
-        t4.site.originals.write_bytes(content)
+        t4.site.original_drivers.write_bytes(content)
     assert moved(t4, DesiredDriver.NATIVE) == []
     t4.expect(DesiredDriver.NATIVE)
 
@@ -335,16 +337,16 @@ STAGES = ("unbind", "bind to pci-pf-stub", "switch", "unbind from pci-pf-stub", 
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("mode", [WantedMode.VGPU, WantedMode.UNMANAGED])
+@pytest.mark.parametrize("mode", [DesiredMode.VGPU, DesiredMode.UNMANAGED])
 async def test_an_agent_that_was_killed_in_sriov_manage_has_the_gpu_back(
-    tmp_path: Path, stage: str, mode: WantedMode
+    tmp_path: Path, stage: str, mode: DesiredMode
 ) -> None:
     host, gpu = l40s(tmp_path)
     kill_in_sriov_manage(host, gpu, stage)
     async with running_node(host.kernel, tmp_path, Settings(modes={gpu: mode}), tools=host.tools) as node:
         await settled(node)
         assert driver(host, gpu) == "nvidia"
-    assert originals.read(host.site.originals).changes == {}
+    assert originaldrivers.read(host.site.original_drivers).changes == {}
 
 
 def l40s(folder: Path) -> tuple[Host, PciAddress]:

@@ -9,9 +9,9 @@ import pytest
 from gpuvirt.hardware.hostuse import read_host_uses
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
+from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tree import DeviceNode, Link, Tree, constant
 
 AT = "0000:3c:00.0"
@@ -21,9 +21,9 @@ QUIET = "22 1 8:1 / / rw - ext4 /dev/sda1 rw"
 
 
 def host(class_code: str) -> SimKernel:
-    board = BoardSpec(functions=(FunctionSpec(id="144d:a808", class_code=class_code, native_driver="any"),))
-    spec = MachineSpec(about="one function", boards={"it": board}, slots=(SlotSpec(at=AT, board="it", group=7),))
-    kernel = build_machine(spec)
+    board = CardSpec(functions=(FunctionSpec(id="144d:a808", class_code=class_code, native_driver="any"),))
+    spec = HostSpec(about="one function", boards={"it": board}, slots=(SlotSpec(at=AT, board="it", group=7),))
+    kernel = build_host(spec)
     kernel.tree.place(HostPath("/proc/1/mountinfo"), constant(QUIET))
     return kernel
 
@@ -86,7 +86,7 @@ def test_a_raw_disk_of_a_vm_counts() -> None:
     kernel.tree.place(HostPath("/dev/nvme0n1"), DeviceNode(os.makedev(259, 1)))
     process = kernel.start_process("qemu-system-x86", "/dev/nvme0n1")
     assert use(kernel) == "has the disk nvme0n1, which a process has open"
-    kernel.end_machine(process)
+    kernel.end_vm(process)
     assert use(kernel) is None
     kernel.processes.hide()
     assert "can't be told" in (use(kernel) or "")

@@ -17,9 +17,9 @@ from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocat
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.leasing import Claim, HeldError, leased
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.machine import HostSpec, SlotSpec
 from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.tools import SimTools
 from simnode import running_node
@@ -30,7 +30,7 @@ T4 = "nvidia.com/TU104GL_TESLA_T4"
 
 def host(driver: str = "vfio-pci", *, group_nodes: bool = False) -> SimKernel:
     slots = tuple(SlotSpec(at=at, board="T4", driver=driver, group=group) for at, group in ((GPU, 12), (OTHER, 22)))
-    return build_machine(MachineSpec(about="two T4", iommufd=True, group_nodes=group_nodes, slots=slots))
+    return build_host(HostSpec(about="two T4", iommufd=True, group_nodes=group_nodes, slots=slots))
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_allocate_leases_nothing_that_the_kubelet_has_given(
     """By the kubelet's record, before anybody has told the agent; and nothing at all by devices' own nodes."""
     kernel = host(group_nodes=group_nodes)
     async with running_node(kernel, tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         leases = count(kernel)
         node.write(T4, GPU, uid="vm")
         node.allocate(T4, [GPU])
@@ -125,7 +125,7 @@ def test_a_change_by_hand_neither_leases_nor_locks_what_a_pod_was_given_since(
 
     leases = count(kernel)
     kernel.writes.clear()
-    wish = DesiredDriver.PASSTHROUGH if driver == "nvidia" else DesiredDriver.NATIVE
-    reasons = change_drivers(site, unit, {GPU: wish}, inputs({}, ask=ask), lambda _: None)
+    desired_driver = DesiredDriver.PASSTHROUGH if driver == "nvidia" else DesiredDriver.NATIVE
+    reasons = change_drivers(site, unit, {GPU: desired_driver}, inputs({}, ask=ask), lambda _: None)
     assert [reason.code for reason in reasons] == [ReasonCode.PLAN_OUTDATED]
     assert (leases, kernel.writes) == (Counter(), [])

@@ -13,13 +13,13 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec, load_machine
+from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import Link, constant
 
@@ -34,24 +34,24 @@ class Place:
         self.tools = SimTools(kernel)
         self.site = Site(kernel, self.tools, folder / "drivers.json", folder / "locks")
 
-    def plans(self, wish: DesiredDriver, *gpus: str, orders: Inputs = NOBODY) -> Sequence[DriverPlan]:
-        return plan_units(driver_state(self.site, orders), dict.fromkeys(map(PciAddress, gpus), wish))
+    def plans(self, desired_driver: DesiredDriver, *gpus: str, orders: Inputs = NOBODY) -> Sequence[DriverPlan]:
+        return plan_units(driver_state(self.site, orders), dict.fromkeys(map(PciAddress, gpus), desired_driver))
 
-    def move(self, wish: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> Sequence[Reason]:
+    def move(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> Sequence[Reason]:
         address = PciAddress(gpu)
         unit = driver_state(self.site, orders).inventory.gpus[address].unit
-        return change_drivers(self.site, unit, {address: wish}, orders, lambda _: None)
+        return change_drivers(self.site, unit, {address: desired_driver}, orders, lambda _: None)
 
-    def refused(self, wish: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> set[ReasonCode]:
+    def refused(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> set[ReasonCode]:
         self.kernel.writes.clear()
-        codes = {reason.code for reason in self.move(wish, gpu, orders)}
+        codes = {reason.code for reason in self.move(desired_driver, gpu, orders)}
         assert self.kernel.writes == [], "refused, and written all the same"
         return codes
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Callable[[str], Place]:
-    return lambda name: Place(build_machine(load_machine(name)), tmp_path / name)
+    return lambda name: Place(build_host(load_host(name)), tmp_path / name)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_gpu_that_a_process_of_the_host_uses_stays_unless_forced(t4: Place) ->
     # NVIDIA's driver has the last word also then.
     forced = inputs(forced=True)
     assert {one.code for one in t4.move(DesiredDriver.PASSTHROUGH, T4[2], forced)} == {ReasonCode.DRIVER_LOCK}
-    t4.kernel.end_machine(process)
+    t4.kernel.end_vm(process)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 
 
@@ -129,7 +129,7 @@ def test_nvidias_own_services_are_named_and_are_no_machines(t4: Place) -> None:
     assert reason.code is ReasonCode.DRIVER_LOCK
     assert "nvidia-persiste" in reason.message
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
-    t4.kernel.end_machine(service)
+    t4.kernel.end_vm(service)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 
 
@@ -157,7 +157,7 @@ DISK, NIC = "0000:3c:00.0", "0000:3d:00.0"
 @pytest.mark.parametrize(("board", "at"), [("disk", DISK), ("nic", NIC)])
 def test_what_the_host_needs_never_moves_along(tmp_path: Path, board: str, at: str) -> None:
     spec = neighbour(board, at)
-    host = Place(build_machine(spec), tmp_path)
+    host = Place(build_host(spec), tmp_path)
     tree, folder = host.kernel.tree, host.kernel.pci.functions[PciAddress(at)].folder
     if board == "disk":
         partition = f"{folder}/nvme/nvme0/nvme0n1/nvme0n1p1"
@@ -172,14 +172,14 @@ def test_what_the_host_needs_never_moves_along(tmp_path: Path, board: str, at: s
     assert host.refused(DesiredDriver.PASSTHROUGH, gpu, listed) == {ReasonCode.USED_BY_HOST}
 
 
-def neighbour(board: str, at: str) -> MachineSpec:
+def neighbour(board: str, at: str) -> HostSpec:
     functions = {
         "disk": FunctionSpec(id="144d:a808", class_code="010802", native_driver="nvme"),
         "nic": FunctionSpec(id="8086:1521", class_code="020000", native_driver="igb"),
     }
-    return MachineSpec(
+    return HostSpec(
         about="a GPU that shares its group",
-        boards={board: BoardSpec(functions=(functions[board],))},
+        boards={board: CardSpec(functions=(functions[board],))},
         slots=(SlotSpec(at="0000:3b:00.0", board="T4", group=7), SlotSpec(at=at, board=board, group=7)),
     )
 
@@ -204,12 +204,12 @@ def test_the_first_driver_is_the_one_that_is_remembered(t4: Place) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     t4.kernel.rebind(T4[2], None)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
-    assert originals.read(t4.site.originals).drivers == {T4[2]: "nvidia"}
+    assert originaldrivers.read(t4.site.original_drivers).drivers == {T4[2]: "nvidia"}
 
 
 def test_a_damaged_record_costs_the_names_alone(t4: Place) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
-    t4.site.originals.write_bytes(b"\x00{")
+    t4.site.original_drivers.write_bytes(b"\x00{")
     assert t4.move(DesiredDriver.NATIVE, T4[2]) == ()
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
 
@@ -221,7 +221,7 @@ def test_a_driver_that_does_not_take_it_is_a_failure_and_the_gpu_goes_back(t4: P
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED]
     assert "no driver has it" in str(reasons[0].seen)
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
-    assert originals.read(t4.site.originals).drivers == {}
+    assert originaldrivers.read(t4.site.original_drivers).drivers == {}
 
 
 def test_modprobe_of_a_real_host_says_why_it_failed(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_modprobe_of_a_real_host_says_why_it_failed(tmp_path: Path) -> None:
 
 def test_a_running_machine_keeps_its_gpu_whatever_is_wished(place: Callable[[str], Place]) -> None:
     host = place("2xA10")
-    host.kernel.start_machine(IommuGroup(12))
+    host.kernel.start_vm(IommuGroup(12))
     assert host.refused(DesiredDriver.NATIVE, "0000:65:00.0") == {ReasonCode.IN_USE}
     forced = inputs(forced=True)
     assert host.refused(DesiredDriver.NATIVE, "0000:65:00.0", forced) == {ReasonCode.IN_USE}

@@ -83,7 +83,7 @@ def test_a_vf_that_is_open_is_busy(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     (live,) = host(l40s).live
     assert isinstance(live.group, int)
-    l40s.start_machine(live.group)
+    l40s.start_vm(live.group)
     with pytest.raises(OSError, match="busy") as refused:
         VENDOR.remove(l40s, live)
     assert refused.value.errno == errno.EBUSY

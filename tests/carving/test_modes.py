@@ -13,9 +13,9 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.inventory import build_inventory
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 
 MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
@@ -29,7 +29,7 @@ class Place:
     """A simulated host with its programs."""
 
     def __init__(self, name: str) -> None:
-        self.kernel: SimKernel = build_machine(load_machine(name), where=name)
+        self.kernel: SimKernel = build_host(load_host(name), where=name)
         self.tools = SimTools(self.kernel)
 
     def host(self, gpu: PciAddress) -> VgpuHost | None:
@@ -224,7 +224,7 @@ def test_vfs_do_not_change_while_the_gpu_is_open(a10: Place) -> None:
         sriov.enable_vfs(a10.kernel, a10.tools, OFF)
     assert len(a10.tools.commands) == 5, "tried again"
     a10.tools.commands.clear()
-    a10.tools.before = lambda _: a10.kernel.end_machine(process) if len(a10.tools.commands) == 3 else None
+    a10.tools.before = lambda _: a10.kernel.end_vm(process) if len(a10.tools.commands) == 3 else None
     sriov.enable_vfs(a10.kernel, a10.tools, OFF)
     assert len(a10.tools.commands) == 3
 
@@ -295,19 +295,19 @@ def test_a_card_without_mig_says_so(a10: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "desired",
     [
         Scheduler(SchedulerPolicy.EQUAL_SHARE, 3),
         Scheduler(SchedulerPolicy.FIXED_SHARE),
         Scheduler(SchedulerPolicy.BEST_EFFORT),
     ],
 )
-def test_a_scheduler_is_set_and_read_back(a100: Place, wanted: Scheduler) -> None:
-    vgpuscheduler.set_scheduler(a100.tools, A100, wanted)
+def test_a_scheduler_is_set_and_read_back(a100: Place, desired: Scheduler) -> None:
+    vgpuscheduler.set_scheduler(a100.tools, A100, desired)
     found = vgpuscheduler.read_scheduler(a100.tools, A100)
     assert isinstance(found, Scheduler)
-    assert found.policy is wanted.policy
-    assert wanted.timeslice_ms in {None, found.timeslice_ms}
+    assert found.policy is desired.policy
+    assert desired.timeslice_ms in {None, found.timeslice_ms}
 
 
 def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a100: Place) -> None:
@@ -315,11 +315,11 @@ def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a100: Pla
     assert host is not None
     group = host.live[0].group
     assert isinstance(group, int)
-    machine = a100.kernel.start_machine(group)
+    machine = a100.kernel.start_vm(group)
     with pytest.raises(ToolError) as failed:
         vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     assert failed.value.exit_code == 19
-    a100.kernel.end_machine(machine)
+    a100.kernel.end_vm(machine)
     vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     a100.empty(A100)
     sriov.disable_vfs(a100.kernel, a100.tools, A100)

@@ -15,7 +15,7 @@ from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.change.gpustate import GpuState
-from gpuvirt.model.change.scheduling import footing_of, refuse, registry_value
+from gpuvirt.model.change.scheduling import refuse, registry_value, scheduler_context_of
 from gpuvirt.model.moduleoption import FILE, HEAD, in_the_way, merge
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.moduleoptions import persist
@@ -27,7 +27,7 @@ ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
 
 
 @pytest.mark.parametrize(
-    ("modes", "wanted", "expected"),
+    ("modes", "desired", "expected"),
     [
         (GpuModes(GPU), Scheduler(EQUAL), None),
         (GpuModes(GPU, mixed_sizes=False, mig=False), Scheduler(FIXED, 30), None),
@@ -39,8 +39,8 @@ ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
         (GpuModes(GPU), Scheduler(BEST, 2), "best-effort"),
     ],
 )
-def test_what_a_gpu_does_not_take(modes: GpuModes, wanted: Scheduler, expected: str | None) -> None:
-    reasons = refuse(modes, wanted)
+def test_what_a_gpu_does_not_take(modes: GpuModes, desired: Scheduler, expected: str | None) -> None:
+    reasons = refuse(modes, desired)
     assert [reason.code for reason in reasons] == ([ReasonCode.SCHEDULER_UNFIT] if expected else [])
     assert expected is None or expected in reasons[0].message
 
@@ -69,11 +69,11 @@ SHARED, CUT = ({VgpuType(name): 1} for name in ("GRID T4-4Q", "NVIDIA A30-1-6C")
 )
 def test_which_gpu_has_one(function: PciFunction, types: Mapping[VgpuType, int], *, has_one: bool) -> None:
     board = GpuState(VgpuHost(GPU, Framework.MDEV, {GPU: types}))
-    assert (footing_of(function, board) is not None) is has_one
+    assert (scheduler_context_of(function, board) is not None) is has_one
 
 
 @pytest.mark.parametrize(
-    ("wanted", "value"),
+    ("desired", "value"),
     [
         (Scheduler(BEST), 0x00),
         (Scheduler(EQUAL), 0x01),
@@ -82,8 +82,8 @@ def test_which_gpu_has_one(function: PciFunction, types: Mapping[VgpuType, int],
         (Scheduler(FIXED, 24), 0x00180011),
     ],
 )
-def test_values_are_those_of_nvidias_examples(wanted: Scheduler, value: int) -> None:
-    assert registry_value(wanted) == value
+def test_values_are_those_of_nvidias_examples(desired: Scheduler, value: int) -> None:
+    assert registry_value(desired) == value
 
 
 def line(value: str) -> str:

@@ -20,8 +20,8 @@ from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.machine import MachineSpec, SlotSpec, load_machine
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.machine import HostSpec, SlotSpec, load_host
 from gpuvirt.sim.tools import SimTools
 
 A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")
@@ -33,7 +33,7 @@ class Unit:
     """The isolation unit of one GPU of a simulated host."""
 
     def __init__(self, host: str, gpu: PciAddress, folder: Path) -> None:
-        self.kernel = build_machine(load_machine(host))
+        self.kernel = build_host(load_host(host))
         self.tools = SimTools(self.kernel)
         self.site = site_in(folder, self.kernel, self.tools)
         self.gpu = gpu
@@ -43,14 +43,14 @@ class Unit:
     def id(self) -> UnitId:
         return driver_state(self.site).inventory.gpus[self.gpu].unit
 
-    def plan(self, wanted: DesiredGpu, known: Inputs | None = None) -> Plan:
-        desired: DesiredUnit = {self.gpu: wanted}
+    def plan(self, target: DesiredGpu, known: Inputs | None = None) -> Plan:
+        desired: DesiredUnit = {self.gpu: target}
         return plan_unit(observe(self.site, known or inputs()).unit_state(desired), self.id, desired)
 
-    def apply(self, wanted: DesiredGpu, known: Inputs | None = None) -> Outcome:
+    def apply(self, target: DesiredGpu, known: Inputs | None = None) -> Outcome:
         self.taken.clear()
         run = Run(self.taken.append, by_hand(self.id, None))
-        return apply(self.site, self.id, {self.gpu: wanted}, known or inputs(), run)
+        return apply(self.site, self.id, {self.gpu: target}, known or inputs(), run)
 
     def fill(self, **types: int) -> None:
         vgpus = DesiredVgpus({name.replace("_", "-"): number for name, number in types.items()})
@@ -78,8 +78,8 @@ def kinds(steps: tuple[Step, ...] | list[Step | RollBack]) -> list[type[object]]
 def test_a_whole_gpu_gets_vgpus_by_one_plan(tmp_path: Path) -> None:
     unit = Unit("2xA10-vgpu", A10, tmp_path)
     unit.kernel.rebind(A10, "vfio-pci")
-    wanted = DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 6}))
-    plan = unit.plan(wanted)
+    target = DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 6}))
+    plan = unit.plan(target)
     assert kinds(plan.steps)[-1].__name__ == "Return"
     assert plan.reasons == ()
     assert plan.later == (
@@ -87,9 +87,9 @@ def test_a_whole_gpu_gets_vgpus_by_one_plan(tmp_path: Path) -> None:
         f"{A10}: create 6 A10-4Q",
     )
     assert unit.driver == "vfio-pci", "a plan changes nothing"
-    assert unit.apply(wanted).reasons == ()
+    assert unit.apply(target).reasons == ()
     assert (unit.driver, unit.types) == ("nvidia", ["A10-4Q"] * 6)
-    assert unit.plan(wanted).steps == ()
+    assert unit.plan(target).steps == ()
 
 
 @pytest.mark.parametrize(("host", "gpu", "vgpu_type"), [("4xL40S", L40S, "L40S_8Q"), ("4xT4", T4, "T4_8Q")])
@@ -112,11 +112,11 @@ def test_a_vgpu_in_use_keeps_the_driver_and_the_others_go(tmp_path: Path) -> Non
     unit = Unit("4xT4", T4, tmp_path)
     unit.fill(T4_8Q=2)
     mine = min(vgpu for vgpu, mdev in unit.kernel.mdev.devices.items() if mdev.slot == T4)
-    vm = unit.kernel.start_machine(unit.kernel.mdev.devices[mine].group)
+    vm = unit.kernel.start_vm(unit.kernel.mdev.devices[mine].group)
     assert [reason.code for reason in unit.apply(WHOLE).vgpus[T4]] == [ReasonCode.VGPU_IN_USE]
     assert (unit.driver, unit.types) == ("nvidia", ["T4-8Q"])
     assert unit.kernel.vfio.requests == []
-    unit.kernel.end_machine(vm)
+    unit.kernel.end_vm(vm)
     assert unit.apply(WHOLE).reasons == ()
     assert unit.driver == "vfio-pci"
 
@@ -146,7 +146,7 @@ def test_a_vm_on_a_whole_gpu_keeps_it_from_carrying_vgpus(tmp_path: Path) -> Non
     unit.kernel.rebind(A10, "vfio-pci")
     group = unit.kernel.pci.functions[A10].group
     assert isinstance(group, int)
-    unit.kernel.start_machine(IommuGroup(group))
+    unit.kernel.start_vm(IommuGroup(group))
     outcome = unit.apply(DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 6})))
     assert {reason.code for reason in outcome.drivers} == {ReasonCode.IN_USE}
     assert (unit.driver, unit.taken, unit.kernel.vfio.requests) == ("vfio-pci", [], [])
@@ -156,19 +156,19 @@ def test_a_change_that_was_rolled_back_takes_no_phase_of_another_gpu(tmp_path: P
     """It no longer asks whether its plan is desired, so that it may put back what it has done, and nothing else."""
     gpus = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
     slots = tuple(SlotSpec(at=gpu, board="T4", group=31, numa=0) for gpu in gpus)
-    kernel = build_machine(MachineSpec(about="two T4 in one group", slots=slots))
+    kernel = build_host(HostSpec(about="two T4 in one group", slots=slots))
     site = site_in(tmp_path, kernel, SimTools(kernel))
     unit = driver_state(site).inventory.gpus[gpus[0]].unit
 
-    def wanted(vgpu_type: str, number: int) -> DesiredUnit:
+    def target(vgpu_type: str, number: int) -> DesiredUnit:
         return dict.fromkeys(gpus, DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({vgpu_type: number})))
 
     run = Run(lambda _: None, by_hand(unit, None))
-    assert apply(site, unit, wanted("T4-8Q", 2), inputs(), run).reasons == ()
+    assert apply(site, unit, target("T4-8Q", 2), inputs(), run).reasons == ()
     before = set(kernel.mdev.devices)
     taken: list[Step | RollBack] = []
     change = Change(Changes(lambda: ()), unit, lambda: not taken, None)  # no longer desired after the first step
-    outcome = apply(site, unit, wanted("T4-16Q", 1), inputs(), Run(taken.append, change))
+    outcome = apply(site, unit, target("T4-16Q", 1), inputs(), Run(taken.append, change))
     assert ReasonCode.PLAN_OUTDATED in {reason.code for reason in outcome.reasons}
     assert RollBack(gpus[0]) in taken
     assert {step.slot for step in taken if isinstance(step, RemoveVgpu)} == {gpus[0]}

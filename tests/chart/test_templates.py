@@ -182,7 +182,7 @@ def test_bad_values_are_refused_with_the_place_and_the_fix(helm: Helm, value: st
     assert words in helm.refusal(value)
 
 
-def test_no_policy_is_written_where_none_is_wanted(helm: Helm) -> None:
+def test_no_policy_is_written_where_none_is_desired(helm: Helm) -> None:
     assert {"gpuvirt-crds", "gpuvirt-policy"} <= helm.template().named("Job").keys()
     assert "gpuvirt-policy" not in helm.template("clusterPolicy.deployCR=false").named("Job")
 
@@ -270,12 +270,12 @@ def test_pods_on_nodes_may_do_what_the_manifests_without_helm_let_them(helm: Hel
     assert kinds <= {one["kind"] for one in chosen}
     # Which ConfigMap it is, the policy says: that is the controller's to write.
     chosen = [one for one in chosen if one["kind"] in kinds or one["metadata"]["name"] != "gpuvirt-node"]
-    for wanted in chosen:
-        found = rendered.one(wanted["kind"], wanted["metadata"]["name"])
-        for subject in wanted.get("subjects", ()):
+    for desired in chosen:
+        found = rendered.one(desired["kind"], desired["metadata"]["name"])
+        for subject in desired.get("subjects", ()):
             subject["namespace"] = NAMESPACE
         for part in ("rules", "roleRef", "subjects", "spec"):
-            assert at(found, part) == wanted.get(part)
+            assert at(found, part) == desired.get(part)
 
 
 def test_agents_are_held_to_their_nodes_where_tokens_name_them(helm: Helm) -> None:
@@ -302,15 +302,15 @@ def test_nodes_are_discovered_where_nobody_else_does_it(helm: Helm) -> None:
 
 def test_the_discoverer_is_the_one_without_helm_with_the_charts_image(helm: Helm) -> None:
     manifests = yaml.safe_load_all((ROOT / "deploy/discover.yaml").read_text())
-    (wanted,) = (one["spec"] for one in manifests if one["kind"] == "DaemonSet")
-    (container,) = wanted["template"]["spec"]["containers"]
+    (desired,) = (one["spec"] for one in manifests if one["kind"] == "DaemonSet")
+    (container,) = desired["template"]["spec"]["containers"]
     container |= {"image": "registry.example/gpuvirt:v1", "imagePullPolicy": "Always"}
     image = ("image.repository=registry.example/gpuvirt", "image.tag=v1", "image.pullPolicy=Always")
     rendered = helm.template(*SEED, *image)
-    assert at(rendered.one("DaemonSet", "gpuvirt-discover"), "spec") == wanted
+    assert at(rendered.one("DaemonSet", "gpuvirt-discover"), "spec") == desired
 
 
-def test_a_namespace_is_labelled_only_where_that_is_wanted(helm: Helm) -> None:
+def test_a_namespace_is_labelled_only_where_that_is_desired(helm: Helm) -> None:
     def labels(rendered: Rendered) -> list[Plain]:
         role = rendered.one("ClusterRole", "gpuvirt-install")
         return [at(rule, "resourceNames") for rule in rules(role) if at(rule, "resources") == ["namespaces"]]
@@ -330,8 +330,8 @@ def test_the_policy_asks_for_nothing_that_nobody_acts_on(helm: Helm, values: tup
 def test_operands_have_the_accounts_that_they_run_under(helm: Helm) -> None:
     rendered = helm.template(*SEED)
     for account in accounts(NAMESPACE):
-        wanted = yaml.safe_load(encoded(account))
-        assert rendered.one(wanted["kind"], wanted["metadata"]["name"]) == wanted
+        desired = yaml.safe_load(encoded(account))
+        assert rendered.one(desired["kind"], desired["metadata"]["name"]) == desired
 
 
 def test_the_kinds_are_those_of_the_manifests(helm: Helm) -> None:

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from gpuvirt.model.view import NodeView
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
 from gpuvirt.sim.kubelet.client import PluginClient
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 
 GPUVIRT = ["-m", "gpuvirt", "node"]
 PLUGIN = ["-c", "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"]
@@ -31,7 +31,7 @@ class Place:
         self.host = folder / "host"
         self.sockets = folder / "kubelet/device-plugins"
         self.sockets.mkdir(parents=True)
-        export(build_machine(load_machine("2xA10")), self.host)
+        export(build_host(load_host("2xA10")), self.host)
         self.environment = {
             "PATH": os.environ["PATH"],  # noqa: TID251  handed on
             "GPUVIRT_HOST_ROOT": str(self.host),

@@ -20,17 +20,17 @@ from gpuvirt.model.candidates import Target
 from gpuvirt.model.ledger import Consumer, Entry, Ledger
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, SchedulerView
-from gpuvirt.node import journal, onelook
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.node import journal, snapshot
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from simnode import IDS
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    export(build_machine(load_machine("2xA10")), tmp_path / "host")
+    export(build_host(load_host("2xA10")), tmp_path / "host")
     return tmp_path / "host"
 
 
@@ -117,7 +117,7 @@ def test_devices_of_a_host_with_a_damaged_ledger(host: Path, content: bytes) -> 
 
 
 def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
-    export(build_machine(load_machine("2xRTX4090-one-group")), tmp_path)
+    export(build_host(load_host("2xRTX4090-one-group")), tmp_path)
     done = ran("devices", "--host-root", str(tmp_path), "--kubelet-dir", str(tmp_path))
     assert re.search(r"nvidia.com/AD102_GEFORCE_RTX_4090 +3 +3 +0 ", done.stdout)
     assert "AllocationsUnknown" not in done.stdout
@@ -132,11 +132,11 @@ def test_who_is_not_root_is_told_that_users_are_not_shown(capsys: pytest.Capture
 
 
 def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> None:
-    kernel = build_machine(load_machine("4xT4"))
+    kernel = build_host(load_host("4xT4"))
     export(kernel, tmp_path)
     without = ran("devices", "--host-root", str(tmp_path))
     assert "SCHEDULER" not in without.stdout, "by hand nobody is asked"
-    seen = onelook.take(kernel, Settings(), IDS, RealClock())
+    seen = snapshot.take(kernel, Settings(), IDS, RealClock())
     first, second, *others = seen.gpus
     best = replace(first, scheduler=SchedulerView(SchedulerPolicy.BEST_EFFORT, None))
     equal = replace(second, scheduler=SchedulerView(SchedulerPolicy.EQUAL_SHARE, 4))
@@ -155,11 +155,11 @@ def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("mode", "command"), [("vgpu", "bind"), ("container", "bind"), ("passthrough", "unbind")])
 def test_a_gpu_is_said_to_be_kept_in_its_mode(tmp_path: Path, mode: str, command: str) -> None:
-    kernel = build_machine(load_machine("4xT4"))
+    kernel = build_host(load_host("4xT4"))
     export(kernel, tmp_path)
-    seen = onelook.take(kernel, Settings(), IDS, RealClock())
+    seen = snapshot.take(kernel, Settings(), IDS, RealClock())
     agent = AgentView(version="test", pid=1, started=seen.at, plugin_only=False)
-    gpus = tuple(replace(gpu, wanted=mode) for gpu in seen.gpus)
+    gpus = tuple(replace(gpu, desired=mode) for gpu in seen.gpus)
     (tmp_path / "run/gpuvirt").mkdir(parents=True)
     (tmp_path / "run/gpuvirt/node.json").write_bytes(msgspec.json.encode(replace(seen, agent=agent, gpus=gpus)))
     done = ran("vfio", command, "--dry-run", gpus[0].address, "--host-root", str(tmp_path), environment=WIDE)

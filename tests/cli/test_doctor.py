@@ -9,11 +9,11 @@ import pytest
 
 from commandline import GPUVIRT, gpuvirt, ran
 from gpuvirt.model.diagnosis import CHECKS
+from gpuvirt.model.explanation import Step
 from gpuvirt.model.findings import Area
-from gpuvirt.model.way import Step
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 
 
 class On(Protocol):
@@ -29,7 +29,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
 
     def on(machine: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         if not (folder / machine).exists():
-            export(build_machine(load_machine(machine)), folder / machine)
+            export(build_host(load_host(machine)), folder / machine)
         return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / machine), "COLUMNS": "300"})
 
     return on

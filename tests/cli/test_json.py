@@ -15,9 +15,9 @@ from certificates import Authority
 from commandline import GPUVIRT, PATH, ran
 from gpuvirt.cli.main import COMMANDS, program_for
 from gpuvirt.plain import Plain
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from scriptedapi import NOT_FOUND, Call, Reply, scripted
 
 REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference.md").read_text()
@@ -150,7 +150,7 @@ def test_every_object_in_the_tables_is_explained_and_used() -> None:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     found = {name: tmp_path_factory.mktemp(name) / "host" for name in ("8xH100", "2xA10-vgpu", "2xA10-no-iommu")}
     for name, folder in found.items():
-        export(build_machine(load_machine(name)), folder)
+        export(build_host(load_host(name)), folder)
     return found
 
 

@@ -13,9 +13,9 @@ from gpuvirt.cli import statusrender
 from gpuvirt.cli.tables import NARROWEST, Column, Table, paragraph
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 
 WIDTHS = (80, 120, 200)
 REASON = "VgpuInUse: " + " ".join(f"word{number:02}" for number in range(41)) + "xyz"
@@ -80,7 +80,7 @@ COMMANDS = (
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     found = {name: tmp_path_factory.mktemp(name) / "host" for name in ("8xH100", "2xA10-vgpu", "4xRTX2060")}
     for name, folder in found.items():
-        export(build_machine(load_machine(name)), folder)
+        export(build_host(load_host(name)), folder)
     return found
 
 

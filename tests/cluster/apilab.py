@@ -19,7 +19,7 @@ from gpuvirt.cluster.failures import ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName
-from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, Progress
+from gpuvirt.model.observed import NodeRequest, Observed, OperandsObserved, Progress
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
@@ -86,14 +86,14 @@ class ApiLab:
 class Listener:
     """An agent, as far as the cluster's side is concerned."""
 
-    wish: NodeRequest = field(default_factory=NodeRequest)
+    desired: NodeRequest = field(default_factory=NodeRequest)
     vgpu_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
     workload_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
     views: Cell[NodeView] = field(default_factory=lambda: Cell(NodeView(at=BEGINNING)))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
     notice: Notice | None = None
-    operands: OperandsHeard | None = None
-    troubles: dict[str, Reason] = field(default_factory=dict)
+    operands: OperandsObserved | None = None
+    problems: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)
     """Everything that was ever wrong."""
     kind_is_there: bool | None = None
@@ -102,25 +102,25 @@ class Listener:
     """How often it is still to fail at what it hears."""
 
     def wants(self, config: str) -> bool:
-        return self.wish.config == Heard(config)
+        return self.desired.config == Observed(config)
 
-    def hear_wish(self, news: NodeRequest) -> None:
+    def take_request(self, delta: NodeRequest) -> None:
         if self.failures:
             self.failures -= 1
             raise RuntimeError("a fault of whoever listens")
-        self.wish = self.wish.updated(news)
+        self.desired = self.desired.updated(delta)
 
-    def hear_kind(self, *, there: bool) -> None:
+    def observe_kind(self, *, there: bool) -> None:
         self.kind_is_there = there
 
-    def hear_operands(self, heard: OperandsHeard | None) -> None:
-        self.operands = heard
+    def observe_operands(self, observed: OperandsObserved | None) -> None:
+        self.operands = observed
 
-    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
-        self.troubles.pop(who, None)
-        if trouble is not None:
-            self.troubles[who] = trouble
-            self.codes.append(trouble.code)
+    def report_problem(self, who: str, problem: Reason | None) -> None:
+        self.problems.pop(who, None)
+        if problem is not None:
+            self.problems[who] = problem
+            self.codes.append(problem.code)
 
 
 class Proxy:

@@ -18,7 +18,7 @@ from lab.cluster import settings
 from lab.cluster.cluster import KUBELET_ROOT, Cluster
 from lab.cluster.leftovers import NULL, VFIO, clear_nodes
 
-from gpuvirt.kubelet.podresources import PodResourcesUnheardError, ask_allocatable
+from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
 from gpuvirt.paths import KubeletPaths
 
 PATIENCE_S = 100.0
@@ -89,7 +89,7 @@ class Node(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PodRequest:
     """What a pod asks for, and what it does."""
 
     limits: Mapping[str, int]
@@ -177,30 +177,30 @@ class LabNode:
 
     # --- pods
 
-    def start(self, name: str, wish: Wish) -> None:
+    def start(self, name: str, desired: PodRequest) -> None:
         """Make a pod."""
-        self.apply(self._pod(name, wish))
+        self.apply(self._pod(name, desired))
 
-    def start_all(self, wishes: Mapping[str, Wish]) -> None:
+    def start_all(self, desired_by_gpu: Mapping[str, PodRequest]) -> None:
         """Make many pods at once."""
-        self.apply({"apiVersion": "v1", "kind": "List", "items": [self._pod(*one) for one in wishes.items()]})
+        self.apply({"apiVersion": "v1", "kind": "List", "items": [self._pod(*one) for one in desired_by_gpu.items()]})
 
-    def _pod(self, name: str, wish: Wish) -> Mapping[str, object]:
-        init = [_container("first", wish.init, SHOW)] if wish.init else []
+    def _pod(self, name: str, desired: PodRequest) -> Mapping[str, object]:
+        init = [_container("first", desired.init, SHOW)] if desired.init else []
         spec = {
             "restartPolicy": "Never",
             "dnsPolicy": "Default",
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
             "initContainers": init,
-            "containers": [_container("compute", wish.limits, wish.script)],
+            "containers": [_container("compute", desired.limits, desired.script)],
         }
         metadata = {"name": name, "namespace": self.namespace}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
-    def run(self, name: str, wish: Wish) -> Sequence[str]:
+    def run(self, name: str, desired: PodRequest) -> Sequence[str]:
         """Make a pod, wait until it has ended well, and return what it printed."""
-        self.start(name, wish)
+        self.start(name, desired)
         self.until(lambda: self.status(name).phase in {"Succeeded", "Failed"}, lambda: str(self.status(name)))
         assert self.status(name).phase == "Succeeded", (self.status(name), self.output(name))
         return self.output(name)
@@ -256,7 +256,7 @@ class LabNode:
         """Return how many of a resource the kubelet admits pods by; none while it does not answer."""
         try:
             return sum(1 for name, _ in ask_allocatable(POD_RESOURCES) if name == resource)
-        except PodResourcesUnheardError:
+        except PodResourcesUnknownError:
             return 0
 
     def until_counted(self, resource: str, count: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from clusterlab import LabNode, Wish
+from clusterlab import LabNode, PodRequest
 from lab.cluster.cluster import KUBELET_ROOT
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
@@ -36,7 +36,7 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
     groups = [{BOTH[0]: "/dev/vfio/12", BOTH[1]: "/dev/vfio/22"}[DeviceId(device)] for device in asked]
     assert [node.host_path for node in answer.devices] == ["/dev/vfio/vfio", *groups]
     api = PodResources(paths.pod_resources_socket)
-    told, counted = await api.holders(), await api.allocatable()
+    told, counted = await api.consumers(), await api.allocatable()
     await api.close()
     assert {one for one in counted if one[0] == A10} == {(A10, device) for device in BOTH}, "given away or not"
     names = {key: (consumer.pod, consumer.container) for key, consumer in told.items()}
@@ -46,7 +46,7 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
 async def ended(paths: KubeletPaths) -> bool:
     """What both say when the pod has ended, and a list was sent again."""
     api = PodResources(paths.pod_resources_socket)
-    told = await api.holders()
+    told = await api.consumers()
     await api.close()
     return not told and not checkpoint.parse(paths.checkpoint.read_bytes()).data.pod_device_entries
 
@@ -66,7 +66,7 @@ def test_the_real_kubelets(node: LabNode) -> None:
     paths = KubeletPaths(KUBELET_ROOT)
     with node.machine("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
-        node.start("vm", Wish({A10: 2}, "sleep 1000"))
+        node.start("vm", PodRequest({A10: 2}, "sleep 1000"))
         node.until(lambda: node.status("vm").phase == "Running", lambda: str(node.status("vm")))
         uid = node.kubectl("get", "pod", "vm", "-o", "jsonpath={.metadata.uid}")
         asyncio.run(holds(paths, "vm", uid))

@@ -33,13 +33,13 @@ from gpuvirt.cluster.labels import (
 )
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, Progress, StateName
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedulable import Count
 from gpuvirt.model.view import NodeView
-from gpuvirt.node import inlets
+from gpuvirt.node import desiredstatestore
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.notice import Notice
-from gpuvirt.node.pace import Pace
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -69,41 +69,45 @@ def admin(api: ApiLab) -> Client:
     return Client(replace(api.credentials, token=settings.TOKENS.partition(",")[0].encode()))
 
 
-async def test_a_label_and_a_config_map_are_heard_soon_and_so_is_their_end(api: ApiLab) -> None:
-    async with following(api.credentials) as heard:
-        await until(lambda: heard.wish == NodeRequest(Heard(None), Heard(None), Heard(None)), lambda: heard)
+async def test_a_label_and_a_config_map_are_observed_soon_and_so_is_their_end(api: ApiLab) -> None:
+    async with following(api.credentials) as observed:
+        await until(
+            lambda: observed.desired == NodeRequest(Observed(None), Observed(None), Observed(None)), lambda: observed
+        )
         api.label(f"{CONFIG_LABEL}=A10-4Q")
-        await until(lambda: heard.wish.config == Heard("A10-4Q"), lambda: heard, SOON_S)
+        await until(lambda: observed.desired.config == Observed("A10-4Q"), lambda: observed, SOON_S)
         api.set_configs("version: v1")
-        text = Heard(ConfigText("version: v1", WHERE))
-        await until(lambda: heard.wish.configs == text, lambda: heard, SOON_S)
+        text = Observed(ConfigText("version: v1", WHERE))
+        await until(lambda: observed.desired.configs == text, lambda: observed, SOON_S)
         api.label(f"{CONFIG_LABEL}=A10-8Q")
-        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), text, Heard(None)), lambda: heard, SOON_S)
+        await until(
+            lambda: observed.desired == NodeRequest(Observed("A10-8Q"), text, Observed(None)), lambda: observed, SOON_S
+        )
         api.label(f"{CONFIG_LABEL}-")
-        await until(lambda: heard.wish.config == Heard(None), lambda: heard, SOON_S)
+        await until(lambda: observed.desired.config == Observed(None), lambda: observed, SOON_S)
         api.set_configs(None)
-        await until(lambda: heard.wish.configs == Heard(None), lambda: heard, SOON_S)
-        assert heard.codes == []
+        await until(lambda: observed.desired.configs == Observed(None), lambda: observed, SOON_S)
+        assert observed.codes == []
 
 
 async def test_broken_connections_lose_nothing(api: ApiLab) -> None:
-    async with proxied(api.credentials) as (proxy, through), following(through) as heard:
-        await until(lambda: heard.wish.config == Heard(None), lambda: heard)
-        for wanted in ("c0", "c1", "c2"):
+    async with proxied(api.credentials) as (proxy, through), following(through) as observed:
+        await until(lambda: observed.desired.config == Observed(None), lambda: observed)
+        for desired in ("c0", "c1", "c2"):
             proxy.cut()
-            api.label(f"{CONFIG_LABEL}={wanted}")
-            await until(partial(heard.wants, wanted), lambda: heard)
-        await until(lambda: not heard.troubles, lambda: heard.troubles)
-        assert set(heard.codes) == {ReasonCode.API_SERVER_AWAY}
+            api.label(f"{CONFIG_LABEL}={desired}")
+            await until(partial(observed.wants, desired), lambda: observed)
+        await until(lambda: not observed.problems, lambda: observed.problems)
+        assert set(observed.codes) == {ReasonCode.API_SERVER_AWAY}
 
 
-async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_restart(api: ApiLab) -> None:
+async def test_what_ended_while_nobody_answered_is_observed_after_the_servers_restart(api: ApiLab) -> None:
     """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
-    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)), Heard(None))
-    async with proxied(api.credentials) as (proxy, through), following(through) as heard:
-        await until(lambda: heard.wish == wanted, lambda: heard)
+    desired = NodeRequest(Observed("A10-4Q"), Observed(ConfigText("version: v1", WHERE)), Observed(None))
+    async with proxied(api.credentials) as (proxy, through), following(through) as observed:
+        await until(lambda: observed.desired == desired, lambda: observed)
         proxy.open = False
         proxy.cut()
         maps = Collection(config_maps(NAMESPACE), ConfigMap, MAPS)
@@ -111,23 +115,29 @@ async def test_what_ended_while_nobody_answered_is_heard_after_the_servers_resta
         api.set_configs(None)
         api.label(f"{CONFIG_LABEL}=A10-8Q")
         api.cluster.stop("apiserver")
-        await until(lambda: len(heard.codes) >= 2, lambda: heard.codes)
-        assert heard.wish == wanted, "while nobody answers, it stays as it was"
+        await until(lambda: len(observed.codes) >= 2, lambda: observed.codes)
+        assert observed.desired == desired, "while nobody answers, it stays as it was"
         await asyncio.to_thread(api.cluster.restart_after_outage)  # noqa: TID251  the agent's loop goes on meanwhile
         with pytest.raises(GoneError):
             async with Client(api.credentials).watch(maps, last, for_s=5) as events:
                 assert [event async for event in events] == []
         proxy.open = True
-        await until(lambda: heard.wish == NodeRequest(Heard("A10-8Q"), Heard(None), Heard(None)), lambda: heard)
-        await until(lambda: not heard.troubles, lambda: heard.troubles)
+        await until(
+            lambda: observed.desired == NodeRequest(Observed("A10-8Q"), Observed(None), Observed(None)),
+            lambda: observed,
+        )
+        await until(lambda: not observed.problems, lambda: observed.problems)
 
 
 async def test_whoever_fails_at_news_is_told_it_again(api: ApiLab) -> None:
-    heard = Listener(failures=2)
+    observed = Listener(failures=2)
     api.label(f"{CONFIG_LABEL}=A10-4Q")
-    async with following(api.credentials, heard):
-        await until(lambda: heard.wish == NodeRequest(Heard("A10-4Q"), Heard(None), Heard(None)), lambda: heard)
-    assert heard.failures == 0
+    async with following(api.credentials, observed):
+        await until(
+            lambda: observed.desired == NodeRequest(Observed("A10-4Q"), Observed(None), Observed(None)),
+            lambda: observed,
+        )
+    assert observed.failures == 0
 
 
 async def test_a_watch_ends_when_it_was_asked_to(api: ApiLab) -> None:
@@ -150,15 +160,15 @@ async def test_long_lists_come_in_pages(api: ApiLab) -> None:
 
 async def test_a_token_that_is_replaced_is_presented(api: ApiLab) -> None:
     good = api.token.read_text()
-    async with proxied(api.credentials) as (proxy, through), following(through) as heard:
-        await until(lambda: heard.wish.config == Heard(None), lambda: heard)
+    async with proxied(api.credentials) as (proxy, through), following(through) as observed:
+        await until(lambda: observed.desired.config == Observed(None), lambda: observed)
         api.token.write_text("expired")
         proxy.cut()
-        await until(lambda: ReasonCode.API_FORBIDDEN in heard.codes, lambda: heard.codes)
+        await until(lambda: ReasonCode.API_FORBIDDEN in observed.codes, lambda: observed.codes)
         api.label(f"{CONFIG_LABEL}=A10-4Q")
         api.token.write_text(good)
-        await until(lambda: heard.wish.config == Heard("A10-4Q"), lambda: heard)
-        await until(lambda: not heard.troubles, lambda: heard.troubles)
+        await until(lambda: observed.desired.config == Observed("A10-4Q"), lambda: observed)
+        await until(lambda: not observed.problems, lambda: observed.problems)
 
 
 async def test_an_unknown_certificate_is_not_spoken_to(api: ApiLab) -> None:
@@ -258,7 +268,7 @@ async def test_an_agent_changes_counts_of_extended_resources_in_its_own_nodes_st
 
 
 async def test_what_the_kubelet_reports_late_is_written_at_once(api: ApiLab) -> None:
-    notice = Notice(RealClock(), Pace(), lambda: None)
+    notice = Notice(RealClock(), Intervals(), lambda: None)
     agent = Listener(notice=notice)
     name = ResourceName("example.com/gpu")
 
@@ -274,7 +284,7 @@ async def test_what_the_kubelet_reports_late_is_written_at_once(api: ApiLab) -> 
         report = '{"status": {"allocatable": {"example.com/gpu": "2"}}}'
         api.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", report)
         await until(lambda: said() == "0", lambda: agent, SOON_S)
-        assert agent.troubles == {}
+        assert agent.problems == {}
 
 
 async def test_the_state_is_written_and_kept(api: ApiLab) -> None:
@@ -292,14 +302,14 @@ async def test_the_state_is_written_and_kept(api: ApiLab) -> None:
 
 async def test_a_state_that_comes_while_the_server_is_away_is_written_later(api: ApiLab) -> None:
     async with following(api.credentials) as agent:
-        await until(lambda: agent.wish.config is not None, lambda: agent)
+        await until(lambda: agent.desired.config is not None, lambda: agent)
         api.cluster.stop("apiserver")
         agent.vgpu_states.set(PENDING)
-        await until(lambda: "cluster: state" in agent.troubles, lambda: agent.troubles)
+        await until(lambda: "cluster: state" in agent.problems, lambda: agent.problems)
         agent.vgpu_states.set(SUCCESS)
         await asyncio.to_thread(api.cluster.restart_after_outage)  # noqa: TID251  the agent's loop goes on meanwhile
         await until(lambda: api.node_field(STATE) == "success", lambda: agent)
-        await until(lambda: not agent.troubles, lambda: agent.troubles)
+        await until(lambda: not agent.problems, lambda: agent.problems)
 
 
 async def test_under_roles_that_permit_updates_alone_nothing_of_others_is_lost(api: ApiLab) -> None:
@@ -308,7 +318,7 @@ async def test_under_roles_that_permit_updates_alone_nothing_of_others_is_lost(a
     api.kubectl("patch", "clusterrole", ACCOUNT, "--type=json", "-p", role)
     other, names = admin(api), [f"example.com/other-{number}" for number in range(60)]
     async with following(api.credentials) as agent:
-        await until(lambda: agent.wish.config is not None, lambda: agent)
+        await until(lambda: agent.desired.config is not None, lambda: agent)
 
         async def write_others() -> None:
             for number, name in enumerate(names):
@@ -324,7 +334,7 @@ async def test_under_roles_that_permit_updates_alone_nothing_of_others_is_lost(a
             name: str(number) for number, name in enumerate(names)
         }
         assert REASON_ANNOTATION not in node.metadata.annotations
-        assert agent.troubles == {}
+        assert agent.problems == {}
 
 
 async def test_a_stale_update_is_a_conflict_and_a_missing_node_is_not_found(api: ApiLab) -> None:
@@ -351,25 +361,27 @@ current-context: lab
     return path
 
 
-def test_the_agent_goes_on_with_what_it_heard_before_its_restart(node: LabNode, api: ApiLab, tmp_path: Path) -> None:
+def test_the_agent_goes_on_with_what_it_observed_before_its_restart(node: LabNode, api: ApiLab, tmp_path: Path) -> None:
     options = ("--node-name", NODE, "--kubeconfig", str(kubeconfig(api, tmp_path)))
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
-    wanted = NodeRequest(Heard("A10-4Q"), Heard(ConfigText("version: v1", WHERE)), Heard(None), Heard(None))
+    desired = NodeRequest(
+        Observed("A10-4Q"), Observed(ConfigText("version: v1", WHERE)), Observed(None), Observed(None)
+    )
 
     def kept(host: Path) -> NodeRequest | None:
         path = host / "var/lib/gpuvirt/wishes.json"
-        return inlets.decode(path.read_bytes()).value.vgpu if path.exists() else None
+        return desiredstatestore.decode(path.read_bytes()).value.vgpu if path.exists() else None
 
     with node.machine("2xA10") as host:
         with node.agent(options=options):
-            node.until(lambda: kept(host) == wanted, lambda: str(kept(host)))
+            node.until(lambda: kept(host) == desired, lambda: str(kept(host)))
             node.until_allocatable(A10, 2)
         api.cluster.stop("apiserver")
         try:
             with node.agent(options=options):
                 node.until(lambda: ReasonCode.API_SERVER_AWAY in notes(host), lambda: str(notes(host)))
-                assert kept(host) == wanted
+                assert kept(host) == desired
         finally:
             api.cluster.restart_after_outage()
 
@@ -382,6 +394,6 @@ def notes(host: Path) -> set[ReasonCode]:
     )
 
 
-async def test_that_there_is_no_kind_gpunode_is_heard(api: ApiLab) -> None:
+async def test_that_there_is_no_kind_gpunode_is_observed(api: ApiLab) -> None:
     async with following(api.credentials, gpu_nodes=True) as agent:
-        await until(lambda: agent.kind_is_there is False, lambda: agent.troubles)
+        await until(lambda: agent.kind_is_there is False, lambda: agent.problems)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import yaml
-from clusterlab import LabNode, Wish
+from clusterlab import LabNode, PodRequest
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME, VGPU_DM
 from lab.cluster.settings import NODE
@@ -174,7 +174,7 @@ def test_a_label_changes_what_the_plugin_beside_offers(node: LabNode, image: Non
         node.until_allocatable(resource("12Q"), 4)
         before = there.plugin()
         node.make_nodes()
-        node.start("keeps", Wish({resource("12Q"): 1}, "sleep 1000"))
+        node.start("keeps", PodRequest({resource("12Q"): 1}, "sleep 1000"))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
         began = time.monotonic()  # noqa: TID251  said, not asserted
         there.labels(f"{CONFIG}=A10-4Q")
@@ -190,4 +190,4 @@ def test_a_label_changes_what_the_plugin_beside_offers(node: LabNode, image: Non
         there.until(f"{CONFIG}.state", "success")
         there.until(PLUGIN, "true")
         node.make_nodes()
-        node.run("other", Wish({resource("4Q"): 1}, "true"))
+        node.run("other", PodRequest({resource("4Q"): 1}, "true"))

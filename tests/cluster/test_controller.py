@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from clusterlab import LabNode, Wish
+from clusterlab import LabNode, PodRequest
 from controllerlab import PRESENT, WORKLOAD, controlled
 from lab.cluster.settings import NODE
 
@@ -30,7 +30,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
         with node.agent("", asks):
             node.until_allocatable(WHOLE, 4)
             cluster.until_said("True Reconciled")
-            node.start("keeps", Wish({WHOLE: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
+            node.start("keeps", PodRequest({WHOLE: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
             mine = node.devices("keeps")
             cluster.label(f"{WORKLOAD}=vm-vgpu")
             cluster.until_deployed(VGPU)

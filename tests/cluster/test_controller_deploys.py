@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
-from clusterlab import LabNode, Wish
+from clusterlab import LabNode, PodRequest
 from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
@@ -51,7 +51,7 @@ def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  
         running = [[one, "yes", "Running"] for one in components]
         node.until(lambda: rows(cluster.status()) == running, cluster.status)
         assert f"12 {SMALL}" in cluster.status()
-        node.start("keeps", Wish({SMALL: 1}, "sleep 1000"))
+        node.start("keeps", PodRequest({SMALL: 1}, "sleep 1000"))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
 
         bad = '[{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "bad:1"}]'
@@ -67,7 +67,7 @@ def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  
         node.until(lambda: first not in cluster.get("pods", ".items[*].metadata.name"), cluster.said)
         cluster.until_said("True Reconciled")
         node.until_allocatable(SMALL, 12)
-        node.run("late", Wish({SMALL: 1}, "true"))
+        node.run("late", PodRequest({SMALL: 1}, "true"))
 
         said = cluster.gpuvirt("uninstall")
         assert "deleted daemonsets gpuvirt-node" in said

@@ -145,7 +145,7 @@ def test_what_kubevirt_provides_itself_is_never_registered_and_a_restart_changes
         assert HALF not in node.kubectl("get", "node", NODE, "-o", "jsonpath={.status.capacity}")
 
 
-def test_who_takes_it_back_three_times_has_their_way_and_nothing_is_carved(node: LabNode) -> None:
+def test_who_takes_it_back_three_times_has_their_way_and_nothing_is_with_vgpus(node: LabNode) -> None:
     with administered(node) as admin:
         admin.make({})
         node.until_allocatable(HALF, 8)

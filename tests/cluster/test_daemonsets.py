@@ -7,12 +7,12 @@ from typing import Self
 
 import pytest
 import yaml
-from clusterlab import PATIENCE_S, LabNode, Wish, devices_of
+from clusterlab import PATIENCE_S, LabNode, PodRequest, devices_of
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
-from gpuvirt.model.heard import Heard, NodeRequest
-from gpuvirt.node import inlets
+from gpuvirt.model.observed import NodeRequest, Observed
+from gpuvirt.node import desiredstatestore
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -85,7 +85,7 @@ def daemon_set(node: LabNode, image: None, request: pytest.FixtureRequest) -> It
 def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) -> None:
     node = daemon_set.node
     node.until_allocatable(A10, 2)
-    node.start("keeps", Wish({A10: 1}, SLEEP))
+    node.start("keeps", PodRequest({A10: 1}, SLEEP))
     node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
     mine = node.devices("keeps")
     before = daemon_set.pod()
@@ -96,7 +96,7 @@ def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) ->
     node.until(lambda: daemon_set.pod() != before, daemon_set.logs)
     node.until_allocatable(A10, 2)
     print(f"a rolling upgrade took {took:.1f} s")  # noqa: T201  for lab/cluster/README.md
-    other = devices_of(node.run("other", Wish({A10: 1})))
+    other = devices_of(node.run("other", PodRequest({A10: 1})))
     assert mine | other == {"0000:65:00.0", "0000:ca:00.0"}
     assert node.status("keeps").containerStatuses[0].restartCount == 0
 
@@ -104,7 +104,7 @@ def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) ->
 def test_the_agents_pages_answer_in_its_pod(daemon_set: DaemonSet) -> None:
     daemon_set.node.until_allocatable(A10, 2)
     address = daemon_set.kubectl("get", "pods", "-o", "jsonpath={.items[0].status.podIP}")
-    page = daemon_set.node.run("asks", Wish({}, f"wget -q -O - http://{address}:9410/metrics"))
+    page = daemon_set.node.run("asks", PodRequest({}, f"wget -q -O - http://{address}:9410/metrics"))
     assert f'gpuvirt_resource_registered{{resource="{A10}",reason=""}} 1' in page
 
 
@@ -112,11 +112,15 @@ def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, im
     with node.machine("2xA10") as host, DaemonSet(node, "node.yaml") as daemon_set:
         kept = host / "var/lib/gpuvirt/wishes.json"
 
-        def wish() -> NodeRequest | None:
-            return inlets.decode(kept.read_bytes()).value.vgpu if kept.exists() else None
+        def desired() -> NodeRequest | None:
+            return desiredstatestore.decode(kept.read_bytes()).value.vgpu if kept.exists() else None
 
-        node.until(lambda: wish() == NodeRequest(Heard(None), Heard(None), Heard(None), Heard(None)), daemon_set.logs)
+        node.until(
+            lambda: desired() == NodeRequest(Observed(None), Observed(None), Observed(None), Observed(None)),
+            daemon_set.logs,
+        )
         node.kubectl("label", "node", "node01", "nvidia.com/vgpu.config=A10-4Q")
         node.until(
-            lambda: wish() == NodeRequest(Heard("A10-4Q"), Heard(None), Heard(None), Heard(None)), daemon_set.logs
+            lambda: desired() == NodeRequest(Observed("A10-4Q"), Observed(None), Observed(None), Observed(None)),
+            daemon_set.logs,
         )

@@ -23,9 +23,9 @@ from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tree import constant
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -68,7 +68,7 @@ async def discovering(api: ApiLab, kernel: SimKernel) -> AsyncIterator[Discovery
 
 
 async def test_labels_come_change_come_back_and_go(api: ApiLab) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     kernel.tree.remove(OS_RELEASE)
     kernel.tree.place(OS_RELEASE, constant('ID=ubuntu\nVERSION_ID="22.04"\n'))
     ready = {"true", "ubuntu", "22.04"}

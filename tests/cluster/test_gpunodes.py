@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from apilab import ACCOUNT, NAMESPACE, ApiLab
-from clusterlab import LabNode, Wish
+from clusterlab import LabNode, PodRequest
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.client import Client, PatchType
@@ -57,7 +57,7 @@ def test_an_agent_reports_and_obeys(node: LabNode) -> None:
         want(node, '{"mode": "passthrough"}')
         node.until_allocatable(WHOLE, 4)
         node.until(lambda: row(node)[2] == "passthrough", lambda: str(row(node)))
-        node.start("keeps", Wish({WHOLE: 1}, "sleep 1000"))
+        node.start("keeps", PodRequest({WHOLE: 1}, "sleep 1000"))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
         node.until(lambda: row(node)[4] == "1", lambda: str(row(node)))
         want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')

@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
     HYPER_CONVERGEDS,
     INSTANCES,
     KUBEVIRTS,
-    MACHINES,
+    VIRTUAL_MACHINES,
     HyperConverged,
     KubeVirt,
 )
@@ -24,10 +24,10 @@ from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Names, names_of
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.scene import Scene
+from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import Resource
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.observed import Observed
 from gpuvirt.plain import Plain
 from kubevirts import A10, OFFERED, T4_8Q, at, entry
 
@@ -47,7 +47,7 @@ spec: {domain: {devices: {gpus: [{deviceName: nvidia.com/GA102GL_A10, name: gpu1
 """
 
 
-class Desk:
+class Dependencies:
     """The controller, as far as it has to do with one KubeVirt."""
 
     def __init__(self, node: LabNode) -> None:
@@ -56,11 +56,11 @@ class Desk:
         self.names = Names()
         self.history = History()
 
-    async def scene(self) -> Scene:
+    async def scene(self) -> KubeVirtPicture:
         """What is there now."""
         kubevirt = await self.client.get(self._of(KUBEVIRTS), "kubevirt", KubeVirt)
         found = await self.client.list(Collection(self._of(HYPER_CONVERGEDS), HyperConverged))
-        return Scene(kubevirt, OFFERED, self.names, Heard(found.items), mdevs=True)
+        return KubeVirtPicture(kubevirt, OFFERED, self.names, Observed(found.items), mdevs=True)
 
     async def plan(self) -> Plan:
         done = plan(await self.scene(), Manner(), self.history, AT)
@@ -102,119 +102,123 @@ class Desk:
 
 
 @pytest.fixture(params=SOURCES)
-def desk(node: LabNode, request: pytest.FixtureRequest) -> Desk:
+def dependencies(node: LabNode, request: pytest.FixtureRequest) -> Dependencies:
     """A cluster with KubeVirt's kinds, by what we know of them and by its own manifests."""
     install(node, request.param)
-    return Desk(node)
+    return Dependencies(node)
 
 
-async def test_a_kubevirt_is_put_right_and_put_back(desk: Desk) -> None:
+async def test_a_kubevirt_is_put_right_and_put_back(dependencies: Dependencies) -> None:
     theirs = entry("8086:56C0", "intel.com/flex", None)
     spec: Plain = {"configuration": {"permittedHostDevices": {"pciHostDevices": [theirs]}}}
-    desk.make("KubeVirt", spec)
-    desk.is_of_version("v1.8.0")
-    before = desk.found("kubevirt", "spec")
-    await desk.converge()
-    assert desk.found("kubevirt", *LISTS) == {
+    dependencies.make("KubeVirt", spec)
+    dependencies.is_of_version("v1.8.0")
+    before = dependencies.found("kubevirt", "spec")
+    await dependencies.converge()
+    assert dependencies.found("kubevirt", *LISTS) == {
         "pciHostDevices": [theirs, entry("10DE:2236", A10)],
         "mediatedDevices": [entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")],
     }
-    assert desk.found("kubevirt", "spec", "configuration", "mediatedDevicesConfiguration") == {"enabled": False}
-    undoing = undo(await desk.scene())
+    assert dependencies.found("kubevirt", "spec", "configuration", "mediatedDevicesConfiguration") == {"enabled": False}
+    undoing = undo(await dependencies.scene())
     assert undoing.resource is not None
-    await desk.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, KubeVirt)
-    assert desk.found("kubevirt", "spec") == before
-    assert at(desk.found("kubevirt"), "metadata", "annotations", ANNOTATION) is None
+    await dependencies.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, KubeVirt)
+    assert dependencies.found("kubevirt", "spec") == before
+    assert at(dependencies.found("kubevirt"), "metadata", "annotations", ANNOTATION) is None
 
 
 @pytest.mark.parametrize("version", ["v1.8.0", "v0.58.2"])
-async def test_the_admins_patch_before_beside_and_twice(desk: Desk, version: str) -> None:
-    desk.make("KubeVirt", {"configuration": {"developerConfiguration": {"featureGates": []}}})
-    desk.is_of_version(version)
-    assert desk.admin_patches().strip() == "kubevirt.kubevirt.io/kubevirt patched"
-    await desk.converge()
+async def test_the_admins_patch_before_beside_and_twice(dependencies: Dependencies, version: str) -> None:
+    dependencies.make("KubeVirt", {"configuration": {"developerConfiguration": {"featureGates": []}}})
+    dependencies.is_of_version(version)
+    assert dependencies.admin_patches().strip() == "kubevirt.kubevirt.io/kubevirt patched"
+    await dependencies.converge()
     for _ in range(2):
-        desk.admin_patches()
-        await desk.converge()
-    assert (await desk.plan()).reasons == ()
-    assert not desk.history.stopped
+        dependencies.admin_patches()
+        await dependencies.converge()
+    assert (await dependencies.plan()).reasons == ()
+    assert not dependencies.history.stopped
 
 
-async def test_what_another_has_written_meanwhile_comes_first(desk: Desk) -> None:
-    desk.make("KubeVirt", {})
-    desk.is_of_version("v1.8.0")
-    late = await desk.plan()
+async def test_what_another_has_written_meanwhile_comes_first(dependencies: Dependencies) -> None:
+    dependencies.make("KubeVirt", {})
+    dependencies.is_of_version("v1.8.0")
+    late = await dependencies.plan()
     theirs = entry("8086:56C0", "intel.com/flex")
     lists = {"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [theirs]}}}}
-    desk.node.kubectl("patch", "kubevirt", "kubevirt", "--type=merge", "-p", json.dumps(lists))
+    dependencies.node.kubectl("patch", "kubevirt", "kubevirt", "--type=merge", "-p", json.dumps(lists))
     with pytest.raises(RefusedError, match="422"):
-        await desk.send(late)
-    await desk.converge()
-    assert desk.found("kubevirt", *LISTS, "pciHostDevices") == [theirs, entry("10DE:2236", A10)]
-    assert desk.history.reverts == ()
+        await dependencies.send(late)
+    await dependencies.converge()
+    assert dependencies.found("kubevirt", *LISTS, "pciHostDevices") == [theirs, entry("10DE:2236", A10)]
+    assert dependencies.history.reverts == ()
 
 
-async def test_a_text_that_is_applied_again_and_again_is_not_fought(desk: Desk) -> None:
+async def test_a_text_that_is_applied_again_and_again_is_not_fought(dependencies: Dependencies) -> None:
     spec: Plain = {"configuration": {}}
-    desk.make("KubeVirt", spec)
-    desk.is_of_version("v1.8.0")
+    dependencies.make("KubeVirt", spec)
+    dependencies.is_of_version("v1.8.0")
     for _ in range(3):
-        await desk.converge()
+        await dependencies.converge()
         text = json.dumps([{"op": "replace", "path": "/spec", "value": spec}])
-        desk.node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", "-p", text)
-    done = await desk.plan()
-    assert (done.writes, done.stops_carving) == ((), True)
+        dependencies.node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", "-p", text)
+    done = await dependencies.plan()
+    assert (done.writes, done.stops_vgpu_changes) == ((), True)
 
 
-async def test_hcos_lists_take_what_we_add(desk: Desk) -> None:
-    desk.make("KubeVirt", {}, labels={"app.kubernetes.io/managed-by": "hco-operator"})
-    desk.is_of_version("v1.8.0")
-    desk.make("HyperConverged", {}, "hco.kubevirt.io/v1beta1")
-    before = desk.found("hyperconverged", "spec")
-    await desk.converge()
-    assert desk.found("kubevirt", "spec") == {}
-    assert desk.found("hyperconverged", "spec") == {
+async def test_hcos_lists_take_what_we_add(dependencies: Dependencies) -> None:
+    dependencies.make("KubeVirt", {}, labels={"app.kubernetes.io/managed-by": "hco-operator"})
+    dependencies.is_of_version("v1.8.0")
+    dependencies.make("HyperConverged", {}, "hco.kubevirt.io/v1beta1")
+    before = dependencies.found("hyperconverged", "spec")
+    await dependencies.converge()
+    assert dependencies.found("kubevirt", "spec") == {}
+    assert dependencies.found("hyperconverged", "spec") == {
         "featureGates": {"disableMDevConfiguration": True},
         "permittedHostDevices": {
             "pciHostDevices": [entry("10DE:2236", A10, key="pciDeviceSelector")],
             "mediatedDevices": [entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")],
         },
     }
-    undoing = undo(await desk.scene())
+    undoing = undo(await dependencies.scene())
     assert undoing.resource is not None
-    await desk.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, HyperConverged)
-    assert desk.found("hyperconverged", "spec") == before
+    await dependencies.client.patch(undoing.resource, undoing.name, undoing.patch, PatchType.JSON, HyperConverged)
+    assert dependencies.found("hyperconverged", "spec") == before
 
 
-async def test_an_uninstall_takes_it_back(desk: Desk) -> None:
+async def test_an_uninstall_takes_it_back(dependencies: Dependencies) -> None:
     spec: Plain = {"configuration": {"developerConfiguration": {"featureGates": ["Theirs"]}}}
-    desk.make("KubeVirt", spec)
-    desk.is_of_version("v0.58.2")
-    before = desk.found("kubevirt", "spec")
-    await desk.converge()
-    kept = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": HISTORY, "namespace": desk.node.namespace}}
-    desk.node.apply(kept)
-    pod = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "kata", "namespace": desk.node.namespace}}
+    dependencies.make("KubeVirt", spec)
+    dependencies.is_of_version("v0.58.2")
+    before = dependencies.found("kubevirt", "spec")
+    await dependencies.converge()
+    kept = {
+        "kind": "ConfigMap",
+        "apiVersion": "v1",
+        "metadata": {"name": HISTORY, "namespace": dependencies.node.namespace},
+    }
+    dependencies.node.apply(kept)
+    pod = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "kata", "namespace": dependencies.node.namespace}}
     asking = {"name": "a", "image": "none", "resources": {"limits": {T4_8Q: "1"}}}
-    desk.node.apply({**pod, "spec": {"automountServiceAccountToken": False, "containers": [asking]}})
-    asks = ("--kubeconfig", str(desk.node.cluster.kubeconfig), "--namespace", desk.node.namespace)
+    dependencies.node.apply({**pod, "spec": {"automountServiceAccountToken": False, "containers": [asking]}})
+    asks = ("--kubeconfig", str(dependencies.node.cluster.kubeconfig), "--namespace", dependencies.node.namespace)
     said = gpuvirt("uninstall", *asks).stdout
     keeps = "the gate DisableMDEVConfiguration, which VMs or pods request"
     assert keeps in said, "or what the pod has would go"
     gates = ("spec", "configuration", "developerConfiguration", "featureGates")
-    assert desk.found("kubevirt", *gates) == ["Theirs", "DisableMDEVConfiguration"]
-    assert desk.found("kubevirt", *LISTS) is None, "without a list everything is permitted"
-    desk.node.delete("kata")
+    assert dependencies.found("kubevirt", *gates) == ["Theirs", "DisableMDEVConfiguration"]
+    assert dependencies.found("kubevirt", *LISTS) is None, "without a list everything is permitted"
+    dependencies.node.delete("kata")
     done = gpuvirt("uninstall", *asks)
     assert done.returncode == 0, done.stderr
-    assert f"took out what was added for KubeVirt {desk.node.namespace}/kubevirt" in done.stdout
-    assert desk.found("kubevirt", "spec") == before
-    assert desk.node.kubectl("get", "configmaps", "-o", "name").split() == ["configmap/kube-root-ca.crt"]
+    assert f"took out what was added for KubeVirt {dependencies.node.namespace}/kubevirt" in done.stdout
+    assert dependencies.found("kubevirt", "spec") == before
+    assert dependencies.node.kubectl("get", "configmaps", "-o", "name").split() == ["configmap/kube-root-ca.crt"]
 
 
-async def test_machines_are_read_for_the_names_of_their_devices(desk: Desk) -> None:
-    desk.node.cluster.kubectl("apply", "--namespace", desk.node.namespace, "-f", "-", given=VMI)
-    instances = await desk.client.list(INSTANCES.collection)
-    machines = await desk.client.list(MACHINES.collection)
-    names = names_of({MACHINES.name: Heard(machines.items), INSTANCES.name: Heard(instances.items)})
+async def test_machines_are_read_for_the_names_of_their_devices(dependencies: Dependencies) -> None:
+    dependencies.node.cluster.kubectl("apply", "--namespace", dependencies.node.namespace, "-f", "-", given=VMI)
+    instances = await dependencies.client.list(INSTANCES.collection)
+    vms = await dependencies.client.list(VIRTUAL_MACHINES.collection)
+    names = names_of({VIRTUAL_MACHINES.name: Observed(vms.items), INSTANCES.name: Observed(instances.items)})
     assert names.used == {A10}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from clusterlab import LabNode, Wish
+from clusterlab import LabNode, PodRequest
 from lab.cluster.settings import NODE
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -40,7 +40,7 @@ def test_a_node_changes_what_it_is_for_and_a_pod_keeps_its_gpu(node: LabNode) ->
         is_for(node, "vm-passthrough")
         node.until_allocatable(WHOLE, 4)
         until(node, "success")
-        node.start("keeps", Wish({WHOLE: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
+        node.start("keeps", PodRequest({WHOLE: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
         mine = node.devices("keeps")
         is_for(node, "vm-vgpu")
         node.until_allocatable(HALF, 6)
@@ -52,7 +52,7 @@ def test_a_node_changes_what_it_is_for_and_a_pod_keeps_its_gpu(node: LabNode) ->
         node.delete("keeps")
         node.until_allocatable(HALF, 8)
         until(node, "success")
-        node.run("half", Wish({HALF: 1}, "true"))
+        node.run("half", PodRequest({HALF: 1}, "true"))
         is_for(node, "kata")
         until(node, "failed")
         node.until(lambda: "'kata'" in told(node, "annotations", REASON), lambda: told(node, "annotations", REASON))

@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from clusterlab import GPUVIRT, LabNode, PodStatus, Wish, devices_of
+from clusterlab import GPUVIRT, LabNode, PodRequest, PodStatus, devices_of
 from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.settings import NODE
 
@@ -21,10 +21,10 @@ SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
 def test_pods_get_one_gpu_and_two(node: LabNode) -> None:
     with node.machine("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
-        one = node.run("one", Wish({A10: 1}))
+        one = node.run("one", PodRequest({A10: 1}))
         assert one[0] in {f"{A10_ENV}=0000:65:00.0", f"{A10_ENV}=0000:ca:00.0"}
         assert one[1:] in (["12", "vfio"], ["22", "vfio"])
-        two = node.run("two", Wish({A10: 2}))
+        two = node.run("two", PodRequest({A10: 2}))
         assert devices_of(two) == {"0000:65:00.0", "0000:ca:00.0"}
         assert two[1:] == ["12", "22", "vfio"]
 
@@ -33,11 +33,11 @@ def test_cdi_devices_arrive(node: LabNode) -> None:
     """The runtime applies what the answer names: without the spec it can't start the container, and says which."""
     with node.machine("2xA10"), node.agent("cdi: answers"):
         node.until_allocatable(A10, 2)
-        assert node.run("with", Wish({A10: 2}))[1:] == ["12", "22", "vfio"]
+        assert node.run("with", PodRequest({A10: 2}))[1:] == ["12", "22", "vfio"]
         specs = node.host / "run/cdi"
         shutil.rmtree(specs)
         specs.touch()  # else the agent makes them again
-        node.start("without", Wish({A10: 2}))
+        node.start("without", PodRequest({A10: 2}))
 
         def events() -> str:
             return node.kubectl("get", "events", "-o", "jsonpath={.items[*].message}")
@@ -49,7 +49,7 @@ def test_a_pod_that_asks_for_what_the_kubelet_does_not_know_gets_none(node: LabN
     """The scheduler goes by the node's status, which says more than the kubelet knows after it lost its checkpoint."""
     said = '{"status": {"capacity": {"example.com/none": "1"}, "allocatable": {"example.com/none": "1"}}}'
     node.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", said)
-    printed = node.run("without", Wish({"example.com/none": 1}, "env | grep PCI_RESOURCE || echo none"))
+    printed = node.run("without", PodRequest({"example.com/none": 1}, "env | grep PCI_RESOURCE || echo none"))
     assert printed == ["none"]
 
 
@@ -73,7 +73,7 @@ def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> 
         node.until_allocatable(A10, 2)
         for address in ("0000:65:00.0", "0000:ca:00.0"):
             (host / "sys/bus/pci/drivers/vfio-pci/unbind").write_text(address)
-        node.start("late", Wish({A10: 2}))
+        node.start("late", PodRequest({A10: 2}))
         node.until(lambda: node.status("late").phase in {"Failed", "Pending"}, lambda: str(node.status("late")))
         found = node.status("late")
         if found.phase == "Failed" and "no healthy devices present" not in found.message:
@@ -84,12 +84,12 @@ def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> 
 def test_after_a_restart_of_the_kubelet_all_is_back(node: LabNode) -> None:
     with node.machine("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
-        node.start("keeps", Wish({A10: 1}, SLEEP))
+        node.start("keeps", PodRequest({A10: 1}, SLEEP))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
         node.cluster.stop("kubelet")
         node.cluster.start_kubelet()
         node.until_allocatable(A10, 2)
-        other = devices_of(node.run("other", Wish({A10: 1})))
+        other = devices_of(node.run("other", PodRequest({A10: 1})))
         assert other.isdisjoint(node.devices("keeps"))
         assert node.status("keeps").containerStatuses[0].restartCount == 0
 
@@ -98,13 +98,13 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
     with node.machine("2xA10"):
         with node.agent() as first:
             node.until_allocatable(A10, 2)
-            node.start("keeps", Wish({A10: 1}, SLEEP))
+            node.start("keeps", PodRequest({A10: 1}, SLEEP))
             node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
             first.send_signal(signal.SIGKILL)
         with node.agent():
             mine = node.devices("keeps")
             for number in range(5):  # pods are admitted while the kubelet takes the new plugin
-                node.start(f"next-{number}", Wish({A10: 1}, "env | grep PCI_RESOURCE"))
+                node.start(f"next-{number}", PodRequest({A10: 1}, "env | grep PCI_RESOURCE"))
 
             def ended() -> dict[str, PodStatus]:
                 found = {name: node.status(name) for name in (f"next-{number}" for number in range(5))}
@@ -115,7 +115,7 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
             assert failed <= {"UnexpectedAdmissionError"}
             given = [name for name, status in ended().items() if status.phase == "Succeeded"]
             assert all(node.devices(name).isdisjoint(mine) for name in given)
-            assert node.run("last", Wish({A10: 1}))
+            assert node.run("last", PodRequest({A10: 1}))
             assert node.status("keeps").phase == "Running"
 
 
@@ -128,7 +128,7 @@ def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNo
     with node.machine("2xA10"):
         with node.agent("mode: passthrough"):
             node.until_allocatable(A10, 2)
-            node.start("keeps", Wish({A10: 1}, SLEEP))
+            node.start("keeps", PodRequest({A10: 1}, SLEEP))
             node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
             (mine,) = node.devices("keeps")
         with node.agent("mode: container"):
@@ -148,7 +148,7 @@ def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNo
         node.until_allocatable(RTX2060, 4)
         names = [f"vm-{number}" for number in range(6)]
         for name in names:
-            node.start(name, Wish({RTX2060: 1}, SLEEP))
+            node.start(name, PodRequest({RTX2060: 1}, SLEEP))
 
         def running() -> list[str]:
             return [name for name in names if node.status(name).phase == "Running"]
@@ -166,14 +166,14 @@ def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNo
 def test_an_init_container_and_the_app_have_the_same_device(node: LabNode) -> None:
     with node.machine("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
-        app = node.run("both", Wish({A10: 1}, init={A10: 1}))
+        app = node.run("both", PodRequest({A10: 1}, init={A10: 1}))
         assert app[0] == node.output("both", "first")[0]
 
 
 def test_two_gpus_come_from_one_numa_node(node: LabNode) -> None:
     with node.machine("4xRTX2060"), node.agent():
         node.until_allocatable(RTX2060, 4)
-        assert devices_of(node.run("pair", Wish({RTX2060: 2}))) in (
+        assert devices_of(node.run("pair", PodRequest({RTX2060: 2}))) in (
             {"0000:04:00.0", "0000:3b:00.0"},
             {"0000:86:00.0", "0000:af:00.0"},
         )
@@ -182,7 +182,7 @@ def test_two_gpus_come_from_one_numa_node(node: LabNode) -> None:
 def test_the_command_shows_who_holds_what(node: LabNode) -> None:
     with node.machine("2xA10") as host, node.agent():
         node.until_allocatable(A10, 2)
-        node.start("vm", Wish({A10: 1}, SLEEP))
+        node.start("vm", PodRequest({A10: 1}, SLEEP))
 
         def shown() -> str:
             command = [*GPUVIRT, "devices", "--host-root", str(host)]

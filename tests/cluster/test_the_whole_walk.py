@@ -73,12 +73,12 @@ class Admin:
 
     def permits(self, *names: str) -> None:
         """Wait until KubeVirt permits these vGPU types, and leaves them to us."""
-        wanted = [entry(f"NVIDIA {one}", f"nvidia.com/NVIDIA_{one}", key="mdevNameSelector") for one in names]
+        desired = [entry(f"NVIDIA {one}", f"nvidia.com/NVIDIA_{one}", key="mdevNameSelector") for one in names]
 
         def found() -> Plain:
             return at(self.configuration(), "permittedHostDevices", "mediatedDevices")
 
-        self.node.until(lambda: found() == wanted, lambda: str(found()))
+        self.node.until(lambda: found() == desired, lambda: str(found()))
 
     def status(self) -> list[list[str]]:
         """Return what stands in the place of `kubectl get pods -n gpu-operator`: component, ready, state."""
@@ -123,9 +123,9 @@ def admin(user: Install, node: LabNode) -> Iterator[Admin]:
 def test_seed_002_from_the_patch_to_twelve_vgpus_and_back(admin: Admin) -> None:
     before = admin.configuration()
     release = installs(admin)
-    carves(admin)
+    makes_vgpus(admin)
     names_its_own_config(admin, release)
-    carves_anew(admin)
+    changes_vgpus_again(admin)
     machines_are_taken(admin)
     with nodes_beside(admin):
         each_node_has_what_it_is_for(admin)
@@ -160,7 +160,7 @@ def installs(admin: Admin) -> str:
     )
 
 
-def carves(admin: Admin) -> None:
+def makes_vgpus(admin: Admin) -> None:
     admin.offers(A10_12Q, 4)
     admin.permits("A10-12Q")
     gates = at(admin.configuration(), "developerConfiguration", "featureGates")
@@ -181,7 +181,7 @@ def names_its_own_config(admin: Admin, release: str) -> None:
     admin.offers(A10_8Q, 6)
 
 
-def carves_anew(admin: Admin) -> None:
+def changes_vgpus_again(admin: Admin) -> None:
     said = admin.types(f"kubectl label node {NODE} --overwrite nvidia.com/vgpu.config=A10-4Q")
     assert said == f"node/{NODE} labeled"
     admin.offers(A10_4Q, 12)
@@ -222,12 +222,12 @@ def nodes_beside(admin: Admin) -> Iterator[None]:
 
 def each_node_has_what_it_is_for(admin: Admin) -> None:
     user, everywhere = admin.user, "gpuvirt-discover"
-    wanted = {
+    desired = {
         "node-a": {everywhere, *ON_CONTAINERS},
         NODE: {everywhere, "gpuvirt-node", f"nvidia-vgpu-manager-daemonset-{SYSTEM}"},
         "node-c": {everywhere, "gpuvirt-node"},
     }
-    admin.node.until(lambda: admin.placed() == wanted, lambda: str(admin.placed()))
+    admin.node.until(lambda: admin.placed() == desired, lambda: str(admin.placed()))
     workloads = {"node-a": Workload.CONTAINER, NODE: Workload.VGPU, "node-c": Workload.PASSTHROUGH}
     modes = {"node-a": "container", NODE: "vgpu", "node-c": "passthrough"}
     for name in NODES:
@@ -240,4 +240,4 @@ def each_node_has_what_it_is_for(admin: Admin) -> None:
     def counted() -> int:
         return sum(map(int, user.get("daemonsets", ".items[*].status.desiredNumberScheduled").split()))
 
-    admin.node.until(lambda: counted() == sum(map(len, wanted.values())), lambda: str(counted()))
+    admin.node.until(lambda: counted() == sum(map(len, desired.values())), lambda: str(counted()))

@@ -1,11 +1,11 @@
-"""Seed 002 on a real kubelet: a label carves the node's GPUs anew, and what pods have stays until they end."""
+"""Seed 002 on a real kubelet: a label carves the node's GPUs again, and what pods have stays until they end."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from clusterlab import LabNode, Wish, devices_of
+from clusterlab import LabNode, PodRequest, devices_of
 from lab.cluster.settings import NODE
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -21,7 +21,7 @@ def resource(name: str) -> str:
 
 
 @contextmanager
-def carving(node: LabNode) -> Iterator[None]:
+def change(node: LabNode) -> Iterator[None]:
     """Run an agent that carves."""
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with node.machine("2xA10-sriov"), node.agent("mode: vgpu", asks):
@@ -37,7 +37,7 @@ def told(node: LabNode, what: str) -> str:
 
 
 def test_a_label_switches_what_the_node_has(node: LabNode) -> None:
-    with carving(node):
+    with change(node):
         node.until_allocatable(resource("12Q"), 4)
         node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
         for config, count in (("4Q", 12), ("8Q", 6)):
@@ -50,7 +50,7 @@ def test_a_label_switches_what_the_node_has(node: LabNode) -> None:
         node.until_allocatable(resource("4Q"), 0)
         node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
         node.make_nodes()
-        assert len(devices_of(node.run("vm", Wish({resource("8Q"): 2}, SHOW)))) == 2
+        assert len(devices_of(node.run("vm", PodRequest({resource("8Q"): 2}, SHOW)))) == 2
 
 
 def test_no_pod_that_was_bound_before_a_switch_is_refused(node: LabNode) -> None:
@@ -60,9 +60,9 @@ def test_no_pod_that_was_bound_before_a_switch_is_refused(node: LabNode) -> None
     def ended(phase: str) -> int:
         return node.kubectl("get", "pods", "-o", "jsonpath={.items[*].status.phase}").split().count(phase)
 
-    with carving(node), node.nodes_kept():
+    with change(node), node.nodes_kept():
         node.until_allocatable(resource("12Q"), 4)
-        node.start_all({name: Wish({resource("12Q"): 1}, "true") for name in names})
+        node.start_all({name: PodRequest({resource("12Q"): 1}, "true") for name in names})
         node.until(lambda: ended("Succeeded") >= 6, lambda: str(ended("Succeeded")))
         want(node, "A10-4Q")
         node.until_allocatable(resource("4Q"), 12)
@@ -73,10 +73,10 @@ def test_no_pod_that_was_bound_before_a_switch_is_refused(node: LabNode) -> None
 
 
 def test_what_a_pod_has_stays_until_it_ends(node: LabNode) -> None:
-    with carving(node):
+    with change(node):
         node.until_allocatable(resource("12Q"), 4)
         node.make_nodes()
-        node.start("keeps", Wish({resource("12Q"): 1}, f"{SHOW}; sleep 1000"))
+        node.start("keeps", PodRequest({resource("12Q"): 1}, f"{SHOW}; sleep 1000"))
         mine = node.devices("keeps")
         want(node, "A10-4Q")
         node.until_allocatable(resource("4Q"), 6)
@@ -85,14 +85,14 @@ def test_what_a_pod_has_stays_until_it_ends(node: LabNode) -> None:
         assert node.status("keeps").phase == "Running"
         assert node.devices("keeps") == mine
         node.make_nodes()
-        node.run("other", Wish({resource("4Q"): 1}, SHOW))
+        node.run("other", PodRequest({resource("4Q"): 1}, SHOW))
         node.delete("keeps")
         node.until_allocatable(resource("4Q"), 12)
         node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
 
 
 def test_a_config_that_there_is_not_fails_with_the_reason(node: LabNode) -> None:
-    with carving(node):
+    with change(node):
         node.until_allocatable(resource("12Q"), 4)
         want(node, "A10-13Q")
         node.until(lambda: told(node, STATE) == "failed", lambda: told(node, STATE))

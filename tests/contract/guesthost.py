@@ -72,7 +72,7 @@ class GuestHost:
         self.series = series
         self.kernel: Kernel = guest.kernel
 
-    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
         number = self.guest.channel.number("user_of_group", group, "devices" if devices else "group")
         return GuestMachine(self.guest.channel, number)
 

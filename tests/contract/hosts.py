@@ -20,9 +20,9 @@ from gpuvirt.errors import DeviceBusyError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.kernel import Kernel, RealKernel
 from gpuvirt.paths import HostPath, HostRoots
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 
 MACHINE = Path(__file__).parent / "machine.yaml"
 
@@ -76,7 +76,7 @@ class Host(Protocol):
         """How long a call must have slept to count as asleep."""
         ...
 
-    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
         """Open a group, and all its devices unless told not to; raise OSError as the kernel does."""
         ...
 
@@ -185,7 +185,7 @@ class MemoryMachine:
             return self._kernel.blocking.condition.wait_for(lambda: len(requests) > self._asked_before, within_s)
 
     def end(self) -> None:
-        self._kernel.end_machine(self._process)
+        self._kernel.end_vm(self._process)
 
 
 class CdevHost(Host, Protocol):
@@ -207,8 +207,8 @@ class MemoryHost(ThreadCallers):
     """The simulated kernel, called directly."""
 
     def __init__(self, *, iommufd: bool = False, group_nodes: bool = True) -> None:
-        machine = msgspec.structs.replace(load_machine(str(MACHINE)), iommufd=iommufd, group_nodes=group_nodes)
-        self._sim = build_machine(machine, wait=True)
+        machine = msgspec.structs.replace(load_host(str(MACHINE)), iommufd=iommufd, group_nodes=group_nodes)
+        self._sim = build_host(machine, wait=True)
         super().__init__(self._sim)
 
     def load_driver(self, driver: str) -> None:
@@ -220,12 +220,12 @@ class MemoryHost(ThreadCallers):
         names = [cdev_of(self, device) for device in devices]
         return MemoryMachine(self._sim, self._sim.open_devices(names, bind=bind), asked)
 
-    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
         asked = len(self._sim.vfio.requests)
-        return MemoryMachine(self._sim, self._sim.start_machine(group, devices=devices), asked)
+        return MemoryMachine(self._sim, self._sim.start_vm(group, devices=devices), asked)
 
 
-class MountedMachine:
+class MountedHost:
     """A process of the mounted kernel that has a group open."""
 
     def __init__(self, host: "MountHost", number: int) -> None:
@@ -256,8 +256,8 @@ class MountHost(ThreadCallers):
             raise OSError(answer["errno"], " ".join(words))
         return answer["value"]
 
-    def start_machine(self, group: IommuGroup, *, devices: bool = True) -> Machine:
-        return MountedMachine(self, self.tell("start", str(group), "devices" if devices else "group"))
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+        return MountedHost(self, self.tell("start", str(group), "devices" if devices else "group"))
 
 
 @contextmanager

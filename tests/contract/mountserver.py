@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.mounted.mounting import serve
 from gpuvirt.sim.mounted.nodes import Nodes
 
@@ -33,7 +33,7 @@ class Director:
         """Do one thing, and return its number."""
         if word == "start":
             asked = len(self._kernel.vfio.requests)
-            process = self._kernel.start_machine(IommuGroup(number), devices=how == "devices")
+            process = self._kernel.start_vm(IommuGroup(number), devices=how == "devices")
             self._processes[process.pid] = process, asked
             return process.pid
         process, asked = self._processes[number]
@@ -41,7 +41,7 @@ class Director:
             with self._kernel.blocking.condition:
                 requests = self._kernel.vfio.requests
                 return int(self._kernel.blocking.condition.wait_for(lambda: len(requests) > asked, float(how)))
-        self._kernel.end_machine(process)
+        self._kernel.end_vm(process)
         return 0
 
     def obey(self) -> None:
@@ -57,7 +57,7 @@ class Director:
 
 def main() -> None:
     """Mount at the folder that is given."""
-    kernel = build_machine(load_machine(str(Path(__file__).parent / "machine.yaml")), wait=True)
+    kernel = build_host(load_host(str(Path(__file__).parent / "machine.yaml")), wait=True)
     threading.Thread(target=Director(kernel).obey, daemon=True).start()
     serve(kernel, Path(sys.argv[1]), Nodes.FILES, lambda: say("ready"))
 

@@ -32,7 +32,7 @@ T4 = PciAddress("0000:07:01.0")
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
 
 
-class Carver:
+class VgpuHost:
     """Carves GPUs of a host."""
 
     def __init__(self, host: Host, folder: Path) -> None:
@@ -40,7 +40,7 @@ class Carver:
         self.given = NOBODY
         self.steps: list[Step | RollBack] = []
 
-    def carve(
+    def apply_vgpus(
         self,
         gpu: PciAddress,
         *,
@@ -50,8 +50,8 @@ class Carver:
     ) -> tuple[Reason, ...]:
         """Have a GPU carry so many; return why it does not."""
         self.steps.clear()
-        wish = DesiredVgpus({"T4-1B": small, "T4-2B": large})
-        return change_vgpus(self.site, gpu, wish, self.given, tell or self.steps.append)
+        desired_vgpus = DesiredVgpus({"T4-1B": small, "T4-2B": large})
+        return change_vgpus(self.site, gpu, desired_vgpus, self.given, tell or self.steps.append)
 
     def types(self, gpu: PciAddress) -> Mapping[VgpuId, object]:
         """What a GPU carries."""
@@ -62,8 +62,8 @@ class Carver:
 
 
 @pytest.fixture
-def carves(host: Host, tmp_path: Path) -> Carver:
-    return Carver(host, tmp_path / "state")
+def makes_vgpus(host: Host, tmp_path: Path) -> VgpuHost:
+    return VgpuHost(host, tmp_path / "state")
 
 
 def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
@@ -94,141 +94,143 @@ def start_removal(host: Host, vgpu: VgpuId) -> Job:
 
 
 def machine_on(host: Host, vgpu: VgpuId) -> Machine:
-    return host.start_machine(group_of(host, vgpu))
+    return host.start_vm(group_of(host, vgpu))
 
 
 @pytest.mark.parametrize("gpu", [RTX, T4])
-def test_from_one_size_to_another_and_back_with_the_same_ids(host: Host, carves: Carver, gpu: PciAddress) -> None:
+def test_from_one_size_to_another_and_back_with_the_same_ids(
+    host: Host, makes_vgpus: VgpuHost, gpu: PciAddress
+) -> None:
     before = left(host, gpu)
-    assert carves.carve(gpu, large=2) == ()
-    first = carves.types(gpu)
+    assert makes_vgpus.apply_vgpus(gpu, large=2) == ()
+    first = makes_vgpus.types(gpu)
     assert Counter(first.values()) == {LARGE: 2}
-    assert carves.carve(gpu, large=2) == ()
-    assert carves.steps == [], "there is nothing to do"
-    assert carves.carve(gpu, small=3) == ()
-    assert Counter(carves.types(gpu).values()) == {SMALL: 3}
-    assert not first.keys() & carves.types(gpu).keys()
-    assert carves.carve(gpu, large=2) == ()
-    assert carves.types(gpu) == first
-    assert carves.carve(gpu) == ()
-    assert carves.types(gpu) == {}
+    assert makes_vgpus.apply_vgpus(gpu, large=2) == ()
+    assert makes_vgpus.steps == [], "there is nothing to do"
+    assert makes_vgpus.apply_vgpus(gpu, small=3) == ()
+    assert Counter(makes_vgpus.types(gpu).values()) == {SMALL: 3}
+    assert not first.keys() & makes_vgpus.types(gpu).keys()
+    assert makes_vgpus.apply_vgpus(gpu, large=2) == ()
+    assert makes_vgpus.types(gpu) == first
+    assert makes_vgpus.apply_vgpus(gpu) == ()
+    assert makes_vgpus.types(gpu) == {}
     assert host.kernel.listdir(HostPath("/sys/bus/mdev/devices")) == []
     assert left(host, gpu) == before
 
 
-def test_fewer_and_more_of_a_type_leave_the_others_where_they_are(carves: Carver) -> None:
-    carves.carve(RTX, large=3)
-    had = carves.types(RTX)
-    assert carves.carve(RTX, large=2) == ()
-    assert [type(step) for step in carves.steps] == [RemoveVgpu]
-    kept = carves.types(RTX)
-    assert carves.carve(RTX, large=3) == ()
-    assert [type(step) for step in carves.steps] == [CreateVgpu]
-    assert kept.items() < carves.types(RTX).items()
-    assert carves.types(RTX) == had
+def test_fewer_and_more_of_a_type_leave_the_others_where_they_are(makes_vgpus: VgpuHost) -> None:
+    makes_vgpus.apply_vgpus(RTX, large=3)
+    had = makes_vgpus.types(RTX)
+    assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
+    assert [type(step) for step in makes_vgpus.steps] == [RemoveVgpu]
+    kept = makes_vgpus.types(RTX)
+    assert makes_vgpus.apply_vgpus(RTX, large=3) == ()
+    assert [type(step) for step in makes_vgpus.steps] == [CreateVgpu]
+    assert kept.items() < makes_vgpus.types(RTX).items()
+    assert makes_vgpus.types(RTX) == had
 
 
-def test_what_a_machine_has_stays_and_goes_when_it_has_ended(host: Host, carves: Carver) -> None:
-    carves.carve(RTX, large=3)
-    _, mine, _ = carves.ids(RTX)
+def test_what_a_machine_has_stays_and_goes_when_it_has_ended(host: Host, makes_vgpus: VgpuHost) -> None:
+    makes_vgpus.apply_vgpus(RTX, large=3)
+    _, mine, _ = makes_vgpus.ids(RTX)
     group = group_of(host, mine)
     machine = machine_on(host, mine)
-    reasons = carves.carve(RTX, small=2)
+    reasons = makes_vgpus.apply_vgpus(RTX, small=2)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert reasons[0].subject == mine
-    assert carves.ids(RTX) == [mine], "the others went"
-    assert codes(carves.carve(RTX)) == [ReasonCode.VGPU_IN_USE]
+    assert makes_vgpus.ids(RTX) == [mine], "the others went"
+    assert codes(makes_vgpus.apply_vgpus(RTX)) == [ReasonCode.VGPU_IN_USE]
     assert not machine.asked_back(host.patience_s)
     machine.end()
     until_free(host, group)
-    assert carves.carve(RTX, small=2) == ()
-    assert Counter(carves.types(RTX).values()) == {SMALL: 2}
+    assert makes_vgpus.apply_vgpus(RTX, small=2) == ()
+    assert Counter(makes_vgpus.types(RTX).values()) == {SMALL: 2}
 
 
-def test_what_merely_has_its_group_open_stays_too(host: Host, carves: Carver) -> None:
+def test_what_merely_has_its_group_open_stays_too(host: Host, makes_vgpus: VgpuHost) -> None:
     """A machine that is about to start looks like that."""
-    carves.carve(RTX, large=1)
-    (mine,) = carves.ids(RTX)
+    makes_vgpus.apply_vgpus(RTX, large=1)
+    (mine,) = makes_vgpus.ids(RTX)
     group = group_of(host, mine)
-    machine = host.start_machine(group, devices=False)
-    assert codes(carves.carve(RTX)) == [ReasonCode.VGPU_IN_USE]
-    assert carves.ids(RTX) == [mine]
+    machine = host.start_vm(group, devices=False)
+    assert codes(makes_vgpus.apply_vgpus(RTX)) == [ReasonCode.VGPU_IN_USE]
+    assert makes_vgpus.ids(RTX) == [mine]
     machine.end()
     until_free(host, group)
-    assert carves.carve(RTX) == ()
+    assert makes_vgpus.apply_vgpus(RTX) == ()
 
 
-def test_a_machine_that_starts_after_the_look_is_found_by_the_lease(host: Host, carves: Carver) -> None:
-    carves.carve(RTX, large=3)
-    _, second, _ = carves.ids(RTX)
+def test_a_machine_that_starts_after_the_look_is_found_by_the_lease(host: Host, makes_vgpus: VgpuHost) -> None:
+    makes_vgpus.apply_vgpus(RTX, large=3)
+    _, second, _ = makes_vgpus.ids(RTX)
     machines: list[Machine] = []
 
     def start(step: Step | RollBack) -> None:
         if isinstance(step, RemoveVgpu) and step.vgpu == second and not machines:
             machines.append(machine_on(host, second))
 
-    reasons = carves.carve(RTX, small=1, tell=start)
+    reasons = makes_vgpus.apply_vgpus(RTX, small=1, tell=start)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert reasons[0].subject == second
-    assert carves.ids(RTX) == [second], "as where it had started before"
+    assert makes_vgpus.ids(RTX) == [second], "as where it had started before"
     (machine,) = machines
     assert not machine.asked_back(host.patience_s)
     machine.end()
 
 
-def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, carves: Carver) -> None:
-    carves.carve(RTX, large=2)
-    mine, other = carves.ids(RTX)
-    carves.given = inputs(holdings=(Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
+def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, makes_vgpus: VgpuHost) -> None:
+    makes_vgpus.apply_vgpus(RTX, large=2)
+    mine, other = makes_vgpus.ids(RTX)
+    makes_vgpus.given = inputs(holdings=(Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
     machine = machine_on(host, mine)
     job = start_removal(host, mine)
-    reasons = carves.carve(RTX, large=2)
+    reasons = makes_vgpus.apply_vgpus(RTX, large=2)
     assert codes(reasons) == [ReasonCode.UNBIND_PENDING]
     assert mine in reasons[0].message
-    assert carves.steps == [], "its place is taken"
-    assert carves.ids(RTX) == [other]
+    assert makes_vgpus.steps == [], "its place is taken"
+    assert makes_vgpus.ids(RTX) == [other]
     machine.end()
     assert job.answer(LONG_S) == Answer()
-    carves.given = NOBODY
-    assert carves.carve(RTX, large=2) == ()
-    assert carves.ids(RTX) == [mine, other]
+    makes_vgpus.given = NOBODY
+    assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
+    assert makes_vgpus.ids(RTX) == [mine, other]
 
 
-def test_what_somebody_removes_and_no_pod_is_known_to_have_stands_in_the_way(host: Host, carves: Carver) -> None:
+def test_what_somebody_removes_and_no_pod_is_known_to_have_stands_in_the_way(host: Host, makes_vgpus: VgpuHost) -> None:
     """The kernel says no more of it than that another size does not fit."""
-    carves.carve(RTX, large=2)
-    mine, other = carves.ids(RTX)
+    makes_vgpus.apply_vgpus(RTX, large=2)
+    mine, other = makes_vgpus.ids(RTX)
     machine = machine_on(host, mine)
     job = start_removal(host, mine)
-    assert failed_to_make(carves.carve(RTX, small=1), "nvidia-222", errno.ENOSPC)
-    assert carves.types(RTX) == {other: LARGE}, "it came back with its id"
+    assert failed_to_make(makes_vgpus.apply_vgpus(RTX, small=1), "nvidia-222", errno.ENOSPC)
+    assert makes_vgpus.types(RTX) == {other: LARGE}, "it came back with its id"
     machine.end()
     assert job.answer(LONG_S) == Answer()
-    assert carves.carve(RTX, small=1) == ()
-    assert Counter(carves.types(RTX).values()) == {SMALL: 1}
+    assert makes_vgpus.apply_vgpus(RTX, small=1) == ()
+    assert Counter(makes_vgpus.types(RTX).values()) == {SMALL: 1}
 
 
-def test_the_id_of_what_somebody_removes_is_taken_until_it_is_gone(host: Host, carves: Carver) -> None:
-    carves.carve(RTX, large=2)
-    before = carves.types(RTX)
-    mine, other = carves.ids(RTX)
+def test_the_id_of_what_somebody_removes_is_taken_until_it_is_gone(host: Host, makes_vgpus: VgpuHost) -> None:
+    makes_vgpus.apply_vgpus(RTX, large=2)
+    before = makes_vgpus.types(RTX)
+    mine, other = makes_vgpus.ids(RTX)
     machine = machine_on(host, mine)
     job = start_removal(host, mine)
-    assert failed_to_make(carves.carve(RTX, large=2), "nvidia-223", errno.EEXIST)
-    assert carves.ids(RTX) == [other]
+    assert failed_to_make(makes_vgpus.apply_vgpus(RTX, large=2), "nvidia-223", errno.EEXIST)
+    assert makes_vgpus.ids(RTX) == [other]
     assert not exists(host, f"/sys/bus/mdev/devices/{mine}")
     machine.end()
     assert job.answer(LONG_S) == Answer()
-    assert carves.carve(RTX, large=2) == ()
-    assert carves.types(RTX) == before
+    assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
+    assert makes_vgpus.types(RTX) == before
 
 
-def test_more_than_fits_brings_back_what_was_there(host: Host, carves: Carver) -> None:
-    assert carves.carve(RTX, small=3) == ()
-    before = carves.types(RTX)
-    assert failed_to_make(carves.carve(RTX, large=13), "nvidia-223", errno.ENOSPC)
-    assert carves.types(RTX) == before
-    assert sum(isinstance(step, CreateVgpu) for step in carves.steps) == 13 + 3
+def test_more_than_fits_brings_back_what_was_there(host: Host, makes_vgpus: VgpuHost) -> None:
+    assert makes_vgpus.apply_vgpus(RTX, small=3) == ()
+    before = makes_vgpus.types(RTX)
+    assert failed_to_make(makes_vgpus.apply_vgpus(RTX, large=13), "nvidia-223", errno.ENOSPC)
+    assert makes_vgpus.types(RTX) == before
+    assert sum(isinstance(step, CreateVgpu) for step in makes_vgpus.steps) == 13 + 3
     assert left(host, RTX) == {"nvidia-222": 21, "nvidia-223": 0}
 
 
@@ -236,10 +238,10 @@ class Killed(Exception):  # noqa: N818
     """The process is no more."""
 
 
-def test_a_carver_that_is_killed_before_any_step_is_followed_by_one_that_ends_it(carves: Carver) -> None:
-    carves.carve(RTX, small=2)
-    wanted = carves.types(RTX)
-    carves.carve(RTX, large=2)
+def test_a_vgpu_changes_that_is_killed_before_any_step_is_followed_by_one_that_ends_it(makes_vgpus: VgpuHost) -> None:
+    makes_vgpus.apply_vgpus(RTX, small=2)
+    desired = makes_vgpus.types(RTX)
+    makes_vgpus.apply_vgpus(RTX, large=2)
     for lived in range(2 + 2):
         taken: list[Step | RollBack] = []
 
@@ -249,72 +251,72 @@ def test_a_carver_that_is_killed_before_any_step_is_followed_by_one_that_ends_it
             taken.append(step)
 
         with pytest.raises(Killed):
-            carves.carve(RTX, small=2, tell=tell)
-        assert len(carves.ids(RTX)) == abs(2 - lived)
-        assert carves.carve(RTX, small=2) == ()
-        assert carves.types(RTX) == wanted
-        assert carves.carve(RTX, large=2) == ()
+            makes_vgpus.apply_vgpus(RTX, small=2, tell=tell)
+        assert len(makes_vgpus.ids(RTX)) == abs(2 - lived)
+        assert makes_vgpus.apply_vgpus(RTX, small=2) == ()
+        assert makes_vgpus.types(RTX) == desired
+        assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
 
 
-def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, carves: Carver) -> None:
-    carves.carve(RTX, large=2)
-    first, second = carves.ids(RTX)
+def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, makes_vgpus: VgpuHost) -> None:
+    makes_vgpus.apply_vgpus(RTX, large=2)
+    first, second = makes_vgpus.ids(RTX)
     machine = machine_on(host, first)
-    before = observe(carves.site, NOBODY, None).inventory
+    before = observe(makes_vgpus.site, NOBODY, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(byhand.remove(carves.site, RTX, vgpu, NOBODY, lambda _: None, before))
+        return codes(byhand.remove(makes_vgpus.site, RTX, vgpu, NOBODY, lambda _: None, before))
 
     assert remove(first) == [ReasonCode.VGPU_IN_USE]
     assert remove(second) == []
-    assert carves.ids(RTX) == [first]
+    assert makes_vgpus.ids(RTX) == [first]
     assert not machine.asked_back()
     machine.end()
 
 
 def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
-    host: Host, carves: Carver, tmp_path: Path, short_path: Path
+    host: Host, makes_vgpus: VgpuHost, tmp_path: Path, short_path: Path
 ) -> None:
     """By the account that commands ask: first a VM has the vGPU open, then only its pod is there."""
-    assert carves.carve(RTX, large=2) == ()
-    mine, other = carves.ids(RTX)
-    before = observe(carves.site, NOBODY, None).inventory
+    assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
+    mine, other = makes_vgpus.ids(RTX)
+    before = observe(makes_vgpus.site, NOBODY, None).inventory
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     machine = machine_on(host, mine)
 
     def remove(vgpu: VgpuId) -> tuple[Reason, ...]:
-        return byhand.remove(carves.site, RTX, vgpu, Inputs(account.account), carves.steps.append, before)
+        return byhand.remove(makes_vgpus.site, RTX, vgpu, Inputs(account.account), makes_vgpus.steps.append, before)
 
     with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-2B", mine):
-        carves.steps.clear()
+        makes_vgpus.steps.clear()
         assert any("pod default/cuda" in one.message for one in remove(mine))
         assert not machine.asked_back(host.patience_s)
         machine.end()
         until_free(host, group_of(host, mine))
         assert any("pod default/cuda" in one.message for one in remove(mine))
-        assert carves.steps == []
-        carves.given = Inputs(account.account)
-        assert any("pod default/cuda" in one.message for one in carves.carve(RTX))
-        assert carves.ids(RTX) == [mine], "what nobody has was removed"
+        assert makes_vgpus.steps == []
+        makes_vgpus.given = Inputs(account.account)
+        assert any("pod default/cuda" in one.message for one in makes_vgpus.apply_vgpus(RTX))
+        assert makes_vgpus.ids(RTX) == [mine], "what nobody has was removed"
     account = replace(account, kubelet=KubeletPaths(short_path / "other"))
     with kubelet_with_pod(short_path / "other", "nvidia.com/GRID_T4-2B", other):
         assert remove(mine) == ()
-    assert mine not in carves.types(RTX)
+    assert mine not in makes_vgpus.types(RTX)
 
 
-def test_a_gpu_for_machines_is_not_carved(host: Host, carves: Carver) -> None:
+def test_a_gpu_for_machines_is_not_with_vgpus(host: Host, makes_vgpus: VgpuHost) -> None:
     assert host.start_write(f"/sys/bus/pci/devices/{RTX}/driver/unbind", RTX).answer(LONG_S) == Answer()
-    assert codes(carves.carve(RTX, large=1)) == [ReasonCode.NO_VGPU_HOST]
+    assert codes(makes_vgpus.apply_vgpus(RTX, large=1)) == [ReasonCode.NO_VGPU_HOST]
 
 
 def test_where_groups_have_no_nodes_vgpus_are_made_and_none_is_removed(cdevs: CdevHost, tmp_path: Path) -> None:
     """An mdev is in no group there: what says who has it, and what is held, are groups."""
-    carves = Carver(cdevs, tmp_path / "state")
-    assert carves.carve(RTX, large=2) == ()
-    before = carves.types(RTX)
-    machine = cdevs.open_devices(carves.ids(RTX)[1])
-    reasons = carves.carve(RTX, small=1)
+    makes_vgpus = VgpuHost(cdevs, tmp_path / "state")
+    assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
+    before = makes_vgpus.types(RTX)
+    machine = cdevs.open_devices(makes_vgpus.ids(RTX)[1])
+    reasons = makes_vgpus.apply_vgpus(RTX, small=1)
     assert codes(reasons) == [ReasonCode.NO_IOMMU_GROUP]
-    assert carves.types(RTX) == before
+    assert makes_vgpus.types(RTX) == before
     assert not machine.asked_back(cdevs.patience_s)
     machine.end()

@@ -236,7 +236,7 @@ def test_where_there_are_both_a_bound_device_makes_its_group_busy(both: CdevHost
     with pytest.raises(DeviceBusyError), both.kernel.lease(group_of(both, GPU)):
         pass
     with pytest.raises(OSError, match=r".") as failed:
-        both.start_machine(group_of(both, GPU))
+        both.start_vm(group_of(both, GPU))
     assert failed.value.errno == errno.EBUSY
     assert not machine.asked_back()
     machine.end()

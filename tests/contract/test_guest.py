@@ -56,7 +56,7 @@ def test_the_scan_finds_what_lspci_prints(guest: GuestHost) -> None:
     ours = [(one.address, f"{one.class_code >> 8:04x}", str(one.id), one.driver) for one in found.functions.values()]
     assert ours == list(listed(guest))
     assert not found.unread
-    assert not found.oddities
+    assert not found.malformed_entries
 
 
 def cards(facts: Facts) -> Mapping[PciAddress, PciFunction]:
@@ -91,8 +91,8 @@ def test_the_simulated_machine_is_this_one(guest: GuestHost) -> None:
 
 def test_the_model_makes_the_same_of_both(guest: GuestHost) -> None:
     real, simulated = (build_inventory(scan(kernel)).gpus for kernel in (guest.kernel, MemoryHost().kernel))
-    assert {one: (gpu.mode, gpu.companions) for one, gpu in real.items()} == {
-        one: (gpu.mode, gpu.companions) for one, gpu in simulated.items()
+    assert {one: (gpu.mode, gpu.siblings) for one, gpu in real.items()} == {
+        one: (gpu.mode, gpu.siblings) for one, gpu in simulated.items()
     }
 
 
@@ -100,7 +100,7 @@ def test_sigkill_does_not_end_a_writer_that_sleeps(guest: GuestHost) -> None:
     """A caller that sleeps in the mounted simulator can be killed: FUSE lets it go. Here nothing helps but the user."""
     bind(guest, GPU, "vfio-pci")
     bind(guest, AUDIO, "vfio-pci")
-    machine = guest.start_machine(group_of(guest, GPU))
+    machine = guest.start_vm(group_of(guest, GPU))
     writer = guest.start_writer(UNBIND, GPU)
     assert machine.asked_back(LONG_S)
     writer.kill()
@@ -120,7 +120,7 @@ def test_the_users_of_a_group_are_found(guest: GuestHost) -> None:
     bind(guest, AUDIO, "vfio-pci")
     group = group_of(guest, GPU)
     assert with_users(guest.kernel, scan(guest.kernel)).users == {}
-    machine = guest.start_machine(group)
+    machine = guest.start_vm(group)
     users = with_users(guest.kernel, scan(guest.kernel)).users
     assert users is not None
     assert [(user.node, user.command[:6]) for user in users[group]] == [(f"/dev/vfio/{group}", "python")]
@@ -148,11 +148,11 @@ def test_gpus_behind_one_bridge_are_of_use_only_together(guest: GuestHost) -> No
     group = group_of(guest, T4)
     assert group == group_of(guest, OTHER_T4)
     with pytest.raises(PermissionError):
-        guest.start_machine(group)
+        guest.start_vm(group)
     bind(guest, OTHER_T4, "vfio-pci")
-    guest.start_machine(group).end()
+    guest.start_vm(group).end()
     assert write(guest, UNBIND, OTHER_T4) == 0
-    guest.start_machine(group).end()
+    guest.start_vm(group).end()
 
 
 def test_virtual_functions_are_read_as_such(guest: GuestHost) -> None:
@@ -177,7 +177,7 @@ def test_a_parent_that_is_no_gpu_is_odd_and_counts_otherwise(guest: GuestHost) -
         create = "/sys/class/mdev_bus/mdpy/mdev_supported_types/mdpy-vga/create"
         assert [write(guest, create, f"{MDEV[:-1]}{number}") for number in range(5)] == [0, 0, 0, 0, errno.EUSERS]
         found = scan(guest.kernel)
-        assert len(found.oddities) == 5
+        assert len(found.malformed_entries) == 5
         assert not any(host.live for host in found.vgpu_hosts.values())
         for number in range(4):
             assert write(guest, f"/sys/bus/mdev/devices/{MDEV[:-1]}{number}/remove", "1") == 0

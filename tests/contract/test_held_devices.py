@@ -41,7 +41,7 @@ def test_unbind_succeeds_while_only_our_own_group_is_open(host: Host, group: Iom
 
 
 def test_unbind_succeeds_while_a_group_is_open_and_none_of_its_devices_is(host: Host, group: IommuGroup) -> None:
-    machine = host.start_machine(group, devices=False)
+    machine = host.start_vm(group, devices=False)
     assert write(host, UNBIND, GPU) == 0
     assert not machine.asked_back()
     machine.end()
@@ -55,7 +55,7 @@ def test_the_node_goes_with_the_last_function_of_the_group(host: Host, group: Io
 
 
 def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(host: Host, group: IommuGroup) -> None:
-    machine = host.start_machine(group)
+    machine = host.start_vm(group)
     job = host.start_write(UNBIND, GPU)
     assert machine.asked_back(LONG_S), "the machine has lost its GPU"
     assert job.answer(host.patience_s) is None
@@ -74,7 +74,7 @@ NO_LONGER = (6, 12)
 
 @pytest.mark.parametrize("attribute", ["driver_override", "uevent"])
 def test_meanwhile_reading_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
-    machine = host.start_machine(group)
+    machine = host.start_vm(group)
     unbind = host.start_write(UNBIND, GPU)
     assert machine.asked_back(LONG_S)
     read = host.start_read(f"{DEVICE}/{attribute}")
@@ -89,7 +89,7 @@ def test_meanwhile_reading_these_sleeps(host: Host, group: IommuGroup, attribute
 
 @pytest.mark.parametrize("attribute", ["driver_override", "reset"])
 def test_meanwhile_writing_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
-    machine = host.start_machine(group)
+    machine = host.start_vm(group)
     unbind = host.start_write(UNBIND, GPU)
     assert machine.asked_back(LONG_S)
     written = host.start_write(f"{DEVICE}/{attribute}", "1")
@@ -101,7 +101,7 @@ def test_meanwhile_writing_these_sleeps(host: Host, group: IommuGroup, attribute
 
 
 def test_meanwhile_all_else_is_fine(host: Host, group: IommuGroup) -> None:
-    machine = host.start_machine(group)
+    machine = host.start_vm(group)
     job = host.start_write(UNBIND, GPU)
     assert machine.asked_back(LONG_S)
     assert host.kernel.read(HostPath(f"{DEVICE}/vendor")) == b"0x10de\n"
@@ -118,15 +118,15 @@ def test_a_machine_cannot_start_on_a_group_with_a_native_driver_in_it(host: Host
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "snd_hda_intel")
     with pytest.raises(PermissionError):
-        host.start_machine(group_of(host, GPU))
+        host.start_vm(group_of(host, GPU))
     bind(host, AUDIO, "vfio-pci")
-    host.start_machine(group_of(host, GPU)).end()
+    host.start_vm(group_of(host, GPU)).end()
 
 
 def test_a_machine_on_a_busy_group_fails_and_takes_nothing_from_the_first(host: Host, group: IommuGroup) -> None:
-    first = host.start_machine(group)
+    first = host.start_vm(group)
     with pytest.raises(OSError, match=r".") as failure:
-        host.start_machine(group)
+        host.start_vm(group)
     assert failure.value.errno == errno.EBUSY
     assert not first.asked_back()
     first.end()
@@ -155,7 +155,7 @@ def test_an_mdev_whose_group_only_we_have_open_is_removed(host: Host, mdev: Iomm
 
 def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: Host, mdev: IommuGroup) -> None:
     left = int(host.kernel.read(LEFT))
-    machine = host.start_machine(mdev)
+    machine = host.start_vm(mdev)
     job = host.start_write(REMOVE, "1")
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")

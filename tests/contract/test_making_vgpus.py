@@ -80,7 +80,7 @@ def test_one_that_is_gone_or_another_is_not_removed(host: Host) -> None:
 def test_one_whose_group_is_open_can_not_be_leased_and_its_machine_hears_nothing(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     group = group_of(host, UUID)
-    machine = host.start_machine(group)
+    machine = host.start_vm(group)
     with pytest.raises(Exception, match="in another process"), host.kernel.lease(group):
         pytest.fail("leased, though it is in use")
     assert not machine.asked_back()
@@ -146,7 +146,7 @@ def test_a_vf_in_use_keeps_whoever_switches_it_off_waiting_and_its_user_is_asked
     assert write(host, NUMVFS, "2") == 0
     first = vfs(host)[0]
     bind(host, first, "vfio-pci")
-    machine = host.start_machine(group_of(host, first))
+    machine = host.start_vm(group_of(host, first))
     job = host.start_write(NUMVFS, "0")
     assert machine.asked_back(LONG_S), "this is what must never be begun"
     assert job.answer(host.patience_s) is None

@@ -21,7 +21,7 @@ from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
@@ -64,11 +64,13 @@ class Mover:
         self.site = Site(kernel, NoTools(), folder / "drivers.json", folder / "locks")
         self.steps: list[str] = []
 
-    def move(self, wish: DesiredDriver, *gpus: PciAddress, orders: Inputs = NOBODY) -> Sequence[Reason]:
+    def move(self, desired_driver: DesiredDriver, *gpus: PciAddress, orders: Inputs = NOBODY) -> Sequence[Reason]:
         seen = driver_state(self.site, orders)
         units = {seen.inventory.gpus[gpu].unit for gpu in gpus}
-        wishes = dict.fromkeys(gpus, wish)
-        return [one for unit in sorted(units) for one in change_drivers(self.site, unit, wishes, orders, self._tell)]
+        desired_by_gpu = dict.fromkeys(gpus, desired_driver)
+        return [
+            one for unit in sorted(units) for one in change_drivers(self.site, unit, desired_by_gpu, orders, self._tell)
+        ]
 
     def drivers(self, *addresses: PciAddress) -> list[object]:
         return [driver_of(self.site.kernel, address) for address in addresses]
@@ -85,13 +87,13 @@ def mover(host: Host, tmp_path: Path) -> Mover:
 def test_a_gpu_goes_with_its_audio_function_and_comes_back_to_its_drivers(mover: Mover) -> None:
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
-    assert originals.read(mover.site.originals).drivers == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
+    assert originaldrivers.read(mover.site.original_drivers).drivers == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
     mover.steps.clear()
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.steps == []
     assert mover.move(DesiredDriver.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
-    assert originals.read(mover.site.originals).drivers == {}
+    assert originaldrivers.read(mover.site.original_drivers).drivers == {}
 
 
 def test_a_gpu_that_no_driver_takes_is_never_said_to_be_back(mover: Mover) -> None:
@@ -109,7 +111,7 @@ def test_a_gpu_that_no_driver_takes_is_never_said_to_be_back(mover: Mover) -> No
 
 def test_a_gpu_that_a_machine_has_is_not_touched_and_the_machine_hears_nothing(host: Host, mover: Mover) -> None:
     mover.move(DesiredDriver.PASSTHROUGH, GPU)
-    machine = host.start_machine(group_of(host, GPU))
+    machine = host.start_vm(group_of(host, GPU))
     mover.steps.clear()
     (refused,) = {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU)}
     assert refused is ReasonCode.IN_USE
@@ -121,7 +123,7 @@ def test_a_gpu_that_a_machine_has_is_not_touched_and_the_machine_hears_nothing(h
 
 def test_no_force_moves_what_a_machine_has(host: Host, mover: Mover) -> None:
     mover.move(DesiredDriver.PASSTHROUGH, GPU)
-    machine = host.start_machine(group_of(host, GPU))
+    machine = host.start_vm(group_of(host, GPU))
     forced = inputs(forced=True)
     assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=forced)} == {ReasonCode.IN_USE}
     assert not machine.asked_back(host.patience_s)
@@ -132,7 +134,7 @@ def test_half_a_group_that_somebody_else_has_left_is_made_whole(host: Host, move
     bind(host, GPU, "vfio-pci")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
-    host.start_machine(group_of(host, GPU)).end()
+    host.start_vm(group_of(host, GPU)).end()
 
 
 def test_gpus_of_one_group_go_together_or_not_at_all(mover: Mover) -> None:
@@ -194,7 +196,7 @@ def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
 def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: Path) -> None:
     """A container has a `/dev` of its own: no lease, but the kernel tells the node's number."""
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
-    machine = host.start_machine(group_of(host, GPU))
+    machine = host.start_vm(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
     assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.IN_USE}
     assert blind.steps == []
@@ -207,7 +209,7 @@ def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: P
 @GROUP_NODES_ALONE
 def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host, tmp_path: Path) -> None:
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
-    machine = host.start_machine(group_of(host, GPU))
+    machine = host.start_vm(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False, sees_host=False), tmp_path / "state")
     assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.PROCESSES_NOT_VISIBLE}
     assert not machine.asked_back(host.patience_s)
@@ -231,7 +233,7 @@ def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> 
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
     vf, other = scan(host.kernel).functions[SRIOV].virtfns
     assert mover.drivers(vf, other) == ["vfio-pci", "vfio-pci"]
-    machine = host.start_machine(group_of(host, vf), devices=False)
+    machine = host.start_vm(group_of(host, vf), devices=False)
     mover.steps.clear()
     assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, SRIOV)} >= {ReasonCode.VFS_ENABLED}
     forced = inputs(forced=True)
@@ -273,9 +275,9 @@ def check_variant(host: Host, mover: Mover, driver: str) -> None:
     for _ in range(3):
         assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
         assert mover.steps == [], "it is where it is wanted"
-    machine = host.start_machine(group_of(host, GPU))
-    for wish, codes in ((DesiredDriver.NATIVE, {ReasonCode.IN_USE}), (DesiredDriver.PASSTHROUGH, set())):
-        assert {reason.code for reason in mover.move(wish, GPU)} == codes
+    machine = host.start_vm(group_of(host, GPU))
+    for desired_driver, codes in ((DesiredDriver.NATIVE, {ReasonCode.IN_USE}), (DesiredDriver.PASSTHROUGH, set())):
+        assert {reason.code for reason in mover.move(desired_driver, GPU)} == codes
     assert mover.steps == []
     assert not machine.asked_back(host.patience_s)
     assert mover.drivers(GPU, AUDIO) == [driver, driver]
@@ -289,7 +291,7 @@ def test_a_gpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(host: Host, tmp
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     mover, asked = Mover(host.kernel, tmp_path / "state"), Inputs(account.account)
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
-    machine = host.start_machine(group_of(host, GPU))
+    machine = host.start_vm(group_of(host, GPU))
     with kubelet_with_pod(short_path / "k", "nvidia.com/AD102_GEFORCE_RTX_4090", GPU):
         mover.steps.clear()
         assert ReasonCode.HELD_BY_POD in {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)}

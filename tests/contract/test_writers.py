@@ -59,7 +59,7 @@ def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(guests: G
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "vfio-pci")
     bind(host, OTHER, "vfio-pci")
-    changers, machine = Changers(host), host.start_machine(group_of(host, GPU))
+    changers, machine = Changers(host), host.start_vm(group_of(host, GPU))
     first = changers.start("first", GPU, UNBIND)
     assert machine.asked_back(LONG_S)
     changers.kill(first)

@@ -20,13 +20,13 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.node.discoverer import LOOK_S, Discoverer
-from gpuvirt.node.lane import InlineLane, Lane
+from gpuvirt.node.serialworker import InlineWorker, SerialWorker
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.export import export
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tree import constant
 from kubeletnode import until
 
@@ -39,10 +39,10 @@ DEBIAN = {OS_ID_LABEL: "debian", OS_VERSION_LABEL: None}
 
 
 @asynccontextmanager
-async def looking(kernel: SimKernel, lane: Lane | None = None) -> AsyncIterator[tuple[Discoverer, SimClock]]:
+async def looking(kernel: SimKernel, worker: SerialWorker | None = None) -> AsyncIterator[tuple[Discoverer, SimClock]]:
     """Run a discoverer, in virtual time, for as long as the context lasts."""
     clock = SimClock()
-    discoverer = Discoverer(kernel, lane or InlineLane(), clock)
+    discoverer = Discoverer(kernel, worker or InlineWorker(), clock)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(discoverer.run())
         await clock.settle()
@@ -97,7 +97,7 @@ async def test_while_nothing_can_be_read_nothing_is_said_of_it(machine: Machine)
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    export(build_machine(load_machine("2xA10")), tmp_path / "host")
+    export(build_host(load_host("2xA10")), tmp_path / "host")
     return tmp_path / "host"
 
 
@@ -146,10 +146,10 @@ async def test_it_lives_and_is_not_ready_while_nobody_answers(machine: Machine) 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(discovery.run())
         await until(lambda: len(discovery.missing()) == 3 and "not looked at" not in discovery.missing()[0])
-        unread, away, unheard = pages["/readyz"]().body.splitlines()
+        unread, away, unknown = pages["/readyz"]().body.splitlines()
         assert unread == "/etc/os-release can't be read: ENOENT"
         assert "Connect call failed" in away
-        assert unheard == "node node01 was not heard of yet"
+        assert unknown == "node node01 was not heard of yet"
         assert (pages["/healthz"]().status, pages["/readyz"]().status) == (200, 503)
         page = pages["/metrics"]().body.splitlines()
         assert f'gpuvirt_discovered{{label="{PRESENT_LABEL}",value="true"}} 1' in page

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.facts.sighting import Sighting
-from gpuvirt.hardware.sighting import OS_RELEASE, look
+from gpuvirt.hardware.discovery import OS_RELEASE, look
 from gpuvirt.model import osrelease
 from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL, Labels, label_value, labels_of
 from gpuvirt.model.osrelease import OsRelease
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.machine import host_names
 
 Machine = Callable[[str], SimKernel]
 
@@ -32,7 +32,7 @@ VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 """A label's value that is not empty, as Kubernetes checks it."""
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_machines_with_nvidias_gpus_are_known(machine: Machine, name: str) -> None:
     assert look(machine(name)).gpu is (name not in NOT_NVIDIAS)
 
@@ -75,8 +75,8 @@ def test_a_folder_that_is_not_there_says_nothing_of_gpus(machine: Machine) -> No
     assert look(kernel).gpu is None
 
 
-def sighting(gpu: bool | None, text: str | None = None) -> Sighting:
-    return Sighting(gpu, Attribute(OS_RELEASE, text))
+def discovery(gpu: bool | None, text: str | None = None) -> Discovery:
+    return Discovery(gpu, Attribute(OS_RELEASE, text))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def sighting(gpu: bool | None, text: str | None = None) -> Sighting:
 def test_a_gpu_is_said_at_once_and_its_absence_when_it_was_seen_twice(
     before: bool | None, now: bool | None, said: Labels
 ) -> None:
-    assert labels_of(sighting(now), sighting(before)) == said
-    assert labels_of(sighting(False), None) == {}, "the first look after a start may be in the middle of a reset"
+    assert labels_of(discovery(now), discovery(before)) == said
+    assert labels_of(discovery(False), None) == {}, "the first look after a start may be in the middle of a reset"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_gpu_is_said_at_once_and_its_absence_when_it_was_seen_twice(
     ],
 )
 def test_the_system_is_said_as_its_file_says_it(text: str, said: tuple[str, str | None]) -> None:
-    labels = labels_of(sighting(None, text), None)
+    labels = labels_of(discovery(None, text), None)
     assert (labels[OS_ID_LABEL], labels[OS_VERSION_LABEL]) == said
 
 
@@ -142,7 +142,7 @@ def test_what_is_a_labels_value_stays_as_it_is(text: str) -> None:
 
 @given(st.text(max_size=200))
 def test_any_os_release_gives_labels_that_can_be_set(text: str) -> None:
-    labels = labels_of(sighting(True, text), None)
+    labels = labels_of(discovery(True, text), None)
     assert all(value is None or VALUE.fullmatch(value) for value in labels.values())
 
 

@@ -13,11 +13,11 @@ from gpuvirt.model import discovery
 from gpuvirt.model.settings import Compat, Settings, check
 from gpuvirt.model.vgpuconfig import CONFIGS, VERSION, parse
 from gpuvirt.model.vgpuentries import NoteCode, Sizes
-from gpuvirt.node import onelook
+from gpuvirt.node import snapshot
 from gpuvirt.node.telemetry import Telemetry
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.machine import load_machine, machine_names
+from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.web import agentmetrics as metrics
 from simnode import IDS
 
@@ -72,14 +72,14 @@ def test_the_vgpu_config_in_the_reference_is_one() -> None:
 
 
 def test_every_metric_is_explained() -> None:
-    view = onelook.take(build_machine(load_machine("4xL40S")), Settings(), IDS, SimClock())
+    view = snapshot.take(build_host(load_host("4xL40S")), Settings(), IDS, SimClock())
     names = re.findall(r"# TYPE (\w+)", metrics.page(view, Telemetry()))
     assert [name for name in names if f"`{name}" not in REFERENCE] == []
 
 
 def offered_somewhere() -> set[str]:
-    kernels = (build_machine(load_machine(name)) for name in machine_names())
-    views = (onelook.take(kernel, Settings(), IDS, SimClock()) for kernel in kernels)
+    kernels = (build_host(load_host(name)) for name in host_names())
+    views = (snapshot.take(kernel, Settings(), IDS, SimClock()) for kernel in kernels)
     return {resource.name for view in views for resource in view.resources}
 
 

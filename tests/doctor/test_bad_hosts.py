@@ -11,7 +11,7 @@ from gpuvirt.model.findings import Finding, Report, of_reason
 from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import CdiUse, Settings
-from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import PlatformSpec
 from sickhost import codes, evidence, examine, findings, found, host, machine
 
@@ -39,7 +39,7 @@ def test_a_host_in_order_has_nothing_but_what_is_in_order(name: str) -> None:
     assert (report.level, codes(report)) == (Level.OK, {ReasonCode.KIND_NOT_OFFERED} & codes(report))
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_every_machine_can_be_told_of_whole(name: str) -> None:
     report = examine(host(machine=name))
     assert [one for one in findings(report) if one.level is Level.UNKNOWN] == []

@@ -39,7 +39,7 @@ FILES = PlatformSpec(
 def sick() -> SimKernel:
     """Return a machine that has all that doctor reads, and a virtual machine."""
     kernel = host(FILES)
-    kernel.start_machine(IommuGroup(12))
+    kernel.start_vm(IommuGroup(12))
     return kernel
 
 

@@ -9,16 +9,16 @@ import pytest
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
+from gpuvirt.model.explaining import walk
+from gpuvirt.model.explanation import Standing, Step, Way
 from gpuvirt.model.kubevirt import parse
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.target import is_target
 from gpuvirt.model.view import NodeView, ResourceView
-from gpuvirt.model.walk import walk
-from gpuvirt.model.way import Standing, Step, Way
-from gpuvirt.node.lane import ThreadLane
+from gpuvirt.node.serialworker import ThreadWorker
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container
-from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import PlatformSpec
 from kubeletnode import CLOCK, Cluster, cluster_on, until_so
 from sickhost import around, evidence, host, machine
@@ -149,7 +149,7 @@ def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:
     assert walk(evidence(host(machine="4xL40S")), "0000:25:00.4").resource == "nvidia.com/NVIDIA_L40S-12Q"
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_every_gpu_and_resource_of_every_machine_has_one_blocker(name: str) -> None:
     seen = evidence(host(machine=name))
     view: NodeView = seen.view
@@ -175,7 +175,7 @@ class TestWithAgent:
             around(folder, None, kubevirts), clock=CLOCK, state_file=folder / "node.json", procs=(folder / "proc",)
         )
         # In another thread, since the kubelet that is asked runs in this one.
-        seen = await ThreadLane("doctor").run(lambda: gather(node.kernel, surroundings), name="gather", timeout_s=60)
+        seen = await ThreadWorker("doctor").run(lambda: gather(node.kernel, surroundings), name="gather", timeout_s=60)
         return walk(seen, target)
 
     async def until_free(self, node: Cluster, folder: Path) -> None:

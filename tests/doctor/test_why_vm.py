@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpuvirt.cli import whyvm
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.model.admission import refusal_in
+from gpuvirt.model.explanation import Standing
 from gpuvirt.model.kubevirt import KubeVirt, parse
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.target import object_target
@@ -30,7 +31,6 @@ from gpuvirt.model.vmevidence import (
     VmSeen,
 )
 from gpuvirt.model.vmexplanation import Explanation, VmStep, explain
-from gpuvirt.model.way import Standing
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
@@ -84,7 +84,7 @@ def failed(reason: str, message: str) -> VmEvidence:
     return replace(STARTED, pod=replace(POD, phase="Failed", node="node01", reason=reason, message=message))
 
 
-def holder(name: str, count: int) -> PodSeen:
+def allocated_to(name: str, count: int) -> PodSeen:
     return PodSeen(name, "other", "Running", "node01", requests={A10: count})
 
 
@@ -208,7 +208,7 @@ CASES = {
         (VmStep.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request 2 at most"),
     ),
     "all allocated": (
-        on_node(NODE, WAITS, holder("a", 1), holder("b", 1)),
+        on_node(NODE, WAITS, allocated_to("a", 1), allocated_to("b", 1)),
         (VmStep.SCHEDULED, FindingCode.ALL_ALLOCATED, "stop a VM or pod"),
     ),
     "not ready": (
@@ -299,7 +299,7 @@ def test_the_blocker_is_shown_first_and_fits(
 def test_each_node_has_what_is_in_the_way_and_the_nearest_is_first() -> None:
     full, cordoned = replace(NODE, name="full"), replace(NODE, name="cordoned", unschedulable=True)
     foreign = NodeSeen("foreign", gpu_node=GpuNodeSeen((replace(OFFER, name=QUARTER),)))
-    takes = replace(holder("a", 2), node="full", vm="big")
+    takes = replace(allocated_to("a", 2), node="full", vm="big")
     found = explain(replace(STARTED, nodes=(PLAIN, foreign, full, cordoned), pods=(WAITS, takes)))
     assert [(one.node, one.free, one.obstacle and one.obstacle.code) for one in found.nodes] == [
         ("cordoned", {A10: 2}, FindingCode.NODE_CORDONED),

@@ -10,7 +10,7 @@ from explore.reduction import DESIRED
 from explore.scenario import Action
 from explore.world import World
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.model.heard import NodeSpec
+from gpuvirt.model.observed import NodeSpec
 from gpuvirt.sim.nvidia import gpu_uuid
 
 
@@ -30,7 +30,7 @@ class Want(Action):
     @override
     def act(self, world: World) -> None:
         world.spec = NodeSpec(self.mode, vgpu_config=self.vgpu_config)
-        world.wishes += 1
+        world.desired_by_gpu += 1
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class EndPod(Action):
     @override
     def act(self, world: World) -> None:
         if (process := world.processes.pop(self.pod, None)) is not None:
-            world.kernel.end_machine(process)
+            world.kernel.end_vm(process)
         world.kubelet.end(world.kubelet.pods[self.pod])
 
 

@@ -29,7 +29,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Happenings:
+class PossibleEvents:
     """What can happen besides strands that go on."""
 
     soon: Sequence[Option] = ()
@@ -48,7 +48,7 @@ class Agenda:
     def __init__(self) -> None:
         self._held: list[Key] = []
 
-    def options(self, strands: Sequence[Option], others: Happenings, *, exploring: bool) -> Sequence[Option]:
+    def options(self, strands: Sequence[Option], others: PossibleEvents, *, exploring: bool) -> Sequence[Option]:
         """Return what can happen, the default first; the rest are departures from it."""
         free = [one for one in (*strands, *others.soon) if one.key not in self._held]
         last = [one for one in (*strands, *others.soon) if one.key in self._held]

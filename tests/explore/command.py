@@ -38,11 +38,11 @@ class Command(Action):
 
     touches = frozenset({STRANDS})
     gpu: PciAddress
-    wish: DesiredDriver
+    desired: DesiredDriver
 
     @override
     def act(self, world: World) -> None:
-        process = Process(f"gpuvirt vfio {'bind' if self.wish is DesiredDriver.PASSTHROUGH else 'unbind'}")
+        process = Process(f"gpuvirt vfio {'bind' if self.desired is DesiredDriver.PASSTHROUGH else 'unbind'}")
         site = world.host_of(process)
         ledger = world.disk.folder / "state/ledger.json"
         account = PodAccount(site.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
@@ -54,7 +54,7 @@ class Command(Action):
                 return
             unit = inventory.gpus[self.gpu].unit
             by_person = Run(lambda _: None, by_hand(unit, inputs.newest))
-            desired = {self.gpu: DesiredGpu(self.wish)}
+            desired = {self.gpu: DesiredGpu(self.desired)}
             slots = slots_of(inventory.facts.functions, inventory.units[unit])
             request = DrainRequest(unit, slots, f"{process.name} {self.gpu}", desires_of(desired))
             asks = drained if world.running is not None else nobody_asked

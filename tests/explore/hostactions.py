@@ -27,7 +27,7 @@ class StartVm(Action):
     def act(self, world: World) -> None:
         for group in sorted(world.kubelet.pods[self.pod].groups):
             try:
-                world.processes[self.pod] = world.kernel.start_machine(IommuGroup(group))
+                world.processes[self.pod] = world.kernel.start_vm(IommuGroup(group))
             except (OSError, KeyError) as error:
                 devices = world.observer.devices_of(world.kubelet.pods[self.pod])
                 if world.pulled & devices or any(any(world.observer.users(device)) for device in devices):
@@ -81,7 +81,7 @@ class OpenGroup(Action):
 
     @override
     def act(self, world: World) -> None:
-        world.processes[self.name] = world.kernel.start_machine(IommuGroup(self.group), "qemu-by-hand")
+        world.processes[self.name] = world.kernel.start_vm(IommuGroup(self.group), "qemu-by-hand")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class OpenVgpu(Action):
 
     @override
     def act(self, world: World) -> None:
-        world.processes[self.name] = world.kernel.start_machine(next(self._free(world)), "qemu-by-hand")
+        world.processes[self.name] = world.kernel.start_vm(next(self._free(world)), "qemu-by-hand")
 
     def _free(self, world: World) -> Iterator[IommuGroup]:
         given = {one for pod in world.kubelet.pods.values() for one in (pod.keys if pod.has_devices else ())}
@@ -119,7 +119,7 @@ class Close(Action):
 
     @override
     def act(self, world: World) -> None:
-        world.kernel.end_machine(world.processes.pop(self.name))
+        world.kernel.end_vm(world.processes.pop(self.name))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from explore.loop import ExploredLoop
 from explore.scheduler import KilledError, Process, Scheduler, Strand
-from gpuvirt.node.lane import LaneBlockedError
+from gpuvirt.node.serialworker import WorkerBlockedError
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class ExploredWorker:
         if self._process.dead:
             raise KilledError
         if self._asleep is not None:
-            raise LaneBlockedError(f"{self._name}: {self._asleep} has not come back from the kernel yet")
+            raise WorkerBlockedError(f"{self._name}: {self._asleep} has not come back from the kernel yet")
         outcome: asyncio.Future[T] = self._loop.create_future()
         entry = _Job(name, lambda: self._do(job, outcome))
         self._jobs.append(entry)
@@ -55,7 +55,7 @@ class ExploredWorker:
             if entry in self._jobs:
                 self._jobs.remove(entry)  # it waits behind another that sleeps
             said = f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
-            raise LaneBlockedError(said) from error
+            raise WorkerBlockedError(said) from error
 
     def _work(self) -> None:
         while self._jobs:

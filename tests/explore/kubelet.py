@@ -11,7 +11,7 @@ import msgspec
 
 from explore.agenda import Option
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet.podresources import Devices, Held, PodResourcesUnheardError
+from gpuvirt.kubelet.podresources import Consumers, Devices, PodResourcesUnknownError
 from gpuvirt.model.ledger import Consumer
 from gpuvirt.paths import KubeletPaths
 
@@ -167,7 +167,7 @@ class Kubelet:
         self.durable(self.paths.device_plugins)
         self._stamp(self.paths.checkpoint)
 
-    def happenings(self) -> Iterator[Option]:
+    def possible_events(self) -> Iterator[Option]:
         """Yield what the kubelet does by itself."""
         for pod in self.pods.values():
             if pod.asked is not None:
@@ -180,7 +180,7 @@ class Kubelet:
 
     # --- what its API answers
 
-    def holders(self) -> Held:
+    def account(self) -> Consumers:
         """Return which devices the API says that pods have."""
         self._see_that_it_is_up()
         return {
@@ -202,7 +202,7 @@ class Kubelet:
 
     def _see_that_it_is_up(self) -> None:
         if not self.up or self.deaf:
-            raise PodResourcesUnheardError("the kubelet does not answer")
+            raise PodResourcesUnknownError("the kubelet does not answer")
 
     # --- its files
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import devicefacts
-from gpuvirt.kubelet import checkpoint, holders
+from gpuvirt.kubelet import accountwatch, checkpoint
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model import ledger
 from gpuvirt.model.allocations import Unknown
@@ -19,7 +19,7 @@ from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.holds import Holds
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry, Holders
+from gpuvirt.model.ledger import Entry, KubeletAccount
 from gpuvirt.node import allocator, leasing, ledgerkeeper, state
 from gpuvirt.node.change import drainrequest, driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
@@ -64,7 +64,7 @@ def _none(*_: object, **__: object) -> tuple[object, ...]:
     return ()
 
 
-def _only_if_listed(entry: Entry, said: Holders) -> Entry | None:
+def _only_if_listed(entry: Entry, said: KubeletAccount) -> Entry | None:
     return entry if (entry.resource, entry.device) in said.devices else None
 
 
@@ -76,8 +76,8 @@ def _always(*_: object, **__: object) -> bool:
     return True
 
 
-def _unless_unheard(account: PodAccount) -> Unknown | None:
-    return Unknown() if account._state.ledger.holders is None else None
+def _unless_unknown(account: PodAccount) -> Unknown | None:
+    return Unknown() if account._state.ledger.account is None else None
 
 
 def _as_before(_: object, facts: Facts, *__: object) -> devicefacts.FreshFacts:
@@ -92,10 +92,10 @@ _is_elsewhere = drivers._is_elsewhere
 
 
 def _unless_without_driver(
-    inventory: Inventory, address: PciAddress, wish: DesiredDriver, journal: DriverJournal
+    inventory: Inventory, address: PciAddress, desired: DesiredDriver, journal: DriverJournal
 ) -> bool:
     is_idle = inventory.facts.functions[address].is_idle
-    return not is_idle and _is_elsewhere(inventory, address, wish, journal)
+    return not is_idle and _is_elsewhere(inventory, address, desired, journal)
 
 
 def _unlocked(*_: object) -> "nullcontext[None]":
@@ -128,7 +128,7 @@ _DRAINS = Guard(Gate, "_refuse_unless_allocatable", _nothing, (), (_DRAINED,))
 _GOES_ON = Guard(drainrequest, "_answer", _nothing, ())
 """A command waits for the agent's answer."""
 
-_PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unheard), ())
+_PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unknown), ())
 """A change waits while half of the kubelet's account is missing."""
 
 GUARDS: Mapping[str, Guard] = {
@@ -172,10 +172,10 @@ GUARDS: Mapping[str, Guard] = {
     ),
     "allocation: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
     "account: pods of the checkpoint": Guard(
-        checkpoint, "holders", lambda _: {}, ("killed-without-ledger-or-api",), (_RECORD, _PARTIAL, _UNSETTLED)
+        checkpoint, "consumers", lambda _: {}, ("killed-without-ledger-or-api",), (_RECORD, _PARTIAL, _UNSETTLED)
     ),
     "account: pods of the checkpoint that are gone": Guard(
-        holders, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
+        accountwatch, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
     ),
     "ledger: pods that another agent has served": Guard(
         ledgerkeeper, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)

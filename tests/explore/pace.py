@@ -1,8 +1,8 @@
 """How often the explored agent looks at what."""
 
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 
-PACE = Pace(
+INTERVALS = Intervals(
     nodes_s=240.0,
     gates_s=5.0,
     brief_s=240.0,
@@ -10,7 +10,7 @@ PACE = Pace(
     users_s=120.0,
     suspicious_users_s=10.0,
     state_file_s=3600.0,
-    holders_s=30.0,
+    allocations_s=30.0,
     reconcile_s=30.0,
     schedulers_s=3600.0,
 )

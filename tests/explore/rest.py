@@ -58,16 +58,16 @@ def _is_reached(world: World, function: SimFunction, mode: str) -> bool:
     if mode in {"container", "vgpu"} and function.driver != function.native_driver:
         return False
     if mode == "vgpu" and world.spec.vgpu_config is not None:
-        wanted = world.scenario.vgpus[world.spec.vgpu_config]
+        desired = world.scenario.vgpus[world.spec.vgpu_config]
         found = Counter(one.spec.name.rpartition(" ")[2] for one in world.kernel.mdev.devices.values())
-        return found == Counter(wanted)
+        return found == Counter(desired)
     return True
 
 
 def _is_offered(world: World, address: PciAddress) -> bool:
     view = world.view
     return view is not None and any(
-        str(device.id) == address and device.healthy and device.holder is None
+        str(device.id) == address and device.healthy and device.allocated_to is None
         for one in view.resources
         for device in one.devices
     )

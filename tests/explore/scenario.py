@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from explore.reduction import ALL, Touches
-from gpuvirt.model.heard import NodeRequest, NodeSpec
+from gpuvirt.model.observed import NodeRequest, NodeSpec
 from gpuvirt.model.settings import Settings
-from gpuvirt.sim.machine import MachineSpec
+from gpuvirt.sim.machine import HostSpec
 
 if TYPE_CHECKING:
     from explore.world import World
@@ -37,7 +37,7 @@ class Action:
 class Scenario:
     """What one schedule plays: a host, what is desired of it at first, and what each actor does, in its order."""
 
-    host: MachineSpec
+    host: HostSpec
     spec: NodeSpec
     actors: tuple[tuple[Action, ...], ...]
     first: tuple[Action, ...] = ()

@@ -42,32 +42,32 @@ from explore.hostactions import (
 from explore.scenario import Action, Scenario
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
-from gpuvirt.sim.machine import MachineSpec, SlotSpec, shared_boards
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.sim.machine import HostSpec, SlotSpec, shared_cards
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
 GROUP = 12
-ON_VFIO = MachineSpec(
+ON_VFIO = HostSpec(
     about="one A10 on vfio-pci", slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),)
 )
-NATIVE = MachineSpec(about="one A10 on nvidia", slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0),))
-CDEVS = MachineSpec(
+NATIVE = HostSpec(about="one A10 on nvidia", slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0),))
+CDEVS = HostSpec(
     about="one A10 on vfio-pci, with a node of its own",
     iommufd=True,
     slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),),
 )
-CDEVS_ALONE = MachineSpec(
+CDEVS_ALONE = HostSpec(
     about="one A10 on vfio-pci, whose group has no node",
     iommufd=True,
     group_nodes=False,
     slots=(SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),),
 )
-FEW_VFS = MachineSpec(
+FEW_VFS = HostSpec(
     about="one A10 on nvidia, which makes vGPUs on four VFs",
-    boards={"A10 of four": msgspec.structs.replace(shared_boards()["A10"], total_vfs=4)},
+    boards={"A10 of four": msgspec.structs.replace(shared_cards()["A10"], total_vfs=4)},
     slots=(SlotSpec(at=GPU, board="A10 of four", group=GROUP, numa=0),),
 )
-IN_ONE_GROUP = MachineSpec(
+IN_ONE_GROUP = HostSpec(
     about="two A10 in one IOMMU group",
     slots=(
         SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),
@@ -78,10 +78,10 @@ PASSTHROUGH, CONTAINER = NodeSpec("passthrough"), NodeSpec("container")
 AWAY, BACK = Want("container"), Want("passthrough")
 PROBE = "/sys/bus/pci/drivers_probe"
 
-T4 = MachineSpec(about="one T4 for vGPUs", slots=(SlotSpec(at=GPU, board="T4", group=GROUP, numa=0),))
+T4 = HostSpec(about="one T4 for vGPUs", slots=(SlotSpec(at=GPU, board="T4", group=GROUP, numa=0),))
 TYPES = {"T4-8Q": {"T4-8Q": 2}, "T4-16Q": {"T4-16Q": 1}}
 HALVES, WHOLE = NodeSpec("vgpu", vgpu_config="T4-8Q"), NodeSpec("vgpu", vgpu_config="T4-16Q")
-BUILT_IN = NodeRequest(configs=Heard(None))
+BUILT_IN = NodeRequest(configs=Observed(None))
 TO_WHOLE, TO_HALVES = Want("vgpu", "T4-16Q"), Want("vgpu", "T4-8Q")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from greenlet import getcurrent, greenlet
 
-from explore.agenda import Agenda, Happenings, Option
+from explore.agenda import Agenda, Option, PossibleEvents
 from explore.reduction import ALL, KERNEL, STRANDS, Choice
 from explore.strategies import Strategy
 
@@ -75,7 +75,9 @@ class Strand:
 class Scheduler:
     """Runs the strands of one schedule."""
 
-    def __init__(self, strategy: Strategy, happenings: Callable[[], Happenings], *, told: bool = False) -> None:
+    def __init__(
+        self, strategy: Strategy, possible_events: Callable[[], PossibleEvents], *, told: bool = False
+    ) -> None:
         """`happenings` returns what the kubelet, the clock and actors could do now."""
         self.strategy = strategy
         self.story: list[str] | None = [] if told else None
@@ -86,7 +88,7 @@ class Scheduler:
         self.agenda = Agenda()
         self.choices: list[Choice] = []
         """What each step of the exploration had to choose from, and what followed."""
-        self._happenings = happenings
+        self._possible_events = possible_events
         self._strands: list[Strand] = []
         self._main = Strand(Process("main"), "main", lambda: None, fiber=getcurrent())
         self._current = self._main
@@ -175,7 +177,7 @@ class Scheduler:
     def _options(self, me: Strand) -> Sequence[Option]:
         mine = self._ways(me) if me in self._strands and me.ready else ()
         others = [way for strand in self._strands if strand is not me and strand.ready for way in self._ways(strand)]
-        return self.agenda.options([*mine, *others], self._happenings(), exploring=self.exploring)
+        return self.agenda.options([*mine, *others], self._possible_events(), exploring=self.exploring)
 
     def _ways(self, strand: Strand) -> Sequence[Option]:
         return (strand.way,) if strand.picks is None else strand.picks()

@@ -12,8 +12,8 @@ from random import Random
 from typing import Protocol
 
 from gpuvirt.cli import podaccount
-from gpuvirt.kubelet import holders, hostaccount
-from gpuvirt.kubelet.podresources import Devices, Held
+from gpuvirt.kubelet import accountwatch, hostaccount
+from gpuvirt.kubelet.podresources import Consumers, Devices
 from gpuvirt.node.change import gate, gatelock, gatepass
 from gpuvirt.node.change.gaterecord import Owner
 from gpuvirt.sim import builder, machine
@@ -51,7 +51,7 @@ class Surroundings(Protocol):
         """Return the process that asks."""
         ...
 
-    async def ask_held(self) -> Held:
+    async def ask_held(self) -> Consumers:
         """Ask the kubelet's API which pods have what, as the agent does."""
         ...
 
@@ -59,7 +59,7 @@ class Surroundings(Protocol):
         """Ask the kubelet's API what it counts, as the agent does."""
         ...
 
-    def ask_now(self) -> Held:
+    def ask_now(self) -> Consumers:
         """Ask the kubelet's API which pods have what, as commands do."""
         ...
 
@@ -81,7 +81,7 @@ class _PodResources:
     def __init__(self, socket: Path) -> None:
         del socket
 
-    async def holders(self) -> Held:
+    async def consumers(self) -> Consumers:
         return await _here().ask_held()
 
     async def allocatable(self) -> Devices:
@@ -98,7 +98,7 @@ class _Clock:
         return _here().now()
 
 
-def _ask_holders(socket: Path) -> Held:
+def _ask_consumers(socket: Path) -> Consumers:
     del socket
     return _here().ask_now()
 
@@ -136,11 +136,11 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (gatelock, "sleep", _sleep),
     (gate, "this_process", _this_process),
     (gatepass, "this_process", _this_process),
-    (holders, "PodResources", _PodResources),
-    (hostaccount, "ask_holders", _ask_holders),
+    (accountwatch, "PodResources", _PodResources),
+    (hostaccount, "ask_consumers", _ask_consumers),
     (podaccount, "RealClock", _Clock),
     (podaccount, "monotonic", _monotonic),
-    (builder, "shared_boards", functools.cache(machine.shared_boards)),
+    (builder, "shared_cards", functools.cache(machine.shared_cards)),
 )
 
 

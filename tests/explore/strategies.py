@@ -25,8 +25,8 @@ class Scripted:
         """Return the option that is written down for this step, else the default."""
         step = len(self.counts)
         self.counts.append(count)
-        wanted = self.departures.get(step, 0)
-        return wanted if wanted < count else 0
+        desired = self.departures.get(step, 0)
+        return desired if desired < count else 0
 
 
 RATES = (0.02, 0.05, 0.15, 0.4)

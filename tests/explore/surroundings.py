@@ -4,7 +4,7 @@ from datetime import datetime
 from random import Random
 
 from explore.world import World
-from gpuvirt.kubelet.podresources import Devices, Held
+from gpuvirt.kubelet.podresources import Consumers, Devices
 from gpuvirt.node.change.gaterecord import Owner
 
 LOCK_S = 0.05
@@ -40,9 +40,9 @@ class WorldSurroundings:
     def this_process(self) -> Owner:
         return self._world.owner(self._world.scheduler.current.process)
 
-    async def ask_held(self) -> Held:
+    async def ask_held(self) -> Consumers:
         self._world.scheduler.point("ask the kubelet's API who has what")
-        answer = self._world.kubelet.holders()
+        answer = self._world.kubelet.account()
         await self._world.clock.sleep(ANSWER_S)
         return answer
 
@@ -52,6 +52,6 @@ class WorldSurroundings:
         await self._world.clock.sleep(ANSWER_S)
         return answer
 
-    def ask_now(self) -> Held:
+    def ask_now(self) -> Consumers:
         self._world.scheduler.point("ask the kubelet's API who has what")
-        return self._world.kubelet.holders()
+        return self._world.kubelet.account()

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 
-from explore.agenda import Happenings, Option
+from explore.agenda import Option, PossibleEvents
 from explore.scheduler import KilledError, Process, Scheduler, Strand
 from explore.strategies import Scripted
 
 
 def _scheduler(actions: list[Option]) -> Scheduler:
-    return Scheduler(Scripted({}), lambda: Happenings(actions=tuple(actions)))
+    return Scheduler(Scripted({}), lambda: PossibleEvents(actions=tuple(actions)))
 
 
 def _kill_once(actions: list[Option], scheduler: Scheduler, process: Process) -> None:
@@ -62,7 +62,7 @@ def test_a_killed_strand_unwinds_where_it_stands() -> None:
 
 @pytest.mark.parametrize(("departures", "order"), [({}, ["a0", "a1", "b0", "b1"]), ({1: 1}, ["b0", "b1", "a0", "a1"])])
 def test_strands_take_turns_as_the_schedule_says(departures: dict[int, int], order: list[str]) -> None:
-    scheduler = Scheduler(Scripted(departures), Happenings)
+    scheduler = Scheduler(Scripted(departures), PossibleEvents)
     scheduler.exploring, trace = True, list[str]()
 
     def body(name: str) -> None:

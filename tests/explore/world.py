@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from explore.agenda import Happenings, Option
+from explore.agenda import Option, PossibleEvents
 from explore.blocking import ScheduledBlocking
 from explore.disk import Disk
 from explore.jobs import ExploredWorker
 from explore.kubelet import Key, Kubelet
 from explore.loop import ExploredLoop
 from explore.observer import Observer
-from explore.pace import PACE
+from explore.pace import INTERVALS
 from explore.reduction import DESIRED, KERNEL
 from explore.scenario import Action, Scenario
 from explore.scheduler import KilledError, Process, Scheduler
 from explore.seam import ExploredKernel, ExploredTools
 from explore.strategies import Strategy
 from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
-from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.heard import Heard, NodeRequest
+from gpuvirt.model.observed import NodeRequest, Observed
 from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import AllocationRefusedError, Request
@@ -34,7 +34,7 @@ from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim import kernel as sim
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
@@ -51,7 +51,7 @@ class Running:
     process: Process
     loop: ExploredLoop
     agent: Agent
-    heard: int = -1
+    observed: int = -1
     """Which of the cluster's wishes it has heard."""
     mode: str | None = None
     """What is desired by the last of them."""
@@ -66,10 +66,10 @@ class World:
     def __init__(self, scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = False) -> None:
         self.scenario = scenario
         self.clock = SimClock()
-        self.scheduler = Scheduler(strategy, self.happenings, told=told)
+        self.scheduler = Scheduler(strategy, self.possible_events, told=told)
         self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
         self.spec = scenario.spec
-        self.wishes = 0
+        self.desired_by_gpu = 0
         """How often the cluster's wishes have changed."""
         self.boots = 1
         self.horizon_s = self.patience_s = 0.0
@@ -104,7 +104,7 @@ class World:
         """The ids of the vGPUs when each config was reached first."""
 
     def _boot(self) -> None:
-        kernel = self.kernel = build_machine(self.scenario.host)
+        kernel = self.kernel = build_host(self.scenario.host)
         blocking = ScheduledBlocking(self.scheduler)
         vars(kernel.blocking).update(vars(blocking), until=blocking.until)
         for _ in range(self.boots - 1):
@@ -186,20 +186,20 @@ class World:
             giving=worker("giving"),
             ledger=self.disk.folder / ledger,
             state_file=None,
-            wishes=(self.disk.folder / ledger).with_name(f"wishes beside {Path(ledger).name}"),
+            desired_by_gpu=(self.disk.folder / ledger).with_name(f"wishes beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
             hears_spec=True,
             moving=Moving(host, worker),
         )
         who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-        agent = Agent(site, self.scenario.settings, IDS, who, PACE)
+        agent = Agent(site, self.scenario.settings, IDS, who, INTERVALS)
         kubelets = self.kubelet.pids
-        holders = HolderWatch(self.kubelet.paths, recorded, kubelets, self.clock, PACE, lambda: None)
+        account = AccountWatch(self.kubelet.paths, recorded, kubelets, self.clock, INTERVALS, lambda: None)
 
         async def live() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.run())
-                group.create_task(keep_going("holders", lambda: holders.run(agent), self.clock))
+                group.create_task(keep_going("holders", lambda: account.run(agent), self.clock))
 
         self.running = Running(process, loop, agent, main_task=loop.create_task(live()))
 
@@ -293,22 +293,22 @@ class World:
 
     # --- what happens
 
-    def happenings(self) -> Happenings:
+    def possible_events(self) -> PossibleEvents:
         """Return what can happen now besides strands that go on."""
         soon: list[Option] = []
         running, kubelet = self.running, self.kubelet
         for one in self._agents():
-            if one.heard != self.wishes:
-                hear = partial(self._hear, one)
-                soon.append(Option(f"{one.process.name} hears what is desired", hear, ("desired", one.process)))
+            if one.observed != self.desired_by_gpu:
+                observe = partial(self._observe, one)
+                soon.append(Option(f"{one.process.name} hears what is desired", observe, ("desired", one.process)))
         if running is not None and kubelet.up and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
-        soon += kubelet.happenings()
+        soon += kubelet.possible_events()
         next_s = self.clock.next_s
         if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):
             next_s = None
         time = Option(f"time passes until {next_s:.2f} s", self.clock.ring_next) if next_s is not None else None
-        return Happenings(
+        return PossibleEvents(
             soon,
             time if next_s is not None and next_s <= self.horizon_s else None,
             tuple(self._acts()) if self.scheduler.exploring else (),
@@ -332,15 +332,15 @@ class World:
         self.horizon_s = self.clock.monotonic_s() + ECHO_S
         self.patience_s = self.clock.monotonic_s() + WAIT_S if any(self.actors) else 0.0
 
-    def _hear(self, running: Running) -> None:
-        running.heard = self.wishes
+    def _observe(self, running: Running) -> None:
+        running.observed = self.desired_by_gpu
         running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:
         """Deliver what is desired by now: of two changes the later one is never overtaken."""
         self.scheduler.touch(DESIRED)
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
-        running.agent.hear_wish(NodeRequest(spec=Heard(self.spec)).updated(self.scenario.request))
+        running.agent.take_request(NodeRequest(spec=Observed(self.spec)).updated(self.scenario.request))
 
     def _lists(self) -> Lists:
         view = self.view
@@ -359,7 +359,7 @@ class World:
             return
         lists = self._lists()
         for name in [one for one in lists if one not in self.kubelet.lists]:
-            running.loop.call_soon(running.agent.hear_registration, name, Registration(registered=True))
+            running.loop.call_soon(running.agent.observe_registration, name, Registration(registered=True))
         self.serving = running
         self.kubelet.take_lists(lists)
 

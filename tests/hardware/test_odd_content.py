@@ -68,7 +68,7 @@ async def test_a_process_with_an_odd_name(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: bytes, told: str
 ) -> None:
     kernel = machine("2xA10")
-    process = kernel.start_machine(IommuGroup(12))
+    process = kernel.start_vm(IommuGroup(12))
     kernel.faults.answer(HostPath(f"/proc/{process.pid}/comm"), command + b"\n")
     async with running_node(kernel, tmp_path) as node:
         assert f"{told} (pid {process.pid})" in shown(node, capsys)

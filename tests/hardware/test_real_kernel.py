@@ -18,14 +18,14 @@ from gpuvirt.hardware.uevents import concerns_devices, parse
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.export import export
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.tree import DeviceNode, constant
 from gpuvirt.sim.vfio import group_number
 
 Machine = Callable[[str], SimKernel]
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_a_machine_in_files_shows_what_it_shows_in_memory(machine: Machine, tmp_path: Path, name: str) -> None:
     kernel = machine(name)
     export(kernel, tmp_path)
@@ -123,7 +123,7 @@ def test_open_nodes_of_real_processes_are_found(tmp_path: Path) -> None:
 def test_a_process_that_may_not_be_looked_into_is_not_passed_over(machine: Machine, number: int) -> None:
     """One of another user, or one that a security module hides, may have any node open."""
     host = machine("2xA10")
-    process = host.start_machine(IommuGroup(12))
+    process = host.start_vm(IommuGroup(12))
     host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), number)
     found = read_open_nodes(host)
     assert isinstance(found, Unread)
@@ -140,7 +140,7 @@ def test_a_pid_namespace_below_the_hosts_shows_too_few_processes(machine: Machin
 
 def test_a_process_that_has_just_ended_has_nothing_open(machine: Machine) -> None:
     host = machine("2xA10")
-    process = host.start_machine(IommuGroup(12))
+    process = host.start_vm(IommuGroup(12))
     host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), errno.ENOENT)
     assert read_open_nodes(host) == ()
 
@@ -148,7 +148,7 @@ def test_a_process_that_has_just_ended_has_nothing_open(machine: Machine) -> Non
 @pytest.mark.parametrize("devices", [True, False])
 def test_a_user_is_found_whatever_became_of_the_groups_node(machine: Machine, *, devices: bool) -> None:
     host = machine("2xA10")
-    process = host.start_machine(IommuGroup(12), devices=devices)
+    process = host.start_vm(IommuGroup(12), devices=devices)
     host.delete_node(IommuGroup(12))
     users = with_users(host, scan(host)).users
     assert users is not None
@@ -158,7 +158,7 @@ def test_a_user_is_found_whatever_became_of_the_groups_node(machine: Machine, *,
 def test_a_stale_node_with_the_number_of_another_group_names_nobody(machine: Machine) -> None:
     """The kernel says which number is a group's; a node in `/dev` may be of an earlier boot or made by hand."""
     host = machine("2xA10")
-    process = host.start_machine(IommuGroup(12))
+    process = host.start_vm(IommuGroup(12))
     host.tree.place(HostPath("/dev/vfio/22"), DeviceNode(group_number(IommuGroup(12))))
     users = with_users(host, scan(host)).users
     assert users is not None

@@ -12,13 +12,13 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan, scan_some, with_users
 from gpuvirt.model.inventory import Mode, build_inventory
 from gpuvirt.model.naming import Naming
-from gpuvirt.model.offers import Ground, Offers, make_offers
+from gpuvirt.model.offers import OfferInputs, Offers, make_offers
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import MachineSpec, SlotSpec, machine_names
+from gpuvirt.sim.machine import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.tree import Link, constant
 from simnode import IDS
 
@@ -40,16 +40,16 @@ def test_a_gpu_with_all_that_it_shows(machine: Machine) -> None:
     assert facts.group_nodes == {12, 22}
     assert facts.platform.vfio_container
     assert not facts.platform.iommufd
-    assert facts.oddities == ()
+    assert facts.malformed_entries == ()
     assert facts.unread == ()
 
 
-def test_companions_of_a_slot(machine: Machine) -> None:
+def test_siblings_of_a_slot(machine: Machine) -> None:
     facts = scan(machine("4xRTX2060"))
     inventory = build_inventory(facts)
     gpu = inventory.gpus[PciAddress("0000:04:00.0")]
-    assert gpu.companions == ("0000:04:00.1", "0000:04:00.2", "0000:04:00.3")
-    kinds = [facts.functions[address].kind for address in gpu.companions]
+    assert gpu.siblings == ("0000:04:00.1", "0000:04:00.2", "0000:04:00.3")
+    kinds = [facts.functions[address].kind for address in gpu.siblings]
     assert kinds == [FunctionKind.AUDIO, FunctionKind.USB, FunctionKind.SERIAL]
     assert len(inventory.units) == 4
 
@@ -82,7 +82,7 @@ def test_vfs_that_carry_types(machine: Machine) -> None:
 
 def test_a_machine_that_uses_a_gpu_is_found_by_device_number(machine: Machine) -> None:
     kernel = machine("2xA10")
-    process = kernel.start_machine(IommuGroup(12))
+    process = kernel.start_vm(IommuGroup(12))
     kernel.tree.place(HostPath(f"/proc/{process.pid}/fd/23"), Link("/dev/vfio/in-a-container/12"))
     kernel.tree.place(HostPath("/dev/vfio/in-a-container/12"), kernel.tree.find(HostPath("/dev/vfio/12")))
     facts = with_users(kernel, scan(kernel))
@@ -96,7 +96,7 @@ def test_where_processes_cannot_be_seen_users_are_unknown(machine: Machine) -> N
     assert with_users(kernel, scan(kernel)).users is None
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 @pytest.mark.parametrize("brief", [False, True])
 def test_a_look_never_reads_what_can_hang(machine: Machine, name: str, brief: bool) -> None:
     kernel = machine(name)
@@ -115,7 +115,7 @@ def test_a_device_that_vanishes_while_it_is_read(machine: Machine) -> None:
     facts = scan(kernel)
     assert GPU not in facts.functions
     assert len(facts.functions) == 6
-    assert [oddity.path for oddity in facts.oddities] == [FOLDER]
+    assert [malformed.path for malformed in facts.malformed_entries] == [FOLDER]
 
 
 VGPU = PciAddress("0000:25:00.4")
@@ -142,7 +142,7 @@ def test_a_vgpu_that_is_created_during_a_look_has_its_node(machine: Machine) -> 
 
 def test_a_function_that_is_bound_while_it_is_read_has_its_node() -> None:
     slot = SlotSpec(at=GPU, board="A10", driver="nvidia", group=12)
-    kernel = build_machine(MachineSpec(about="a GPU with a driver for containers", iommufd=True, slots=(slot,)))
+    kernel = build_host(HostSpec(about="a GPU with a driver for containers", iommufd=True, slots=(slot,)))
     kernel.faults.before_read(HostPath(f"{FOLDER}/driver"), lambda: kernel.rebind(GPU, "vfio-pci"))
     function = scan(kernel).functions[GPU]
     assert (function.driver, function.cdevs) == ("vfio-pci", ("vfio0",))
@@ -183,7 +183,7 @@ def test_an_entry_that_is_no_address(machine: Machine, entry: str) -> None:
     kernel.tree.place(HostPath(f"/sys/bus/pci/devices/{entry}"), constant("x"))
     facts = scan(kernel)
     assert len(facts.functions) == 7
-    assert [oddity.path for oddity in facts.oddities] == [f"/sys/bus/pci/devices/{entry}"]
+    assert [malformed.path for malformed in facts.malformed_entries] == [f"/sys/bus/pci/devices/{entry}"]
 
 
 def test_a_dangling_entry(machine: Machine) -> None:
@@ -191,28 +191,28 @@ def test_a_dangling_entry(machine: Machine) -> None:
     kernel.tree.place(HostPath("/sys/bus/pci/devices/0000:99:00.0"), Link("../../../devices/gone"))
     facts = scan(kernel)
     assert len(facts.functions) == 7
-    assert [oddity.path for oddity in facts.oddities] == ["/sys/bus/pci/devices/0000:99:00.0"]
+    assert [malformed.path for malformed in facts.malformed_entries] == ["/sys/bus/pci/devices/0000:99:00.0"]
 
 
 def test_a_five_digit_domain_is_read_and_not_offered() -> None:
-    spec = MachineSpec(
+    spec = HostSpec(
         about="a GPU behind VMD", slots=(SlotSpec(at="10000:01:00.0", board="A10", driver="vfio-pci", group=1),)
     )
-    inventory = build_inventory(scan(build_machine(spec)))
+    inventory = build_inventory(scan(build_host(spec)))
     assert PciAddress("10000:01:00.0") in inventory.gpus
-    ground = Ground(Naming(IDS), Settings(), entries=(), resources=frozenset(), holders_heard=True, now_s=0.0)
-    offers = make_offers(inventory, ground, Offers())
+    inputs = OfferInputs(Naming(IDS), Settings(), entries=(), resources=frozenset(), allocations_known=True, now_s=0.0)
+    offers = make_offers(inventory, inputs, Offers())
     assert offers.by_resource == {}
     assert offers.withheld["10000:01:00.0"].code is ReasonCode.ADDRESS_NOT_ACCEPTED
 
 
 @pytest.mark.parametrize("attribute", ["vendor", "device", "class"])
-def test_a_function_that_was_never_understood_is_an_oddity(machine: Machine, attribute: str) -> None:
+def test_a_function_that_was_never_understood_is_an_malformed_entry(machine: Machine, attribute: str) -> None:
     kernel = machine("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/{attribute}"), b"0x")
     facts = scan(kernel)
     assert GPU not in facts.functions
-    assert [oddity.path for oddity in facts.oddities] == [f"{FOLDER}/{attribute}"]
+    assert [malformed.path for malformed in facts.malformed_entries] == [f"{FOLDER}/{attribute}"]
 
 
 def test_what_cannot_be_read_is_unread_and_not_absent(machine: Machine) -> None:
@@ -250,7 +250,7 @@ def test_a_thousand_functions_in_one_pass() -> None:
         for domain in range(4)
         for bus in range(256)
     )
-    facts = scan(build_machine(MachineSpec(about="1,024 GPUs", slots=slots)))
+    facts = scan(build_host(HostSpec(about="1,024 GPUs", slots=slots)))
     assert len(facts.functions) == 1024
     assert len(build_inventory(facts).units) == 1024
 

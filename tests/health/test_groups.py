@@ -56,7 +56,7 @@ async def test_a_neighbour_without_a_driver_harms_nobody(machine: Callable[[str]
 
 async def test_bridges_in_a_group_harm_nobody(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
     async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         assert node.offered == {
             "nvidia.com/AD102_GEFORCE_RTX_4090": {"0000:0b:01.0": True, "0000:0b:02.0": True, "0000:0c:00.0": True}
         }

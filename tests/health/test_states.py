@@ -82,8 +82,8 @@ async def test_a_reset_that_passes_is_not_an_illness(two_a10: SimNode) -> None:
 
 async def test_a_device_that_somebody_unbinds_under_its_machine_is_left_alone_and_says_so(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
-    await two_a10.say_holders()
-    process = two_a10.kernel.start_machine(IommuGroup(12))
+    await two_a10.report_account()
+    process = two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(61)
     with pytest.raises(WouldBlock):
         two_a10.kernel.rebind(FIRST, "nvidia")
@@ -92,10 +92,10 @@ async def test_a_device_that_somebody_unbinds_under_its_machine_is_left_alone_an
     assert two_a10.reasons(FIRST) == [ReasonCode.UNBIND_PENDING]
     await two_a10.advance(120)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
-    two_a10.kernel.end_machine(process)
+    two_a10.kernel.end_vm(process)
     two_a10.free(FIRST)
-    await two_a10.say_holders()
-    await two_a10.say_holders()
+    await two_a10.report_account()
+    await two_a10.report_account()
     await two_a10.advance(61)
     assert two_a10.offered == {A10: {SECOND: True}}
     assert two_a10.reasons(FIRST) == [ReasonCode.NO_DRIVER]
@@ -103,20 +103,20 @@ async def test_a_device_that_somebody_unbinds_under_its_machine_is_left_alone_an
 
 async def test_a_device_that_a_pod_has_and_that_is_unplugged_stays_listed_until_the_pod_ends(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
-    await two_a10.say_holders()
+    await two_a10.report_account()
     two_a10.kernel.unplug(FIRST)
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
     assert two_a10.reasons(FIRST) == [ReasonCode.DEVICE_GONE]
     two_a10.free(FIRST)
-    await two_a10.say_holders()
-    await two_a10.say_holders()
+    await two_a10.report_account()
+    await two_a10.report_account()
     assert two_a10.offered == {A10: {SECOND: True}}
 
 
 async def test_a_device_that_a_pod_has_and_that_is_rebound_stays_listed_until_the_pod_ends(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
-    await two_a10.say_holders()
+    await two_a10.report_account()
     two_a10.kernel.rebind(FIRST, "nvidia")
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}

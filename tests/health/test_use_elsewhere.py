@@ -9,41 +9,41 @@ FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
 async def test_a_machine_started_by_hand_is_found_and_named(two_a10: SimNode) -> None:
-    await two_a10.say_holders()
-    process = two_a10.kernel.start_machine(IommuGroup(12))
+    await two_a10.report_account()
+    process = two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(90)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
     assert two_a10.reasons(FIRST) == [ReasonCode.IN_USE_ELSEWHERE]
     assert two_a10.gpu(FIRST).users == (f"qemu-system-x86 (pid {process.pid})",)
-    two_a10.kernel.end_machine(process)
+    two_a10.kernel.end_vm(process)
     await two_a10.advance(6)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
 async def test_a_pod_that_has_it_is_no_stranger(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
-    await two_a10.say_holders()
-    two_a10.kernel.start_machine(IommuGroup(12))
+    await two_a10.report_account()
+    two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(120)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
     assert two_a10.gpu(FIRST).users == ("pod default/vm-a",)
 
 
-async def test_as_long_as_the_kubelet_is_not_heard_nobody_is_a_stranger(two_a10: SimNode) -> None:
-    two_a10.kernel.start_machine(IommuGroup(12))
+async def test_as_long_as_the_kubelet_is_not_observed_nobody_is_a_stranger(two_a10: SimNode) -> None:
+    two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(120)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
 async def test_a_process_that_outlives_its_pod_for_a_moment_is_no_stranger(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
-    await two_a10.say_holders()
-    process = two_a10.kernel.start_machine(IommuGroup(12))
+    await two_a10.report_account()
+    process = two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(61)
     two_a10.free(FIRST)
-    await two_a10.say_holders()
-    await two_a10.say_holders()
+    await two_a10.report_account()
+    await two_a10.report_account()
     await two_a10.advance(3)
-    two_a10.kernel.end_machine(process)
+    two_a10.kernel.end_vm(process)
     await two_a10.advance(120)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}

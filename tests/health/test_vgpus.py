@@ -54,8 +54,8 @@ async def test_an_mdev_that_is_made_comes_within_two_seconds(t4: SimNode) -> Non
 async def test_an_mdev_in_use_that_somebody_removes_stays_listed_and_unhealthy(t4: SimNode) -> None:
     first = mdevs(t4, T4_8Q)[0]
     t4.hold(T4_8Q, first)
-    await t4.say_holders()
-    t4.kernel.start_machine(t4.kernel.mdev.devices[first].group)
+    await t4.report_account()
+    t4.kernel.start_vm(t4.kernel.mdev.devices[first].group)
     with pytest.raises(WouldBlock):
         t4.kernel.write(HostPath(f"/sys/bus/mdev/devices/{first}/remove"), b"1")
     await t4.advance(2)
@@ -95,7 +95,7 @@ async def test_a_vf_that_gets_another_type_moves_to_its_resource(l40s: SimNode) 
 async def test_a_vf_that_a_pod_has_and_that_changes_stays_where_it_was_unhealthy(l40s: SimNode) -> None:
     vf = "0000:5a:00.4"
     l40s.hold(L40S_24Q, vf)
-    await l40s.say_holders()
+    await l40s.report_account()
     path = HostPath(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type")
     l40s.kernel.write(HostPath("/sys/bus/pci/devices/0000:5a:00.5/nvidia/current_vgpu_type"), b"0")
     l40s.kernel.write(path, b"0")
@@ -104,8 +104,8 @@ async def test_a_vf_that_a_pod_has_and_that_changes_stays_where_it_was_unhealthy
     assert l40s.offered[L40S_24Q] == {vf: False}
     assert vf not in l40s.offered[L40S_12Q], "it would be given to two pods"
     l40s.free(vf)
-    await l40s.say_holders()
-    await l40s.say_holders()
+    await l40s.report_account()
+    await l40s.report_account()
     await l40s.advance(2)
     assert l40s.offered[L40S_12Q][vf] is True
     assert l40s.offered[L40S_24Q] == {}

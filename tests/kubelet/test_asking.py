@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.ledger import Holders
+from gpuvirt.model.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 
@@ -40,8 +40,8 @@ class Listens:
 
     def __init__(self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1) -> None:
         self.allocated = Signal()
-        self.heard: list[Holders | None] = []
-        self.troubles: list[Reason | None] = []
+        self.observed: list[KubeletAccount | None] = []
+        self.problems: list[Reason | None] = []
         self.enough = asyncio.Event()
         self._withdrawing_for = withdrawing_for
         self._stirs = stirs
@@ -50,28 +50,28 @@ class Listens:
 
     @property
     def unsettled(self) -> bool:
-        return len(self.heard) < self._withdrawing_for
+        return len(self.observed) < self._withdrawing_for
 
-    def hear_holders(self, holders: Holders | None) -> None:
-        self.heard.append(holders)
+    def observe_account(self, consumers: KubeletAccount | None) -> None:
+        self.observed.append(consumers)
         if self._stirs:
             self.allocated.set()
-        if len(self.heard) == self._enough:
+        if len(self.observed) == self._enough:
             self.enough.set()
 
-    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
-        self.troubles.append(trouble if who == "holders" else None)
+    def report_problem(self, who: str, problem: Reason | None) -> None:
+        self.problems.append(problem if who == "holders" else None)
 
 
 def watch_of(
     kubelet: SimKubelet,
     clock: Clock,
-    pace: Pace | None = None,
+    intervals: Intervals | None = None,
     resend: Callable[[], None] = lambda: None,
     kubelets: tuple[int, ...] = (812,),
-) -> HolderWatch:
+) -> AccountWatch:
     recorded = RecordedAllocations(kubelet.paths)
-    return HolderWatch(kubelet.paths, recorded, lambda: kubelets, clock, pace or Pace(), resend)
+    return AccountWatch(kubelet.paths, recorded, lambda: kubelets, clock, intervals or Intervals(), resend)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ async def test_pauses(short_path: Path, withdrawing_for: int, *, tells: bool, sl
 async def test_who_was_given_one_meanwhile_is_asked_for_a_moment_later(short_path: Path) -> None:
     """The kubelet lists a pod a moment after it gave it devices; a question after a withdrawal may be too early."""
     clock, listener = Hasty(), Listens(2, stirs=False, enough=3)
-    pace = Pace(holders_s=1000.0, holders_after_allocation_s=0.2)
+    intervals = Intervals(allocations_s=1000.0, allocations_after_allocation_s=0.2)
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
-        task = group.create_task(watch_of(kubelet, clock, pace).run(listener))
+        task = group.create_task(watch_of(kubelet, clock, intervals).run(listener))
         await listener.enough.wait()
         task.cancel()
     assert clock.slept == [0.1]
@@ -121,9 +121,9 @@ async def held(folder: Path) -> set[DeviceId]:
         watch = watch_of(kubelet, RealClock())
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone", "here", "..", "a/b", ""))
         await watch.ask(listener)
-    (heard,) = listener.heard
-    assert heard is not None
-    return {device for _, device in heard.devices}
+    (observed,) = listener.observed
+    assert observed is not None
+    return {device for _, device in observed.devices}
 
 
 async def test_a_pod_without_a_folder_is_gone_and_an_odd_uid_is_no_folder(short_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_a_folder_that_a_kubelet_with_another_root_has_left_proves_nothing
 
 
 async def test_pods_whose_folders_went_after_the_checkpoint_was_written_are_gone(short_path: Path) -> None:
-    """The last pod of a node has ended, and nobody has the kubelet write its checkpoint anew."""
+    """The last pod of a node has ended, and nobody has the kubelet write its checkpoint again."""
     listener = Listens(0)
     async with running(short_path, RealClock()) as kubelet:
         (short_path / "pods/gone").mkdir(parents=True)
@@ -151,16 +151,16 @@ async def test_pods_whose_folders_went_after_the_checkpoint_was_written_are_gone
         os.utime(kubelet.paths.checkpoint, ns=(0, 1_000_000_000))
         (short_path / "pods/gone").rmdir()
         await watch_of(kubelet, RealClock()).ask(listener)
-    (heard,) = listener.heard
-    assert heard is not None
-    assert heard.devices == {}
+    (observed,) = listener.observed
+    assert observed is not None
+    assert observed.devices == {}
 
 
 async def test_where_pods_folders_are_not_seen_none_is_taken_for_gone(short_path: Path) -> None:
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}
 
 
-async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_anew(short_path: Path) -> None:
+async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_again(short_path: Path) -> None:
     (short_path / "pods").mkdir()
     sent: list[None] = []
     async with running(short_path, RealClock()) as kubelet:
@@ -192,13 +192,13 @@ async def test_half_an_account_is_not_taken_for_a_whole_one(
         if lacks == "record":
             kubelet.paths.checkpoint.write_text("{")
         await watch_of(kubelet, RealClock(), kubelets=kubelets).ask(listener)
-    (heard,) = listener.heard
-    assert heard is not None
-    assert ((heard.partial is None), heard.recorded) == (whole, recorded)
-    assert {reason.code for reason in listener.troubles if reason} == (
+    (observed,) = listener.observed
+    assert observed is not None
+    assert ((observed.partial is None), observed.recorded) == (whole, recorded)
+    assert {reason.code for reason in listener.problems if reason} == (
         set() if whole else {ReasonCode.ALLOCATIONS_UNKNOWN}
     )
-    assert len(heard.devices) == (0 if lacks == "record" else 1)
+    assert len(observed.devices) == (0 if lacks == "record" else 1)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ async def test_on_a_host_without_a_kubelet_no_pod_has_anything(
     paths, listener = KubeletPaths(tmp_path / "kubelet"), Listens(0)
     if folder:
         paths.root.mkdir()
-    watch = HolderWatch(paths, RecordedAllocations(paths), lambda: kubelets, RealClock(), Pace(), lambda: None)
+    watch = AccountWatch(paths, RecordedAllocations(paths), lambda: kubelets, RealClock(), Intervals(), lambda: None)
     await watch.ask(listener)
-    (heard,) = listener.heard
-    assert (heard is not None) is known
-    assert heard is None or (heard.devices, heard.partial, heard.recorded) == ({}, None, True)
-    assert (listener.troubles[-1] is None) is known
+    (observed,) = listener.observed
+    assert (observed is not None) is known
+    assert observed is None or (observed.devices, observed.partial, observed.recorded) == ({}, None, True)
+    assert (listener.problems[-1] is None) is known

@@ -35,7 +35,7 @@ def content(**changes: object) -> bytes:
 
 
 def test_who_has_what() -> None:
-    found = checkpoint.holders(checkpoint.parse(content()))
+    found = checkpoint.consumers(checkpoint.parse(content()))
     assert {device: consumer.pod_uid for (_, device), consumer in found.items()} == {
         "0000:65:00.0": "uid-1",
         "0000:ca:00.0": "uid-1",
@@ -44,19 +44,21 @@ def test_who_has_what() -> None:
 
 def test_ids_as_a_list_as_before_kubernetes_1_20() -> None:
     entry = {**ENTRY, "DeviceIDs": ["0000:65:00.0"]}
-    found = checkpoint.holders(checkpoint.parse(content(Data={"PodDeviceEntries": [entry], "RegisteredDevices": None})))
+    found = checkpoint.consumers(
+        checkpoint.parse(content(Data={"PodDeviceEntries": [entry], "RegisteredDevices": None}))
+    )
     assert [device for _, device in found] == ["0000:65:00.0"]
 
 
 def test_an_entry_without_an_answer_spoils_none_of_the_others() -> None:
     entries = [{**ENTRY, "AllocResp": None}, {**ENTRY, "PodUID": "uid-2", "DeviceIDs": {"-1": ["0000:17:00.0"]}}]
-    found = checkpoint.holders(checkpoint.parse(content(Data={"PodDeviceEntries": entries, "RegisteredDevices": {}})))
+    found = checkpoint.consumers(checkpoint.parse(content(Data={"PodDeviceEntries": entries, "RegisteredDevices": {}})))
     assert sorted(device for _, device in found) == ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]
 
 
 def test_a_node_without_pods() -> None:
     nothing: dict[str, object] = {"PodDeviceEntries": None, "RegisteredDevices": {}}
-    assert checkpoint.holders(checkpoint.parse(content(Data=nothing))) == {}
+    assert checkpoint.consumers(checkpoint.parse(content(Data=nothing))) == {}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,11 @@ REAL = Path(__file__).parent / "kubelet-1.36.3-checkpoint.json"
 def test_a_real_kubelets_file_is_read_and_hashed_alike() -> None:
     real = checkpoint.parse(REAL.read_bytes())
     assert writing.checksum(real.data) == real.checksum == 1376797317
-    assert sorted(device for _, device in checkpoint.holders(real)) == ["0000:04:00.0", "0000:3b:00.0", "0000:86:00.0"]
+    assert sorted(device for _, device in checkpoint.consumers(real)) == [
+        "0000:04:00.0",
+        "0000:3b:00.0",
+        "0000:86:00.0",
+    ]
 
 
 def test_what_a_real_kubelet_kept_is_what_was_answered() -> None:

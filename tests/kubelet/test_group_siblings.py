@@ -9,16 +9,16 @@ import pytest
 
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.settings import Settings
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from kubeletnode import CLOCK, FAST, agent_on, options_for, until
 
 GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 
 
-QUIET = replace(FAST, conclude_s=600.0, holders_s=600.0, holders_after_allocation_s=600.0)
+QUIET = replace(FAST, conclude_s=600.0, allocations_s=600.0, allocations_after_allocation_s=600.0)
 """The agent sends no list meanwhile: a list in the middle of an admission has the kubelet write its record."""
 
 
@@ -26,7 +26,7 @@ QUIET = replace(FAST, conclude_s=600.0, holders_s=600.0, holders_after_allocatio
 async def quiet_kubelet(folder: Path) -> AsyncIterator[SimKubelet]:
     """Run a kubelet and an agent that offers GPUs and their audio functions."""
     settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
-    options = replace(options_for(build_machine(load_machine("4xRTX2060")), folder, settings), pace=QUIET)
+    options = replace(options_for(build_host(load_host("4xRTX2060")), folder, settings), intervals=QUIET)
     async with running(folder, CLOCK) as kubelet, agent_on(options):
         await until(lambda: dict(kubelet.allocatable()) == {GPU: 4, AUDIO: 4})
         yield kubelet

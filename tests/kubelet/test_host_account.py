@@ -11,9 +11,9 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.paths import HostPath, KubeletPaths
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Claim
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 
 ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}
 RUNS, STOPPED = (812,), ()
@@ -100,7 +100,7 @@ def test_both_accounts_count(short_path: Path) -> None:
 
 
 def test_a_kubelet_is_seen_where_all_processes_are() -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     assert read_kubelets(kernel) == ()
     process = kernel.processes.next("kubelet")
     kernel.processes.show(process, [])

@@ -10,11 +10,11 @@ import pytest
 from gpuvirt.apps.node import run
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.client import PluginClient
 from gpuvirt.sim.kubelet.kubelet import Container, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -92,8 +92,8 @@ async def test_one_machine_takes_a_shared_group_whole_and_two_do_not_share_it(sh
 
 async def test_a_refusal_says_why_in_the_pods_status(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
-        process = node.kernel.start_machine(IommuGroup(12))
-        node.kernel.start_machine(IommuGroup(22))
+        process = node.kernel.start_vm(IommuGroup(12))
+        node.kernel.start_vm(IommuGroup(22))
         with pytest.raises(
             AdmissionError, match=rf"InUseElsewhere: .* in use by qemu-system-x86 \(pid {process.pid}\)"
         ):
@@ -155,12 +155,12 @@ async def test_who_has_what_is_known_by_name(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         await node.kubelet.run_pod("virt-launcher-vm-a", Container("compute", {A10: 1}))
 
-        def holders() -> list[str | None]:
-            return [device.holder for one in node.view.resources for device in one.devices]
+        def consumers() -> list[str | None]:
+            return [device.allocated_to for one in node.view.resources for device in one.devices]
 
-        await until(lambda: "pod default/virt-launcher-vm-a" in holders())
+        await until(lambda: "pod default/virt-launcher-vm-a" in consumers())
         node.kubelet.end_pod("virt-launcher-vm-a")
-        await until(lambda: holders() == [None, None])
+        await until(lambda: consumers() == [None, None])
 
 
 async def test_without_the_pod_resources_api_the_checkpoint_says_who(short_path: Path) -> None:
@@ -168,7 +168,9 @@ async def test_without_the_pod_resources_api_the_checkpoint_says_who(short_path:
         node.kubelet.paths.pod_resources_socket.unlink()
         pod = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
         await until(
-            lambda: any(device.holder == f"pod {pod.uid}" for one in node.view.resources for device in one.devices)
+            lambda: any(
+                device.allocated_to == f"pod {pod.uid}" for one in node.view.resources for device in one.devices
+            )
         )
 
 
@@ -185,14 +187,14 @@ async def test_no_other_user_can_lock_the_agents_folder(short_path: Path) -> Non
     """A lock needs no more than the folder open, which would keep the agent from starting."""
     own = short_path / "state"
     own.mkdir(mode=0o755)
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     options = replace(options_for(kernel, short_path), ledger=own / "ledger.json")
     async with running(short_path, CLOCK), agent_on(options):
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
 async def test_an_agent_that_ends_takes_its_sockets_with_it(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         async with agent_on(options_for(kernel, short_path)):
             await until(lambda: kubelet.allocatable() == {A10: 2})
@@ -237,7 +239,9 @@ async def test_two_containers_in_one_request_get_nothing_of_each_other(short_pat
 
 
 def held_by(node: Cluster) -> dict[str, str]:
-    return {device.id: device.holder for one in node.view.resources for device in one.devices if device.holder}
+    return {
+        device.id: device.allocated_to for one in node.view.resources for device in one.devices if device.allocated_to
+    }
 
 
 async def test_a_kubelet_that_does_not_know_its_pods_yet_frees_nothing(short_path: Path) -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from kubeletnode import CLOCK, agent_on, options_for, until
 
@@ -24,27 +24,27 @@ def drivers(kernel: SimKernel) -> set[str | None]:
     return {str(function.driver) for at, function in kernel.pci.functions.items() if at in GPUS}
 
 
-@pytest.mark.parametrize("mode", [WantedMode.CONTAINER, WantedMode.PASSTHROUGH])
-async def test_gpus_are_moved(short_path: Path, mode: WantedMode) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+@pytest.mark.parametrize("mode", [DesiredMode.CONTAINER, DesiredMode.PASSTHROUGH])
+async def test_gpus_are_moved(short_path: Path, mode: DesiredMode) -> None:
+    kernel = build_host(load_host("2xA10"))
     tools = SimTools(kernel)
     site = Site(kernel, tools, short_path / "drivers.json", short_path / "locks")
     options = options_for(kernel, short_path, Settings(mode=mode))
     options = replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)
-    wanted = "nvidia" if mode is WantedMode.CONTAINER else "vfio-pci"
+    desired = "nvidia" if mode is DesiredMode.CONTAINER else "vfio-pci"
     async with agent_on(options) as agent:
-        await until(lambda: agent.looked and drivers(kernel) == {wanted})
+        await until(lambda: agent.looked and drivers(kernel) == {desired})
         await until(lambda: not agent.views.get().notes)
-        if mode is WantedMode.PASSTHROUGH:
+        if mode is DesiredMode.PASSTHROUGH:
             async with running(short_path / "k", CLOCK) as kubelet:
                 await until(lambda: kubelet.allocatable().get(A10) == 2)
 
 
 async def test_an_empty_folder_of_a_kubelet_is_waited_for(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     site = Site(kernel, SimTools(kernel), short_path / "drivers.json", short_path / "locks")
     (short_path / "k/device-plugins").mkdir(parents=True)
-    options = options_for(kernel, short_path, Settings(mode=WantedMode.CONTAINER))
+    options = options_for(kernel, short_path, Settings(mode=DesiredMode.CONTAINER))
     async with agent_on(replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)) as agent:
         await until(
             lambda: (agent.looked and "holders" in repr(agent.views.get().notes)) or bool(agent.views.get().notes)

@@ -13,9 +13,9 @@ from gpuvirt.kubelet.registration import register
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Container, running
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -27,7 +27,7 @@ def why_not(agent: Agent) -> list[ReasonCode]:
 
 
 async def test_a_kubelet_that_comes_later_finds_us(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     (short_path / "device-plugins").mkdir()
     async with agent_on(options_for(kernel, short_path)) as agent:
         await until(lambda: why_not(agent) == [ReasonCode.KUBELET_AWAY])
@@ -40,7 +40,7 @@ async def test_a_kubelet_that_comes_later_finds_us(short_path: Path) -> None:
 
 
 async def test_an_agent_that_comes_before_the_kubelets_folder_waits_for_it(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(run(options_for(kernel, short_path)))
         await CLOCK.sleep(0.02)
@@ -97,7 +97,7 @@ async def test_a_socket_that_somebody_deletes_is_made_again(short_path: Path) ->
 
 
 async def test_a_socket_that_somebody_else_serves_is_not_taken(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(short_path / SOCKET))
@@ -112,7 +112,7 @@ async def test_a_socket_that_somebody_else_serves_is_not_taken(short_path: Path)
 
 
 async def test_a_stale_socket_is_replaced(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(short_path / SOCKET))
@@ -121,7 +121,7 @@ async def test_a_stale_socket_is_replaced(short_path: Path) -> None:
 
 
 async def test_a_file_that_is_no_socket_stays_and_is_told(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         (short_path / SOCKET).write_text("somebody's")
         async with agent_on(options_for(kernel, short_path)) as agent:
@@ -132,7 +132,7 @@ async def test_a_file_that_is_no_socket_stays_and_is_told(short_path: Path) -> N
 
 
 async def test_the_end_of_an_agent_does_not_delete_somebody_elses_socket(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         with socket.socket(socket.AF_UNIX) as other:
             async with agent_on(options_for(kernel, short_path)) as agent:
@@ -145,7 +145,7 @@ async def test_the_end_of_an_agent_does_not_delete_somebody_elses_socket(short_p
 
 
 async def test_a_kubelet_that_does_not_take_us_is_asked_again(short_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     paths = KubeletPaths(short_path)
     paths.device_plugins.mkdir()
     with socket.socket(socket.AF_UNIX) as deaf:
@@ -196,7 +196,7 @@ def test_a_path_that_is_too_long_gets_a_digest_and_stays_itself() -> None:
 
 async def test_a_socket_that_goes_while_it_is_made(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubelet deletes all sockets of its folder when it starts, also the one that is about to get its name."""
-    kernel, lost, rename = build_machine(load_machine("2xA10")), list[Path](), Path.rename
+    kernel, lost, rename = build_host(load_host("2xA10")), list[Path](), Path.rename
 
     def lose_the_first(path: Path, target: Path) -> Path:
         if path.name.startswith(".") and path.parent.name == "device-plugins" and not lost:

@@ -10,13 +10,13 @@ import pytest
 from foreignplugin import kubevirt_offers
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10, OTHER = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("a10.com/x")
@@ -24,7 +24,7 @@ FIRST = PciAddress("0000:65:00.0")
 
 
 def withhold(node: Cluster, *withheld: Withheld) -> None:
-    node.agent.hear_wish(NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=withheld))))
+    node.agent.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
 
 
 SAME = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself")
@@ -85,7 +85,7 @@ async def test_under_another_name_ours_is_cut_down_to_what_pods_have(short_path:
         assert registrations(node) == 1, "its stream was open all the time"
 
 
-async def test_a_kubelet_that_comes_anew_is_told_nothing_of_it(short_path: Path) -> None:
+async def test_a_kubelet_that_comes_again_is_told_nothing_of_it(short_path: Path) -> None:
     async with cluster_on("4xT4", short_path) as node:
         (name,) = (one.name for one in node.view.resources if one.name.endswith("8Q"))
         withhold(node, Withheld(name, "ForeignProvider", "is offered by KubeVirt itself"))
@@ -109,9 +109,9 @@ async def controlled(
         while True:
             await clock.sleep(0.02)
             if agent.looked and (word := said(agent)) is not None:
-                agent.hear_wish(word)
+                agent.take_request(word)
 
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     options = replace(options_for(kernel, folder), cluster=controller, awaits_controller=True)
     async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
         yield kubelet, agent
@@ -122,7 +122,7 @@ def reviewing(*withheld: Withheld) -> Callable[[Agent], NodeRequest]:
 
     def said(agent: Agent) -> NodeRequest:
         names = tuple(one.name for one in agent.views.get().resources)
-        return NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
+        return NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
 
     return said
 
@@ -141,7 +141,7 @@ async def test_all_else_is_registered_once_the_controller_has_reviewed_it(short_
     def said(_: Agent) -> NodeRequest | None:
         if not names:
             return None
-        return NodeRequest(spec=Heard(NodeSpec("unmanaged", reviewed=tuple(names))))
+        return NodeRequest(spec=Observed(NodeSpec("unmanaged", reviewed=tuple(names))))
 
     async with controlled(short_path, said) as (kubelet, agent):
         await until(lambda: _said(agent) == [ReasonCode.AWAITS_CONTROLLER])
@@ -167,9 +167,9 @@ async def test_who_starts_while_it_is_withheld_does_not_register_it(short_path: 
     async with cluster_on("2xA10", short_path) as node:
         withhold(node, SAME)
         await until(lambda: is_withheld(node))
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet, agent_on(options_for(kernel, short_path)) as agent:
-        agent.hear_wish(NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=(SAME,)))))
+        agent.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=(SAME,)))))
         node = Cluster(kernel, kubelet, agent)
         await until(lambda: is_withheld(node))
         assert node.view.resources[0].devices == ()

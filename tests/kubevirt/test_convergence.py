@@ -1,4 +1,4 @@
-"""For any KubeVirt or HyperConverged: one step and no second, others' words untouched, and nobody refused anew."""
+"""For any KubeVirt or HyperConverged: one step and no second, others' words untouched, and nobody refused again."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -208,12 +208,12 @@ def test_undoing_takes_nothing_that_is_named(cluster: Cluster, names: Names) -> 
     had = {name for name in names.used if permits(cluster, name)}
     mdevs = {name: selectors for name, selectors in cluster.offered.items() if selectors.mdev and name in names.used}
     unmanaged = replace(cluster, manner=Manner(manage=False), offered=mdevs)
-    safe = not unmanaged.plan.stops_carving
+    safe = not unmanaged.plan.stops_vgpu_changes
     cluster.write(cluster.undoing.patch)
     assert {name for name in had if not permits(cluster, name)} == set()
     assert cluster.undoing.patch == ()
     unmanaged = replace(cluster, manner=Manner(manage=False), offered=mdevs)
-    assert not (safe and unmanaged.plan.stops_carving), "KubeVirt would delete what machines have"
+    assert not (safe and unmanaged.plan.stops_vgpu_changes), "KubeVirt would delete what machines have"
     annotation = at(cluster.subject, "metadata", "annotations", ANNOTATION)
     assert (annotation is not None) is bool(cluster.undoing.reasons)
 

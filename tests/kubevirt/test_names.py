@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from gpuvirt.cluster.kinds.core import RequestingPod
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, GpuWish, Offered, Spec, Status, Vgpu
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuMode, GpuNode, Offered, Spec, Status, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import (
     Instancetype,
     InstancetypeRevision,
@@ -18,9 +18,9 @@ from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.undoer import held_names
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import Observed
 from gpuvirt.model.selectors import ResourceKind, Selectors
-from gpuvirt.model.wanted import WantedMode
 
 AB = (("a", 1), ("b", 0))
 CLAIMED = """
@@ -47,13 +47,13 @@ def every_kind() -> Requesting:
 
     old = b'{"metadata": {"name": "b"}, "data": {"apiVersion": "v1alpha1", "spec": "eyJjcHUiOnt9fQ=="}}'
     return {
-        "machines": Heard((msgspec.json.decode(read(VM, "vm"), type=VirtualMachine),)),
-        "instances": Heard((msgspec.json.decode(read(VMI, "vmi"), type=VirtualMachineInstance),)),
-        "replica_sets": Heard((msgspec.json.decode(read(VM, "set"), type=VirtualMachine),)),
-        "pools": Heard((msgspec.json.decode(read(POOL, "pool"), type=VirtualMachinePool),)),
-        "instancetypes": Heard((msgspec.json.decode(read(TYPE, "type"), type=Instancetype),)),
-        "cluster_instancetypes": Heard(None),
-        "instancetype_revisions": Heard(
+        "machines": Observed((msgspec.json.decode(read(VM, "vm"), type=VirtualMachine),)),
+        "instances": Observed((msgspec.json.decode(read(VMI, "vmi"), type=VirtualMachineInstance),)),
+        "replica_sets": Observed((msgspec.json.decode(read(VM, "set"), type=VirtualMachine),)),
+        "pools": Observed((msgspec.json.decode(read(POOL, "pool"), type=VirtualMachinePool),)),
+        "instancetypes": Observed((msgspec.json.decode(read(TYPE, "type"), type=Instancetype),)),
+        "cluster_instancetypes": Observed(None),
+        "instancetype_revisions": Observed(
             (
                 msgspec.json.decode(read(REVISION, "revision"), type=InstancetypeRevision),
                 msgspec.json.decode(old, type=InstancetypeRevision),
@@ -67,8 +67,8 @@ def test_names_are_found_in_every_kind() -> None:
     assert names_of(every_kind()) == Names(gpus, frozenset({"nvidia.com/type"}))
 
 
-def test_what_was_not_heard_is_not_taken_for_absent() -> None:
-    assert names_of({"pools": Heard(None)}).unheard == (
+def test_what_was_not_observed_is_not_taken_for_absent() -> None:
+    assert names_of({"pools": Observed(None)}).unknown == (
         "machines",
         "instances",
         "replica_sets",
@@ -80,7 +80,7 @@ def test_what_was_not_heard_is_not_taken_for_absent() -> None:
 
 def test_what_a_claim_gives_has_no_name() -> None:
     found = msgspec.convert(yaml.safe_load(CLAIMED), VirtualMachineInstance)
-    assert names_of({"instances": Heard((found,))}).used == {"nvidia.com/a", "example.com/b"}
+    assert names_of({"instances": Observed((found,))}).used == {"nvidia.com/a", "example.com/b"}
 
 
 def node(*resources: Offered, spec: Spec | None = None, gpus: tuple[Gpu, ...] = ()) -> GpuNode:
@@ -117,8 +117,8 @@ def test_nodes_offer_together_what_each_does() -> None:
     [
         (node(resource("a", ("10DE:2236",))), False),
         (node(resource("a", mdev=("NVIDIA A10-4Q",))), True),
-        (node(spec=Spec(mode=WantedMode.VGPU)), True),
-        (node(spec=Spec(gpus=(GpuWish(address="0000:65:00.0", mode=WantedMode.VGPU),))), True),
+        (node(spec=Spec(mode=DesiredMode.VGPU)), True),
+        (node(spec=Spec(gpus=(GpuMode(address="0000:65:00.0", mode=DesiredMode.VGPU),))), True),
         (node(gpus=(Gpu(address="0000:65:00.0", mode="vgpu", vgpu_config="default"),)), True),
     ],
 )

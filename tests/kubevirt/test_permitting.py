@@ -71,8 +71,8 @@ def test_where_a_name_cannot_be_listed_no_list_is_made() -> None:
     assert at(after, *ENABLED) is False, "which needs no list"
 
 
-def test_no_list_is_made_before_all_kinds_were_heard() -> None:
-    cluster = Cluster(kubevirt(), names=Names(unheard=("pools",)))
+def test_no_list_is_made_before_all_kinds_were_observed() -> None:
+    cluster = Cluster(kubevirt(), names=Names(unknown=("pools",)))
     assert at(converged(cluster), *LISTS) is None
     assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_STATE_UNKNOWN]
 
@@ -176,10 +176,10 @@ def test_where_kubevirt_makes_its_own_ours_are_spared_by_entries() -> None:
     after = converged(cluster)
     assert at(after, *ENABLED) is None
     assert at(after, *MDEV) == [OUR_T4]
-    assert not cluster.plan.stops_carving
+    assert not cluster.plan.stops_vgpu_changes
     cluster = Cluster(kubevirt(own), names=Names(gpus=frozenset({"amd.com/mi210"})))
     converged(cluster)
-    assert cluster.plan.stops_carving
+    assert cluster.plan.stops_vgpu_changes
     assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED, ReasonCode.MDEV_DELETION_RISK]
 
 
@@ -247,7 +247,7 @@ def test_who_is_left_alone_is_told_what_would_be_written(cluster: Cluster) -> No
     assert plan.patch
     assert plan.writes == ()
     assert ReasonCode.KUBEVIRT_NOT_MANAGED in codes(plan)
-    assert plan.stops_carving, "KubeVirt would delete what is made"
+    assert plan.stops_vgpu_changes, "KubeVirt would delete what is made"
 
 
 def test_hco_is_written_in_its_own_words() -> None:
@@ -305,7 +305,7 @@ def test_a_selector_that_is_taken_in_every_spelling_is_said() -> None:
     assert codes(cluster.plan) == [ReasonCode.SELECTOR_TAKEN]
 
 
-def test_nothing_is_written_to_a_kubevirt_whose_owner_was_not_heard() -> None:
+def test_nothing_is_written_to_a_kubevirt_whose_owner_was_not_observed() -> None:
     owner: Plain = [{"apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged", "name": "x"}]
     cluster = Cluster(kubevirt(ownerReferences=owner))
     assert cluster.plan.patch == ()

@@ -23,7 +23,7 @@ def reverted(times: int) -> Cluster:
 def test_twice_is_no_reason_to_stop() -> None:
     cluster = reverted(2)
     assert cluster.step().writes
-    assert not cluster.plan.stops_carving
+    assert not cluster.plan.stops_vgpu_changes
 
 
 def test_three_times_are() -> None:
@@ -32,7 +32,7 @@ def test_three_times_are() -> None:
     assert plan.writes == ()
     assert plan.patch, "it is said what would be written"
     assert ReasonCode.CONFIG_REVERTED in codes(plan)
-    assert plan.stops_carving
+    assert plan.stops_vgpu_changes
     cluster.restore({"configuration": {}})
     cluster.now += timedelta(days=2)
     assert cluster.step().writes == (), "not until somebody has written it themselves"
@@ -56,7 +56,7 @@ def test_whoever_writes_it_themselves_has_us_go_on() -> None:
     cluster.write(stopped.patch)  # by hand, from what was shown
     plan = cluster.step()
     assert plan.reasons == ()
-    assert not plan.stops_carving
+    assert not plan.stops_vgpu_changes
     cluster.restore({})
     assert cluster.step().writes, "it is forgotten what was before"
 

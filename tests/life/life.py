@@ -18,16 +18,16 @@ from gpuvirt.model.ledger import Consumer
 from gpuvirt.node.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import MachineSpec, SlotSpec
+from gpuvirt.sim.machine import HostSpec, SlotSpec
 
 LEFT, RIGHT = PciAddress("0000:0b:01.0"), PciAddress("0000:0b:02.0")
 RTX, A10 = PciAddress("0000:04:00.0"), PciAddress("0000:65:00.0")
 AUDIO = PciAddress("0000:04:00.1")
 T4 = PciAddress("0000:3b:00.0")
 
-MACHINE = MachineSpec(
+MACHINE = HostSpec(
     about="a bit of everything: two GPUs in one group, one with audio, one alone, one with mdevs",
     slots=(
         SlotSpec(at="0000:00:0c.0", board="root-port", group=12),
@@ -73,7 +73,7 @@ class Life(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.kernel = build_machine(MACHINE)
+        self.kernel = build_host(MACHINE)
         self.rig = self.make_rig(self.kernel)
         self.pods: dict[str, Pod] = {}
         self.strangers: list[Process] = []
@@ -82,7 +82,7 @@ class Life(RuleBasedStateMachine):
         self.withheld: set[ResourceName] = set()
         self.human_writes = 0
         self.human_requests = 0
-        self.holders_are_said()
+        self.account_is_reported()
         self.kubelet_hears()
 
     @override
@@ -179,13 +179,13 @@ class Life(RuleBasedStateMachine):
         group = IommuGroup(data.draw(st.sampled_from([12, 27, 30])))
         if not any(group in pod.groups for pod in self.pods.values()):
             try:
-                self.strangers.append(self.kernel.start_machine(group, "qemu-by-hand"))
+                self.strangers.append(self.kernel.start_vm(group, "qemu-by-hand"))
             except (OSError, KeyError):
                 return
 
     def stranger_goes(self, _data: st.DataObject) -> None:
         if self.strangers:
-            self.kernel.end_machine(self.strangers.pop())
+            self.kernel.end_vm(self.strangers.pop())
 
     def make_mdev(self, data: st.DataObject) -> None:
         self.human_writes += 1
@@ -269,7 +269,7 @@ class Life(RuleBasedStateMachine):
     def start(self, pod: Pod) -> None:
         for group in pod.groups:
             try:
-                pod.processes.append(self.kernel.start_machine(group))
+                pod.processes.append(self.kernel.start_vm(group))
             except (OSError, KeyError):
                 continue
 
@@ -278,11 +278,11 @@ class Life(RuleBasedStateMachine):
     def pod_ends(self, data: st.DataObject) -> None:
         pod = self.pods.pop(data.draw(st.sampled_from(sorted(self.pods))))
         for process in pod.processes:
-            self.kernel.end_machine(process)
+            self.kernel.end_vm(process)
 
     @rule()
-    def holders_are_said(self) -> None:
-        self.rig.say_holders(
+    def account_is_reported(self) -> None:
+        self.rig.report_account(
             {
                 (pod.resource, device): Consumer(namespace="default", pod=pod.name, container="compute")
                 for pod in self.pods.values()
@@ -291,8 +291,8 @@ class Life(RuleBasedStateMachine):
         )
 
     @rule()
-    def holders_are_unheard(self) -> None:
-        self.rig.say_holders(None)
+    def account_is_unknown(self) -> None:
+        self.rig.report_account(None)
 
     @rule(resources=st.sets(RESOURCES, max_size=2))
     def resources_are_withheld(self, resources: set[ResourceName]) -> None:
@@ -346,7 +346,7 @@ class Life(RuleBasedStateMachine):
         if hasattr(self, "rig"):
             withheld = [one for one in self.rig.view.resources if one.withheld]
             assert {one.name for one in withheld} <= self.withheld
-            assert all(device.holder is not None for one in withheld for device in one.devices)
+            assert all(device.allocated_to is not None for one in withheld for device in one.devices)
             assert not any(one.registered for one in withheld)
 
     @invariant()
@@ -360,17 +360,17 @@ class Life(RuleBasedStateMachine):
         """All is put right on the host, and all pods end: then all is offered again, healthy, and nobody holds it."""
         for pod in self.pods.values():
             for process in pod.processes:
-                self.kernel.end_machine(process)
+                self.kernel.end_vm(process)
         self.pods.clear()
         for stranger in self.strangers:
-            self.kernel.end_machine(stranger)
+            self.kernel.end_vm(stranger)
         self.all_is_mended()
         self.resources_are_withheld(set())
         for _ in range(4):
             self.rig.pass_time(15)
             self.rig.look()
             self.rig.pass_time(15)
-            self.holders_are_said()
+            self.account_is_reported()
         self.rig.look()
         offered = {one.name: {device.id: device.healthy for device in one.devices} for one in self.rig.view.resources}
         mdevs = dict.fromkeys(sorted(self.kernel.mdev.devices), True)
@@ -380,4 +380,4 @@ class Life(RuleBasedStateMachine):
             "nvidia.com/GA102GL_A10": {A10: True},
             **({"nvidia.com/GRID_T4-8Q": mdevs} if mdevs else {}),
         }
-        assert not [device for one in self.rig.view.resources for device in one.devices if device.holder]
+        assert not [device for one in self.rig.view.resources for device in one.devices if device.allocated_to]

@@ -10,15 +10,15 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
-from gpuvirt.model.ledger import Consumer, Holders, Ledger
+from gpuvirt.model.ledger import Consumer, KubeletAccount, Ledger
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView
 from gpuvirt.node import journal
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import Allocator, Callbacks, Request
-from gpuvirt.node.lane import InlineLane
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import InlineWorker
 from gpuvirt.node.site import Site
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.telemetry import Telemetry
@@ -26,7 +26,7 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from simnode import IDS, at_once
 
-Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
+Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
 WHO = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
 
@@ -50,7 +50,7 @@ class Rig(Protocol):
 
     def pass_time(self, seconds: float) -> None: ...
 
-    def say_holders(self, held: Held | None) -> None: ...
+    def report_account(self, held: Consumers | None) -> None: ...
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
         """Have the cluster say that these are not to be offered, and no others."""
@@ -72,12 +72,12 @@ def site_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> Site:
         recorded=dict,
         kernel=kernel,
         clock=clock,
-        watching=InlineLane(),
-        writing=InlineLane(),
-        giving=InlineLane(),
+        watching=InlineWorker(),
+        writing=InlineWorker(),
+        giving=InlineWorker(),
         ledger=ledger,
         state_file=None,
-        wishes=ledger.with_name("wishes.json") if ledger.name else None,
+        desired_by_gpu=ledger.with_name("wishes.json") if ledger.name else None,
     )
 
 
@@ -106,7 +106,7 @@ class Conclusions:
 
     def look(self) -> None:
         self._facts = with_users(self.kernel, scan(self.kernel, self._facts))
-        self._state.hear_facts(self._facts)
+        self._state.observe_facts(self._facts)
         self._conclude()
 
     def _conclude(self) -> None:
@@ -116,8 +116,8 @@ class Conclusions:
     def pass_time(self, seconds: float) -> None:
         self._now._now_s += seconds
 
-    def say_holders(self, held: Held | None) -> None:
-        self._state.hear_holders(None if held is None else Holders(self._now.now(), held))
+    def report_account(self, held: Consumers | None) -> None:
+        self._state.observe_account(None if held is None else KubeletAccount(self._now.now(), held))
         self._conclude()
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
@@ -157,7 +157,7 @@ class WholeAgent:
 
     def _start(self) -> None:
         site = site_of(self.kernel, self._clock, self._ledger)
-        self._agent = Agent(site, Settings(), IDS, WHO, Pace())
+        self._agent = Agent(site, Settings(), IDS, WHO, Intervals())
         self._task = self._loop.create_task(self._agent.run())
         self._runner.run(self._clock.settle())
 
@@ -171,12 +171,12 @@ class WholeAgent:
     def pass_time(self, seconds: float) -> None:
         self._runner.run(self._clock.advance(seconds))
 
-    def say_holders(self, held: Held | None) -> None:
-        self._agent.hear_holders(None if held is None else Holders(self._clock.now(), held))
+    def report_account(self, held: Consumers | None) -> None:
+        self._agent.observe_account(None if held is None else KubeletAccount(self._clock.now(), held))
         self._runner.run(self._clock.settle())
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
-        self._agent.hear_wish(NodeRequest(spec=Heard(spec_of(resources))))
+        self._agent.take_request(NodeRequest(spec=Observed(spec_of(resources))))
         self._runner.run(self._clock.settle())
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:

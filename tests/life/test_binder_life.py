@@ -17,13 +17,13 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from thoroughness import examples
 
-MACHINES = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
+VIRTUAL_MACHINES = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)
 
 
@@ -45,28 +45,28 @@ class Moving(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    @initialize(machine=st.sampled_from(MACHINES), has_cdevs=st.booleans(), has_groups=st.booleans())
+    @initialize(machine=st.sampled_from(VIRTUAL_MACHINES), has_cdevs=st.booleans(), has_groups=st.booleans())
     def build(self, machine: str, *, has_cdevs: bool, has_groups: bool) -> None:
-        spec = replace(load_machine(machine), iommufd=has_cdevs, group_nodes=has_groups or not has_cdevs)
-        self.kernel = build_machine(spec)
+        spec = replace(load_host(machine), iommufd=has_cdevs, group_nodes=has_groups or not has_cdevs)
+        self.kernel = build_host(spec)
         self.has_cdevs = has_cdevs
         folder = Path(self.folder.name)
         self.site = Site(self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks")
         functions = self.kernel.pci.functions.items()
         self.gpus = [one for one, what in functions if kind_of(what.class_code, what.id.vendor) is FunctionKind.GPU]
 
-    @rule(number=NUMBERS, wish=st.sampled_from(DesiredDriver), forced=st.booleans())
-    def move(self, number: int, wish: DesiredDriver, *, forced: bool) -> None:
+    @rule(number=NUMBERS, desired_vgpus=st.sampled_from(DesiredDriver), forced=st.booleans())
+    def move(self, number: int, desired_vgpus: DesiredDriver, *, forced: bool) -> None:
         gpu = self.gpus[number % len(self.gpus)]
         orders = inputs(forced=forced)
         unit = driver_state(self.site, orders).inventory.gpus[gpu].unit
-        reasons = change_drivers(self.site, unit, {gpu: wish}, orders, lambda _: None)
+        reasons = change_drivers(self.site, unit, {gpu: desired_vgpus}, orders, lambda _: None)
         on_vfio = self.kernel.pci.functions[gpu].driver == "vfio-pci"
         if not reasons:
-            assert on_vfio == (wish is DesiredDriver.PASSTHROUGH)
+            assert on_vfio == (desired_vgpus is DesiredDriver.PASSTHROUGH)
 
-    @rule(number=NUMBERS, wish=st.sampled_from(DesiredDriver), after=st.integers(0, 6))
-    def crash(self, number: int, wish: DesiredDriver, after: int) -> None:
+    @rule(number=NUMBERS, desired_vgpus=st.sampled_from(DesiredDriver), after=st.integers(0, 6))
+    def crash(self, number: int, desired_vgpus: DesiredDriver, after: int) -> None:
         """Move a GPU, and be killed between two steps."""
         gpu = self.gpus[number % len(self.gpus)]
         unit = driver_state(self.site, NOBODY).inventory.gpus[gpu].unit
@@ -78,17 +78,17 @@ class Moving(RuleBasedStateMachine):
                 raise Killed
 
         with suppress(Killed):
-            change_drivers(self.site, unit, {gpu: wish}, NOBODY, tell)
+            change_drivers(self.site, unit, {gpu: desired_vgpus}, NOBODY, tell)
 
     @rule(number=NUMBERS, bind=st.booleans())
-    def start_machine(self, number: int, *, bind: bool) -> None:
+    def start_vm(self, number: int, *, bind: bool) -> None:
         """Start one on all devices of a group, by its node or by theirs; or have it open them, and no more yet."""
         groups = sorted(self.kernel.vfio.groups)
         group = groups[number % len(groups)]
         devices = list(self.kernel.vfio.groups[group].vfio_devices)
         with suppress(OSError):
             if self.kernel.vfio.group_nodes and (bind or not self.has_cdevs):
-                process = self.kernel.start_machine(group)
+                process = self.kernel.start_vm(group)
             elif self.has_cdevs and devices:
                 process = self.kernel.open_devices([self.name(device) for device in devices], bind=bind)
             else:
@@ -101,10 +101,10 @@ class Moving(RuleBasedStateMachine):
         return self.kernel.listdir(HostPath(f"/sys/bus/{bus}/devices/{device}/vfio-dev"))[0]
 
     @rule(number=NUMBERS)
-    def end_machine(self, number: int) -> None:
+    def end_vm(self, number: int) -> None:
         if self.machines:
             process, _ = self.machines.pop(number % len(self.machines))
-            self.kernel.end_machine(process)
+            self.kernel.end_vm(process)
 
     @rule(number=NUMBERS)
     def compute(self, number: int) -> None:
@@ -115,7 +115,7 @@ class Moving(RuleBasedStateMachine):
     def finish(self, number: int) -> None:
         if self.processes:
             process, _ = self.processes.pop(number % len(self.processes))
-            self.kernel.end_machine(process)
+            self.kernel.end_vm(process)
 
     @rule(number=NUMBERS, driver=st.sampled_from(["vfio-pci", "nvidia", None]))
     def somebody_rebinds(self, number: int, driver: str | None) -> None:

@@ -1,4 +1,4 @@
-"""GPUs carved anew while machines and pods come and go, and carvers are killed: nobody is ever asked for a vGPU."""
+"""GPUs carved again while machines and pods come and go, and carvers are killed: nobody is ever asked for a vGPU."""
 
 import errno
 from collections import Counter
@@ -25,14 +25,14 @@ from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from thoroughness import examples
 
 SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
-MACHINES = {
+VIRTUAL_MACHINES = {
     "4xT4": ("T4", SIZES),
     "2xA10-vgpu": ("A10", (*SIZES, ("12Q", "4Q"), ("8Q", "4Q", "2Q"))),
     "4xL40S": ("L40S", SIZES),
@@ -60,14 +60,14 @@ class Carving(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    @initialize(machine=st.sampled_from(sorted(MACHINES)))
+    @initialize(machine=st.sampled_from(sorted(VIRTUAL_MACHINES)))
     def build(self, machine: str) -> None:
-        spec = load_machine(machine)
+        spec = load_host(machine)
         slots = [
             replace(slot, vfs=min(slot.vfs, 6)) for slot in spec.slots
         ]  # looks at more take longer, and show no more
-        self.kernel = build_machine(replace(spec, slots=tuple(slots)))
-        self.card, self.sizes = MACHINES[machine]
+        self.kernel = build_host(replace(spec, slots=tuple(slots)))
+        self.card, self.sizes = VIRTUAL_MACHINES[machine]
         folder = Path(self.folder.name)
         self.tools = SimTools(self.kernel)
         self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
@@ -81,7 +81,7 @@ class Carving(RuleBasedStateMachine):
         hosts = scan(self.kernel).vgpu_hosts.values()
         return [(one.id, str(one.type), host.gpu) for host in hosts for one in host.live]
 
-    def wish(self, size: int, number: int) -> DesiredVgpus:
+    def desired_vgpus(self, size: int, number: int) -> DesiredVgpus:
         """Return one or two of a size, or one of each; on an A10 with or without a word on mixed sizes.
 
         Of a GPU that carries nothing, now and then that it is to be had whole.
@@ -89,26 +89,28 @@ class Carving(RuleBasedStateMachine):
         sizes = self.sizes[size % len(self.sizes)]
         if not sizes and number % 2:
             return DesiredVgpus(whole=True)
-        wished = {f"{self.card}-{one}": 1 if sizes[1:] else 1 + number % 2 for one in sizes}
+        desired_counts = {f"{self.card}-{one}": 1 if sizes[1:] else 1 + number % 2 for one in sizes}
         if self.card != "A10" or number % 3 == 0:
-            return DesiredVgpus(wished)
-        return DesiredVgpus(wished, Sizes.MIXED if sizes[1:] or number % 3 == 1 else Sizes.EQUAL)
+            return DesiredVgpus(desired_counts)
+        return DesiredVgpus(desired_counts, Sizes.MIXED if sizes[1:] or number % 3 == 1 else Sizes.EQUAL)
 
     @rule(number=NUMBERS, size=NUMBERS)
-    def carve(self, number: int, size: int) -> None:
-        gpu, wish = self.gpus[number % len(self.gpus)], self.wish(size, number)
+    def apply_vgpus(self, number: int, size: int) -> None:
+        gpu, desired_vgpus = self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number)
         taken: list[str] = []
-        reasons = change_vgpus(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
+        reasons = change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
         if not reasons:
-            assert Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == wish.types
-            assert not (wish.whole and self.kernel.pci.functions[gpu].virtfns)
+            assert (
+                Counter(profile_name(vgpu_type) for _, vgpu_type, on in self.live() if on == gpu) == desired_vgpus.types
+            )
+            assert not (desired_vgpus.whole and self.kernel.pci.functions[gpu].virtfns)
         failed = ReasonCode.STEP_FAILED in {reason.code for reason in reasons}
         # Beside one in use, whose place nobody knows, mixed sizes may not fit though they could.
         assert not failed or (self.card == "A10" and (self.machines or self.pods))
         if failed:
             return
         taken.clear()
-        change_vgpus(self.site, gpu, wish, self.given, lambda step: taken.append(step.text))
+        change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
         assert taken == [], "carved once more, there is nothing to do"
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(0, 5))
@@ -122,12 +124,14 @@ class Carving(RuleBasedStateMachine):
                 raise Killed
 
         with suppress(Killed):
-            change_vgpus(self.site, self.gpus[number % len(self.gpus)], self.wish(size, number), self.given, tell)
+            change_vgpus(
+                self.site, self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number), self.given, tell
+            )
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(1, 9))
     def fail(self, number: int, size: int, after: int) -> None:
         """Carve a GPU, and have one call of nvidia-smi fail: what was there is there again."""
-        gpu, wish = self.gpus[number % len(self.gpus)], self.wish(size, number)
+        gpu, desired_vgpus = self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number)
         left = iter(range(after))
 
         def happen(command: Sequence[str]) -> None:
@@ -137,25 +141,25 @@ class Carving(RuleBasedStateMachine):
 
         before = [one for one in self.live() if one[2] == gpu]
         self.tools.before = happen
-        reasons = change_vgpus(self.site, gpu, wish, self.given, lambda _: None)
+        reasons = change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda _: None)
         self.tools.before = lambda _: None
         if ReasonCode.STEP_FAILED in {reason.code for reason in reasons}:
             assert sorted(before) == sorted(one for one in self.live() if one[2] == gpu)
 
     @rule(number=NUMBERS)
-    def start_machine(self, number: int) -> None:
+    def start_vm(self, number: int) -> None:
         """Start one on a vGPU that none has; of no pod, as one that somebody runs by hand."""
         had = {vgpu for _, vgpu in self.machines}
         free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
         if free:
             vgpu = free[number % len(free)]
             group = next(number for number, one in self.kernel.vfio.groups.items() if vgpu in one.vfio_devices)
-            self.machines.append((self.kernel.start_machine(group), vgpu))
+            self.machines.append((self.kernel.start_vm(group), vgpu))
 
     @rule(number=NUMBERS)
-    def end_machine(self, number: int) -> None:
+    def end_vm(self, number: int) -> None:
         if self.machines:
-            self.kernel.end_machine(self.machines.pop(number % len(self.machines))[0])
+            self.kernel.end_vm(self.machines.pop(number % len(self.machines))[0])
 
     @rule(number=NUMBERS)
     def admit_pod(self, number: int) -> None:

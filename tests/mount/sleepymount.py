@@ -5,9 +5,9 @@ import threading
 from pathlib import Path
 
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.mounted.mounting import serve
 from gpuvirt.sim.mounted.nodes import Nodes
 
@@ -28,7 +28,7 @@ def obey(kernel: SimKernel) -> None:
 
 
 def main() -> None:
-    kernel = build_machine(load_machine(sys.argv[1]), wait=True)
+    kernel = build_host(load_host(sys.argv[1]), wait=True)
     threading.Thread(target=obey, args=(kernel,), daemon=True).start()
     serve(kernel, Path(sys.argv[2]), Nodes.FILES, lambda: say("ready"))
 

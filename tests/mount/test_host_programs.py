@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine, machine_names
+from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.sim.tools import SimTools
 from mounting import GPUVIRT, mount, shell
 
@@ -51,9 +51,9 @@ def in_memory(kernel: SimKernel, program: str, *arguments: str) -> tuple[int, st
     return ended.exit_code, ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in machine_names() if name not in {"8xMI300X", "2xFlex170"}])
+@pytest.mark.parametrize("name", [name for name in host_names() if name not in {"8xMI300X", "2xFlex170"}])
 def test_programs_answer_as_they_do_in_memory(tmp_path: Path, name: str) -> None:
-    kernel = build_machine(load_machine(name))
+    kernel = build_host(load_host(name))
     with mount(tmp_path / "host", name):
         for command in WALK:
             assert called(tmp_path / "host", *command) == in_memory(kernel, *command), command

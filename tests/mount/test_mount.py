@@ -12,8 +12,8 @@ import pytest
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
-from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.machine import load_machine, machine_names
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.machine import host_names, load_host
 from mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.ring("mount")
 LSPCI = shutil.which("lspci", path=f"{os.defpath}:/usr/sbin:/sbin")
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_a_mounted_machine_shows_what_it_shows_in_memory(tmp_path: Path, name: str) -> None:
     with mount(tmp_path / "host", name):
-        assert scan(RealKernel(HostRoots.under(tmp_path / "host"))) == scan(build_machine(load_machine(name)))
+        assert scan(RealKernel(HostRoots.under(tmp_path / "host"))) == scan(build_host(load_host(name)))
 
 
 def test_a_mount_whose_server_was_killed_does_not_outlive_the_next_test_run(tmp_path: Path) -> None:

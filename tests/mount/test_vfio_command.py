@@ -104,7 +104,7 @@ def test_used_wrongly(tmp_path: Path, arguments: str, said: str) -> None:
         assert driver(tmp_path, GPU) == "vfio-pci"
 
 
-def test_the_agent_keeps_gpus_where_they_are_wanted_and_nobody_works_against_it(
+def test_the_agent_keeps_gpus_where_they_are_desired_and_nobody_works_against_it(
     tmp_path: Path, short_path: Path
 ) -> None:
     gpu, kubelet = "0000:86:00.0", short_path / "kubelet"

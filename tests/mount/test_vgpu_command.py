@@ -90,7 +90,7 @@ def test_what_is_wrong_ends_with_1(tmp_path: Path, arguments: str, said: str) ->
     assert said in done.stderr
 
 
-def test_what_an_agent_keeps_carved_is_left_to_it(tmp_path: Path) -> None:
+def test_what_an_agent_keeps_with_vgpus_is_left_to_it(tmp_path: Path) -> None:
     """It would undo what is done by hand; the reason names the label that does it."""
     (tmp_path / "node.yaml").write_text("mode: vgpu\nvgpu_config: T4-8Q\n")
     (tmp_path / "kubelet/device-plugins").mkdir(parents=True)

@@ -8,9 +8,9 @@ from gpuvirt.model import pciids
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
+from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from simnode import running_node
 
 A10 = "nvidia.com/GA102GL_A10"
@@ -30,14 +30,14 @@ async def test_a_newer_database_renames_nothing(machine: Callable[[str], SimKern
 
 async def test_colliding_ids_share_one_resource(tmp_path: Path) -> None:
     boards = {
-        "one": BoardSpec(functions=(FunctionSpec(id="10de:20b1", class_code="030200"),)),
-        "other": BoardSpec(functions=(FunctionSpec(id="10de:20f1", class_code="030200"),)),
+        "one": CardSpec(functions=(FunctionSpec(id="10de:20b1", class_code="030200"),)),
+        "other": CardSpec(functions=(FunctionSpec(id="10de:20f1", class_code="030200"),)),
     }
     slots = (
         SlotSpec(at="0000:01:00.0", board="one", driver="vfio-pci", group=1),
         SlotSpec(at="0000:02:00.0", board="other", driver="vfio-pci", group=2),
     )
-    async with running_node(build_machine(MachineSpec(about="two ids", boards=boards, slots=slots)), tmp_path) as node:
+    async with running_node(build_host(HostSpec(about="two ids", boards=boards, slots=slots)), tmp_path) as node:
         assert node.offered == {"nvidia.com/GA100_A100_PCIE_40GB": {"0000:01:00.0": True, "0000:02:00.0": True}}
 
 
@@ -52,21 +52,21 @@ async def test_a_device_in_use_keeps_the_name_it_went_out_under(
         assert node.offered == {A10: {FIRST: True}, "nvidia.com/a10": {SECOND: True}}
         assert node.refused("nvidia.com/a10", [FIRST]) is ReasonCode.UNKNOWN_DEVICE
         node.hold(A10, FIRST)
-        await node.say_holders()
+        await node.report_account()
         node.free(FIRST)
-        await node.say_holders()
-        await node.say_holders()
+        await node.report_account()
+        await node.report_account()
         assert node.offered == {A10: {}, "nvidia.com/a10": {FIRST: True, SECOND: True}}
 
 
 async def test_a_virtual_function_is_no_whole_gpu(tmp_path: Path) -> None:
     """An Intel VF has the id of its GPU; under one name a pod would get the one for the other."""
-    flex = BoardSpec(functions=(FunctionSpec(id="8086:56c0", class_code="038000", native_driver="xe"),), total_vfs=31)
+    flex = CardSpec(functions=(FunctionSpec(id="8086:56c0", class_code="038000", native_driver="xe"),), total_vfs=31)
     slots = (
         SlotSpec(at="0000:01:00.0", board="flex", group=1, vfs=2),
         SlotSpec(at="0000:02:00.0", board="flex", driver="vfio-pci", group=20),
     )
-    kernel = build_machine(MachineSpec(about="one GPU whole, one cut up", boards={"flex": flex}, slots=slots))
+    kernel = build_host(HostSpec(about="one GPU whole, one cut up", boards={"flex": flex}, slots=slots))
     for vf in ("0000:01:00.4", "0000:01:00.5"):
         kernel.rebind(PciAddress(vf), "vfio-pci")
     async with running_node(kernel, tmp_path) as node:

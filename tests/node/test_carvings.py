@@ -9,10 +9,10 @@ import pytest
 from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
@@ -20,7 +20,7 @@ from simnode import SimNode, running_node
 
 pytestmark = pytest.mark.usefixtures("worker")
 
-NO_FILE = NodeRequest(configs=Heard(None))
+NO_FILE = NodeRequest(configs=Observed(None))
 
 Machine = Callable[[str], SimKernel]
 
@@ -31,9 +31,9 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 async def want(node: SimNode, name: str | None) -> None:
     """Have the node's label name a config, and no ConfigMap be there."""
-    node.agent.hear_wish(NodeRequest(Heard(name), Heard(None)))
+    node.agent.take_request(NodeRequest(Observed(name), Observed(None)))
     await node.advance(2)
-    await node.say_holders()
+    await node.report_account()
     await node.advance(20)
 
 
@@ -47,7 +47,7 @@ async def test_a_label_is_followed_and_what_is_offered_follows(machine: Machine,
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-4Q": 16}
-        assert {gpu.wanted for gpu in node.view.gpus} == {"vgpu"}, "not the driver that this needs"
+        assert {gpu.desired for gpu in node.view.gpus} == {"vgpu"}, "not the driver that this needs"
         assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_4Q: 16}
         assert state(node) is StateName.SUCCESS
         await want(node, "T4-8Q")
@@ -57,30 +57,30 @@ async def test_a_label_is_followed_and_what_is_offered_follows(machine: Machine,
         assert node.agent.telemetry.moves["vgpus", "done"] == 8
 
 
-async def test_no_label_means_default_and_unheard_means_as_before(machine: Machine, tmp_path: Path) -> None:
+async def test_no_label_means_default_and_unknown_means_as_before(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     before = types(kernel)
     async with running_node(kernel, tmp_path, VGPU) as node:
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert (types(kernel), state(node)) == (before, None)
         await want(node, None)
         assert types(kernel) == {"T4-8Q": 8}
     kernel.writes.clear()
     async with running_node(kernel, tmp_path, VGPU) as node:  # the API server is away
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert (kernel.writes, state(node)) == ([], StateName.SUCCESS)
 
 
-async def test_a_pods_vgpu_stays_and_its_place_is_carved_when_it_ends(machine: Machine, tmp_path: Path) -> None:
+async def test_a_pods_vgpu_stays_and_its_place_is_with_vgpus_when_it_ends(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         mine = of(kernel, FIRST)[0]
         node.allocate(T4_8Q, [mine])
         node.hold(T4_8Q, mine)
-        guest = kernel.start_machine(kernel.mdev.devices[mine].group)
+        guest = kernel.start_vm(kernel.mdev.devices[mine].group)
         await want(node, "T4-4Q")
         assert of(kernel, FIRST) == [mine]
         assert types(kernel) == {"T4-8Q": 1, "T4-4Q": 12}
@@ -89,32 +89,34 @@ async def test_a_pods_vgpu_stays_and_its_place_is_carved_when_it_ends(machine: M
         assert notes(node) == {ReasonCode.VGPU_IN_USE}
         assert any("pod default/vm-a" in note.text for note in node.view.notes)
         assert node.offered[T4_8Q] == {mine: False}, "it stays listed, and is given to nobody else"
-        kernel.end_machine(guest)
+        kernel.end_vm(guest)
         node.free(mine)
-        await node.say_holders()
-        await node.say_holders()
+        await node.report_account()
+        await node.report_account()
         await node.advance(30)
         assert types(kernel) == {"T4-4Q": 16}
         assert (state(node), notes(node)) == (StateName.SUCCESS, set())
 
 
-async def test_nothing_goes_before_the_kubelet_was_heard_to_count_it_no_more(machine: Machine, tmp_path: Path) -> None:
+async def test_nothing_goes_before_the_kubelet_was_observed_to_count_it_no_more(
+    machine: Machine, tmp_path: Path
+) -> None:
     """A pod can be admitted by what the kubelet counts, whatever list it was sent."""
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         mine = of(kernel, FIRST)[0]
-        node.agent.hear_wish(NodeRequest(config=Heard("T4-4Q")))
+        node.agent.take_request(NodeRequest(config=Observed("T4-4Q")))
         await node.advance(60)
         assert types(kernel) == {"T4-8Q": 8}, "who has what was not heard since they were withdrawn"
         assert node.offered[T4_8Q] == {}
         node.count(T4_8Q, mine)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert of(kernel, FIRST) == [mine]
         assert types(kernel)["T4-4Q"] == 12
         node.count(T4_8Q)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(20)
         assert types(kernel) == {"T4-4Q": 16}
 
@@ -141,28 +143,30 @@ async def test_a_config_that_cannot_be_is_told_and_touches_nothing(machine: Mach
 async def test_configs_that_cannot_be_read_leave_those_from_before(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
 
-    async def hear(node: SimNode, text: str | None) -> None:
-        heard = Heard(ConfigText(text, "ConfigMap gpuvirt/configs, key config.yaml") if text is not None else None)
-        node.agent.hear_wish(NodeRequest(Heard("mine"), heard))
+    async def observe(node: SimNode, text: str | None) -> None:
+        observed = Observed(
+            ConfigText(text, "ConfigMap gpuvirt/configs, key config.yaml") if text is not None else None
+        )
+        node.agent.take_request(NodeRequest(Observed("mine"), observed))
         await node.advance(2)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(20)
 
     good = "version: v1\nvgpu-configs: {mine: [{devices: [0], vgpu-devices: {T4-16Q: 1}}]}\n"
     async with running_node(kernel, tmp_path, VGPU) as node:
-        await hear(node, good)
+        await observe(node, good)
         assert types(kernel)["T4-16Q"] == 1
-        await hear(node, good.replace("v1", "v2"))
+        await observe(node, good.replace("v1", "v2"))
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
         assert state(node) is StateName.FAILED
-        await hear(node, None)
+        await observe(node, None)
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
     kernel.writes.clear()
     async with running_node(kernel, tmp_path, VGPU) as node:
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert (kernel.writes, state(node)) == ([], StateName.FAILED), "the configs are still gone"
-        await hear(node, good.replace("T4-16Q: 1", "T4-1Q: 16"))
+        await observe(node, good.replace("T4-16Q: 1", "T4-1Q: 16"))
         assert types(kernel)["T4-1Q"] >= 16
         assert notes(node) == set()
 
@@ -184,7 +188,7 @@ async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(machin
         before = {gpu: of(kernel, gpu) for gpu in scan(kernel).vgpu_hosts}
         node.allocate(T4_4Q, [before[FIRST][2]])
         node.hold(T4_4Q, before[FIRST][2])
-        await node.say_holders()
+        await node.report_account()
         held = dict(node.held)
     again = machine("4xT4")
     again.reboot_id()
@@ -192,12 +196,12 @@ async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(machin
         again.write(HostPath(f"/sys/bus/mdev/devices/{device}/remove"), b"1")
     async with running_node(again, tmp_path, VGPU) as node:
         node.held = held
-        await node.say_holders()
+        await node.report_account()
         await node.advance(30)
         assert {gpu: of(again, gpu) for gpu in scan(again).vgpu_hosts} == before
 
 
-async def test_gpus_that_nobody_manages_are_not_carved(machine: Machine, tmp_path: Path) -> None:
+async def test_gpus_that_nobody_manages_are_not_with_vgpus(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         before = types(kernel)
@@ -205,9 +209,9 @@ async def test_gpus_that_nobody_manages_are_not_carved(machine: Machine, tmp_pat
         assert (types(kernel), state(node)) == (before, None)
 
 
-async def test_single_gpus_can_be_carved_beside_whole_ones(machine: Machine, tmp_path: Path) -> None:
+async def test_single_gpus_can_be_with_vgpus_beside_whole_ones(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    settings = Settings(modes={FIRST: WantedMode.VGPU, "0000:86:00.0": WantedMode.PASSTHROUGH})
+    settings = Settings(modes={FIRST: DesiredMode.VGPU, "0000:86:00.0": DesiredMode.PASSTHROUGH})
     async with running_node(kernel, tmp_path, settings) as node:
         await want(node, "T4-4Q")
         assert len(of(kernel, FIRST)) == 4
@@ -237,9 +241,9 @@ async def test_modes_are_switched_where_a_config_asks_for_them(
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         gpu = node.view.gpus[1].address
-        node.agent.hear_wish(NodeRequest(Heard("mine"), Heard(ConfigText(text, "a ConfigMap"))))
+        node.agent.take_request(NodeRequest(Observed("mine"), Observed(ConfigText(text, "a ConfigMap"))))
         for _ in range(4):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(10)
         assert state(node) is StateName.SUCCESS, node.agent.vgpu_states.get()
         host = scan(kernel).vgpu_hosts[gpu]

@@ -15,23 +15,23 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, sl
 from gpuvirt.model.candidates import Target
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.ledger import Entry
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.allocator import AllocationRefusedError
 from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.lane import ThreadLane
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.leasing import RefusedError
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from pacedworker import OPERATION_S
 from simnode import SimNode, Workers, running_node
@@ -62,7 +62,7 @@ def live(kernel: SimKernel) -> dict[str, str]:
 
 
 async def want(node: SimNode, name: str) -> None:
-    node.agent.hear_wish(NodeRequest(Heard(name), Heard(CONFIGS)))
+    node.agent.take_request(NodeRequest(Observed(name), Observed(CONFIGS)))
     await node.settle()
 
 
@@ -72,7 +72,7 @@ async def reached(node: SimNode, done: Callable[[], bool]) -> None:
         if done():
             return
         if turn % 50 == 0:
-            await node.say_holders()
+            await node.report_account()
         await node.advance(OPERATION_S)
     raise AssertionError("never reached")
 
@@ -109,7 +109,7 @@ async def test_a_label_that_goes_back_in_mid_change_takes_no_vgpu_from_a_pod(
             await node.advance(OPERATION_S)
             assert given & before <= set(live(kernel)), "removed, and a pod has it"
         for _ in range(6):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(10)
             give_all(node, given)
             assert given & before <= set(live(kernel))
@@ -171,7 +171,7 @@ def driver(kernel: SimKernel, address: PciAddress) -> str | None:
 
 
 async def mode(node: SimNode, name: str) -> None:
-    node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard(name)))
+    node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(name)))
     await node.settle()
 
 
@@ -182,12 +182,12 @@ async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(machi
         folder.mkdir()
         async with running_node(kernel, folder, Settings(workload_label=True)) as node:
             await mode(node, "vm-passthrough")
-            await node.say_holders()
+            await node.report_account()
             await node.advance(30)
             assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
             kernel.writes.clear()
             await mode(node, "container")
-            await node.say_holders()
+            await node.report_account()
             for _ in range(operation):
                 await node.advance(OPERATION_S)
             await mode(node, "vm-passthrough")
@@ -197,7 +197,7 @@ async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(machi
                 await node.advance(OPERATION_S)
                 assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}, "taken, and a pod has it"
             for _ in range(4):
-                await node.say_holders()
+                await node.report_account()
                 await node.advance(10)
                 give_all(node, given)
                 assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}
@@ -228,20 +228,20 @@ async def test_a_pods_vgpu_stays_where_it_is_while_allocations_are_unknown(machi
     other = next(one for one in placed(kernel) if one != mine)
     async with running_node(kernel, tmp_path) as node:
         node.hold(A10_4Q, mine)
-        await node.say_holders()
+        await node.report_account()
         node.allocate(A10_4Q, [mine])
-        await node.say_holders()
+        await node.report_account()
         held = dict(node.held)
     place = placed(kernel)[mine]
     kernel.write(HostPath(f"/sys/bus/mdev/devices/{other}/remove"), b"1")
     async with running_node(kernel, tmp_path, VGPU) as node:
         node.held = held
-        node.agent.hear_wish(NodeRequest(Heard("mine"), Heard(SIZES)))
+        node.agent.take_request(NodeRequest(Observed("mine"), Observed(SIZES)))
         await node.advance(60)
         assert placed(kernel)[mine] == place
         assert not any(str(path).endswith(f"{mine}/remove") for path, _ in kernel.writes)
         for _ in range(4):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(10)
         assert placed(kernel)[mine] == place
 
@@ -255,15 +255,15 @@ async def test_a_failed_change_puts_back_only_what_it_touched(
 ) -> None:
     """The audio function of a card that a pod has lost its driver, and a VFIO driver does not take it."""
     kernel = machine("4xRTX2060")
-    passthrough = Settings(modes={RTX: WantedMode.PASSTHROUGH})
+    passthrough = Settings(modes={RTX: DesiredMode.PASSTHROUGH})
     async with running_node(kernel, tmp_path, passthrough) as node:
-        await node.say_holders()
+        await node.report_account()
         await node.advance(30)
         assert (driver(kernel, RTX), driver(kernel, AUDIO)) == ("vfio-pci", "vfio-pci")
         resource = next(name for name, devices in node.offered.items() if RTX in devices)
         node.allocate(resource, [RTX])
         node.hold(resource, RTX)
-        await node.say_holders()
+        await node.report_account()
         held = dict(node.held)
     kernel.rebind(AUDIO, None)
     kernel.faults.refuse(HostPath("/sys/bus/pci/drivers_probe"), errno.EIO)
@@ -271,7 +271,7 @@ async def test_a_failed_change_puts_back_only_what_it_touched(
     async with running_node(kernel, tmp_path, passthrough) as node:
         node.held = held
         if reported:
-            await node.say_holders()
+            await node.report_account()
         await node.advance(60)
         assert driver(kernel, RTX) == "vfio-pci"
         assert not any(str(path).endswith("/unbind") for path, _ in kernel.writes)
@@ -283,14 +283,14 @@ def is_unbind(write: tuple[HostPath, bytes]) -> bool:
 
 
 async def test_a_change_that_slept_takes_no_further_step_of_its_plan(tmp_path: Path) -> None:
-    kernel = build_machine(load_machine("4xT4"), wait=True)
+    kernel = build_host(load_host("4xT4"), wait=True)
     gpu = PciAddress("0000:86:00.0")
     started: list[Process] = []
     lock = HostPath(f"/proc/driver/nvidia/gpus/{gpu}/unbindLock")
     kernel.faults.before_read(lock, lambda: started.append(kernel.start_process("python3", "/dev/nvidia2")))
-    settings = Settings(modes={gpu: WantedMode.PASSTHROUGH})
-    async with running_node(kernel, tmp_path, settings, moving=ThreadLane, pace=Pace(move_s=0.2)) as node:
-        await node.say_holders()
+    settings = Settings(modes={gpu: DesiredMode.PASSTHROUGH})
+    async with running_node(kernel, tmp_path, settings, moving=ThreadWorker, intervals=Intervals(move_s=0.2)) as node:
+        await node.report_account()
 
         async def until(done: Callable[[], bool]) -> None:
             for _ in range(400):
@@ -302,7 +302,7 @@ async def test_a_change_that_slept_takes_no_further_step_of_its_plan(tmp_path: P
 
         await until(lambda: bool(started) and ReasonCode.WRITE_BLOCKED in {note.code for note in node.view.notes})
         since = len(kernel.writes)
-        kernel.end_machine(started[0])
+        kernel.end_vm(started[0])
         await until(lambda: driver(kernel, gpu) == "vfio-pci")
         await until(lambda: not node.view.notes)
     after = [write for write in kernel.writes[since:] if "unbindLock" not in write[0]]
@@ -318,7 +318,7 @@ def entry_of(gpu: PciAddress) -> Entry:
 
 def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod got the GPU when the plan was made: its VM may just be starting, and would find its group busy."""
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     leased: list[IommuGroup] = []
 
     def lease(group: IommuGroup) -> AbstractContextManager[None]:
@@ -345,7 +345,7 @@ async def test_allocate_opens_no_group_of_which_a_pod_has_something(
 ) -> None:
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         node.allocate(A10, [FIRST])
         node.write(A10, FIRST, uid="a")
         opened: list[IommuGroup] = []

@@ -12,10 +12,10 @@ import pytest
 
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.change import drainrequest
 from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, no_agent
 from gpuvirt.node.change.gate import Gate, gate_at
@@ -80,7 +80,7 @@ def until_it_drains(gate: Gate) -> GateRecord:
 
 async def seconds(node: SimNode, count: int) -> None:
     for _ in range(count):
-        await node.say_holders()
+        await node.report_account()
         await node.advance(1)
 
 
@@ -132,14 +132,14 @@ async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(mach
 @pytest.mark.parametrize(
     ("mode", "desires", "code"),
     [
-        (WantedMode.PASSTHROUGH, ["native"], ReasonCode.MANAGED),
-        (WantedMode.PASSTHROUGH, ["passthrough"], None),
-        (WantedMode.UNMANAGED, ["native"], None),
-        (WantedMode.UNMANAGED, ["vgpus"], None),
+        (DesiredMode.PASSTHROUGH, ["native"], ReasonCode.MANAGED),
+        (DesiredMode.PASSTHROUGH, ["passthrough"], None),
+        (DesiredMode.UNMANAGED, ["native"], None),
+        (DesiredMode.UNMANAGED, ["vgpus"], None),
     ],
 )
 async def test_the_agent_refuses_what_it_would_undo(
-    machine: Machine, tmp_path: Path, mode: WantedMode, desires: list[str], code: ReasonCode | None
+    machine: Machine, tmp_path: Path, mode: DesiredMode, desires: list[str], code: ReasonCode | None
 ) -> None:
     gate = Gate(tmp_path / "locks")
     async with running_node(machine("2xA10"), tmp_path, Settings(mode=mode)) as node:

@@ -14,12 +14,12 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.podallocations import PodAllocations
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.change import gatepass
 from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at
@@ -31,7 +31,7 @@ from simnode import SimNode, running_node
 GPU = PciAddress("0000:65:00.0")
 SLOT = slot_of(GPU)
 A10 = "nvidia.com/GA102GL_A10"
-PASSTHROUGH, CONTAINER = Settings(mode=WantedMode.PASSTHROUGH), Settings(mode=WantedMode.CONTAINER)
+PASSTHROUGH, CONTAINER = Settings(mode=DesiredMode.PASSTHROUGH), Settings(mode=DesiredMode.CONTAINER)
 
 Machine = Callable[[str], SimKernel]
 
@@ -171,7 +171,7 @@ def test_a_step_that_the_kernel_blocks_is_the_last(tmp_path: Path) -> None:
 
 async def going_back(node: SimNode, seconds: int) -> None:
     for _ in range(seconds):
-        await node.say_holders()
+        await node.report_account()
         await node.advance(1)
 
 
@@ -217,7 +217,7 @@ async def test_a_command_that_is_killed_beside_the_agent_is_settled(machine: Mac
 async def test_a_change_that_failed_is_held_over_a_restart(machine: Machine, tmp_path: Path) -> None:
     """The next agent does not try at once what has failed on the same circumstances, and says why."""
     kernel, gate = machine("2xA10"), Gate(tmp_path / "locks")
-    kernel.start_machine(IommuGroup(12))
+    kernel.start_vm(IommuGroup(12))
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await going_back(node, 12)
         assert gate.state(SLOT) is GateState.HELD

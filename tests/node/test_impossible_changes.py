@@ -11,32 +11,34 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import Program
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, StateName
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, StateName
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
-VGPU = Settings(mode=WantedMode.VGPU)
-SLOW = Pace(nodes_s=150.0, brief_s=150.0, users_s=300.0, suspicious_users_s=150.0, whole_s=300.0, state_file_s=600.0)
+VGPU = Settings(mode=DesiredMode.VGPU)
+SLOW = Intervals(
+    nodes_s=150.0, brief_s=150.0, users_s=300.0, suspicious_users_s=150.0, whole_s=300.0, state_file_s=600.0
+)
 """The agent looks around less often, so that hours pass quickly."""
 
 Machine = Callable[[str], SimKernel]
 
 
 def want(node: SimNode, mode: str) -> None:
-    node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), spec=Heard(NodeSpec(mode))))
+    node.agent.take_request(NodeRequest(Observed(None), Observed(None), spec=Observed(NodeSpec(mode))))
 
 
 async def hours(node: SimNode, count: float) -> None:
     """Let time pass, while the kubelet says now and then who has what."""
     for _ in range(round(count * 12)):
-        await node.say_holders()
+        await node.report_account()
         await node.advance(300)
 
 
@@ -57,12 +59,12 @@ def writes(kernel: SimKernel) -> Counter[str]:
     return Counter(path.rpartition("/")[2] for path, _ in kernel.writes)
 
 
-async def carved(kernel: SimKernel, folder: Path) -> set[str]:
+async def with_vgpus(kernel: SimKernel, folder: Path) -> set[str]:
     """Have a host's GPUs carry vGPUs, and return them."""
-    async with running_node(kernel, folder, VGPU, hears_spec=True, pace=SLOW) as node:
+    async with running_node(kernel, folder, VGPU, hears_spec=True, intervals=SLOW) as node:
         want(node, "vgpu")
         for _ in range(3):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(60)
         assert notes(node) == []
     kernel.writes.clear()
@@ -74,10 +76,10 @@ async def test_vgpus_stay_while_the_program_that_switches_their_vfs_off_is_missi
     machine: Machine, tmp_path: Path, name: str
 ) -> None:
     kernel = machine(name)
-    there = await carved(kernel, tmp_path)
+    there = await with_vgpus(kernel, tmp_path)
     programs = {Program.NVIDIA_SMI}
     tools = SimTools(kernel, programs=programs)
-    async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, pace=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
         assert (vgpus(kernel), kernel.writes) == (there, [])
@@ -96,11 +98,11 @@ async def test_vgpus_stay_while_the_program_that_switches_their_vfs_off_is_missi
 
 async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10-sriov")
-    there = await carved(kernel, tmp_path)
+    there = await with_vgpus(kernel, tmp_path)
     kernel.pci.forget_driver("vfio-pci")
     modules = {"nvidia"}
     tools = SimTools(kernel, modules)
-    async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, pace=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
         assert (vgpus(kernel), kernel.writes, tools.loaded) == (there, [], [])
@@ -114,9 +116,9 @@ async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(ma
 
 async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10-sriov")
-    there = await carved(kernel, tmp_path)
+    there = await with_vgpus(kernel, tmp_path)
     job = kernel.start_process("python3", "/dev/nvidia0")
-    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, pace=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
         stay = {one for one in there if one in vgpus(kernel)}
@@ -124,16 +126,16 @@ async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(machine
         assert writes(kernel)["remove"] == 2, "those of the other GPU go"
         assert writes(kernel)["create"] == 0
         assert "is in use by python3" in notes(node)[0].text
-        kernel.end_machine(job)
+        kernel.end_vm(job)
         await hours(node, 0.25)
         assert on_vfio(kernel, FIRST, SECOND)
 
 
 async def test_vgpus_stay_where_their_gpu_could_not_be_isolated(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10-sriov")
-    there = await carved(kernel, tmp_path)
+    there = await with_vgpus(kernel, tmp_path)
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{FIRST}/iommu_group"), errno.ENOENT)
-    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, pace=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 1)
         assert writes(kernel)["create"] == 0
@@ -147,7 +149,7 @@ async def test_a_rollback_does_not_bring_the_next_try_nearer(
 ) -> None:
     """What a look shows of the middle of a try comes in after it, as from a watcher that was still looking."""
     kernel = machine("2xA10-sriov")
-    there = await carved(kernel, tmp_path)
+    there = await with_vgpus(kernel, tmp_path)
     tools, seen = SimTools(kernel), list[Facts]()
 
     def fail(command: object) -> None:
@@ -156,14 +158,14 @@ async def test_a_rollback_does_not_bring_the_next_try_nearer(
 
     tools.before = fail
     async with running_node(
-        kernel, tmp_path, VGPU, tools=tools, hears_spec=True, tells_scheduler=tells_scheduler, pace=SLOW
+        kernel, tmp_path, VGPU, tools=tools, hears_spec=True, tells_scheduler=tells_scheduler, intervals=SLOW
     ) as node:
         want(node, "passthrough")
         for _ in range(30):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(5)
             while seen:
-                node.agent.hear_facts(seen.pop())
+                node.agent.observe_facts(seen.pop())
                 await node.settle()
             await node.advance(115)
         assert vgpus(kernel) == there, "the same ids"
@@ -178,23 +180,23 @@ async def test_a_rollback_does_not_bring_the_next_try_nearer(
         want(node, "passthrough")
         await node.settle()
         await hours(node, 0.25)
-        assert on_vfio(kernel, FIRST, SECOND), "somebody wants it anew, so it is tried at once"
+        assert on_vfio(kernel, FIRST, SECOND), "somebody wants it again, so it is tried at once"
 
 
 async def test_a_move_that_is_rolled_back_is_not_repeated_for_ever(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10-sriov")
-    await carved(kernel, tmp_path)
+    await with_vgpus(kernel, tmp_path)
     kernel.pci.functions[FIRST].group = None  # "vfio-pci: probe of 0000:65:00.0 failed with error -22"
     link = HostPath(f"/sys/bus/pci/devices/{FIRST}/driver")
-    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, pace=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         for _ in range(30):
             before = len(kernel.writes)
-            await node.say_holders()
+            await node.report_account()
             await node.advance(5)
             if len(kernel.writes) > before:
                 kernel.faults.fail(link, errno.ENOENT)
-                node.agent.hear_facts(scan(kernel))
+                node.agent.observe_facts(scan(kernel))
                 kernel.faults.heal()
                 await node.settle()
             await node.advance(115)

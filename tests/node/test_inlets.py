@@ -9,98 +9,102 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import inlets
+from gpuvirt.node import desiredstatestore
+from gpuvirt.node.desiredstatestore import Kept
 from gpuvirt.node.files import replace_file
-from gpuvirt.node.inlets import Kept
 from gpuvirt.sim.kernel import SimKernel
-from keptstates import CONFIGS, KEPT, WISH
+from keptstates import CONFIGS, KEPT, REQUEST
 from simnode import running_node
 
 Machine = Callable[[str], SimKernel]
 
-heards = st.none() | st.builds(Heard, st.none() | st.text(max_size=5))
+heards = st.none() | st.builds(Observed, st.none() | st.text(max_size=5))
 texts = st.builds(ConfigText, st.text(max_size=20), st.text(max_size=5))
-wishes = st.builds(NodeRequest, heards, st.none() | st.builds(Heard, st.none() | texts))
+desired_by_gpu = st.builds(NodeRequest, heards, st.none() | st.builds(Observed, st.none() | texts))
 
 
-@given(st.builds(Kept, st.just(NodeName("node01")), wishes, st.none() | texts))
+@given(st.builds(Kept, st.just(NodeName("node01")), desired_by_gpu, st.none() | texts))
 def test_what_is_written_is_read(kept: Kept) -> None:
     """Unheard, heard to be none, and heard stay three."""
-    assert inlets.decode(inlets.encode(kept)).value == kept
+    assert desiredstatestore.decode(desiredstatestore.encode(kept)).value == kept
 
 
-@given(st.integers(0, len(inlets.encode(KEPT)) - 2))
+@given(st.integers(0, len(desiredstatestore.encode(KEPT)) - 2))
 def test_a_torn_file_is_refused(length: int) -> None:
     with pytest.raises(DamagedError):
-        inlets.decode(inlets.encode(KEPT)[:length])
+        desiredstatestore.decode(desiredstatestore.encode(KEPT)[:length])
 
 
 def good_configs(folder: Path) -> ConfigText | None:
-    return inlets.decode((folder / "wishes.json").read_bytes()).value.good_configs
+    return desiredstatestore.decode((folder / "wishes.json").read_bytes()).value.good_configs
 
 
 async def test_an_agent_that_starts_while_nobody_answers_goes_on_as_before(machine: Machine, tmp_path: Path) -> None:
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.wish == NodeRequest()
-        node.agent.hear_wish(NodeRequest(config=Heard("A10-4Q")))
-        node.agent.hear_wish(NodeRequest(configs=Heard(CONFIGS)))
+        assert node.agent.desired == NodeRequest()
+        node.agent.take_request(NodeRequest(config=Observed("A10-4Q")))
+        node.agent.take_request(NodeRequest(configs=Observed(CONFIGS)))
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.wish == WISH
-        node.agent.hear_wish(NodeRequest(config=Heard(None), configs=Heard(None)))
+        assert node.agent.desired == REQUEST
+        node.agent.take_request(NodeRequest(config=Observed(None), configs=Observed(None)))
         await node.settle()
         assert good_configs(tmp_path) == CONFIGS, "a ConfigMap that is deleted takes nothing from anybody"
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.wish == NodeRequest(Heard(None), Heard(None))
+        assert node.agent.desired == NodeRequest(Observed(None), Observed(None))
         assert good_configs(tmp_path) == CONFIGS
 
 
-async def test_a_wish_is_on_disk_before_the_agent_ends(machine: Machine, tmp_path: Path) -> None:
+async def test_a_desired_state_is_on_disk_before_the_agent_ends(machine: Machine, tmp_path: Path) -> None:
     async with running_node(machine("2xA10"), tmp_path) as node:
-        node.agent.hear_wish(WISH)
+        node.agent.take_request(REQUEST)
         await node.settle()
-        assert inlets.decode((tmp_path / inlets.FILE).read_bytes()).value.vgpu == WISH
+        assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value.vgpu == REQUEST
 
 
-async def test_a_wish_is_concluded_from_and_one_heard_twice_is_not(machine: Machine, tmp_path: Path) -> None:
+async def test_a_desired_state_is_concluded_from_and_one_observed_twice_is_not(
+    machine: Machine, tmp_path: Path
+) -> None:
     async with running_node(machine("2xA10"), tmp_path) as node:
         await node.settle()
         views = [node.view]
         for _ in range(2):
-            node.agent.hear_wish(WISH)
+            node.agent.take_request(REQUEST)
             await node.settle()
             views.append(node.view)
         assert views[0] is not views[1]
         assert views[1] is views[2]
 
 
-async def test_another_nodes_wishes_are_passed_over(machine: Machine, tmp_path: Path) -> None:
-    replace_file(tmp_path / inlets.FILE, inlets.encode(Kept(NodeName("node02"), WISH)))
+async def test_another_nodes_desired_states_are_passed_over(machine: Machine, tmp_path: Path) -> None:
+    replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(Kept(NodeName("node02"), REQUEST)))
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.wish == NodeRequest()
+        assert node.agent.desired == NodeRequest()
 
 
-async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_heard(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / inlets.FILE).write_bytes(b"torn")
+async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_observed(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / desiredstatestore.FILE).write_bytes(b"torn")
     async with running_node(machine("2xA10"), tmp_path) as node:
-        assert node.agent.wish == NodeRequest()
+        assert node.agent.desired == NodeRequest()
         assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_LOST]
         assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
-        node.agent.hear_wish(WISH)
+        node.agent.take_request(REQUEST)
         await node.settle()
         assert node.view.notes == (), "what was heard again is lost no more"
 
 
 async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(machine: Machine, tmp_path: Path) -> None:
-    blocked = tmp_path / f".{inlets.FILE}.new"
+    blocked = tmp_path / f".{desiredstatestore.FILE}.new"
     blocked.mkdir()
     async with running_node(machine("2xA10"), tmp_path) as node:
-        node.agent.hear_wish(WISH)
+        node.agent.take_request(REQUEST)
         await node.settle()
         assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_NOT_WRITTEN]
-        assert node.agent.wish == WISH
+        assert node.agent.desired == REQUEST
         blocked.rmdir()
         await node.advance(30)
         assert node.view.notes == ()
-    assert inlets.decode((tmp_path / inlets.FILE).read_bytes()).value == Kept(NodeName("node01"), WISH, CONFIGS)
+    assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value == Kept(
+        NodeName("node01"), REQUEST, CONFIGS
+    )

@@ -13,12 +13,12 @@ from scene import AT, HOME, Scene, node
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli import diagnosis, render
-from gpuvirt.cluster.agent.gpunode import status_of, wish_of_spec
-from gpuvirt.cluster.agent.gpunodekeeper import happenings
+from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
+from gpuvirt.cluster.agent.gpunodekeeper import events_between
+from gpuvirt.cluster.agent.noderequests import request_of_config_map
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_keys
-from gpuvirt.cluster.agent.wishes import wish_of_config_map
 from gpuvirt.cluster.kinds.core import ConfigMap
-from gpuvirt.cluster.kinds.gpunode import READY, GpuNode, GpuWish, Origins, Spec, Status
+from gpuvirt.cluster.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
 from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator import report
@@ -31,14 +31,14 @@ from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import report as diagnose
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec
+from gpuvirt.model.explaining import walk
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.invalid import Origin
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView
-from gpuvirt.model.walk import walk
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import Workload
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
@@ -49,22 +49,22 @@ from simnode import SimNode, running_node
 GPU, NO_GPU = PciAddress("0000:3b:00.0"), "0000:3c:00.0"
 MAP = ObjectKey("gpuvirt", "configs")
 GOOD = "version: v1\nvgpu-configs: {mine: [{devices: all, vgpu-devices: {T4-8Q: 2}}]}\n"
-VGPU = Settings(mode=WantedMode.VGPU)
+VGPU = Settings(mode=DesiredMode.VGPU)
 FOLLOWS = Settings(workload_label=True)
 NO_VGPU_HOST = "4xRTX2060"
 
 
 def config_map(text: str | None, key: str = "config.yaml") -> NodeRequest:
     found = ConfigMap(Metadata(), {key: text}) if text is not None else None
-    return wish_of_config_map(MAP, found)
+    return request_of_config_map(MAP, found)
 
 
 def labels(config: str | None = None, workload: str | None = None) -> NodeRequest:
-    return NodeRequest(config=Heard(config), workload=Heard(workload))
+    return NodeRequest(config=Observed(config), workload=Observed(workload))
 
 
-def spec(wanted: Spec) -> NodeRequest:
-    return wish_of_spec(wanted)
+def spec(desired: Spec) -> NodeRequest:
+    return request_of_spec(desired)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Case:
     """Which of the two state labels tells it."""
 
 
-NOTHING = NodeRequest(Heard(None), Heard(None), Heard(None))
+NOTHING = NodeRequest(Observed(None), Observed(None), Observed(None))
 """It was heard that nobody wants anything."""
 CONFIG, WORKLOAD = "label nvidia.com/vgpu.config", "label nvidia.com/gpu.workload.config"
 BY_LABEL = Origins(mode=WORKLOAD, vgpu_config=CONFIG)
@@ -103,45 +103,45 @@ CASES: Mapping[str, Case] = {
         settings=FOLLOWS, good=labels(workload="vm-passthrough"), state="workload",
     ),
     "label under a controller: no such config": Case(
-        spec(Spec(mode=WantedMode.VGPU, vgpu_config="nonsense2", origins=BY_LABEL)), Origin.LABEL,
+        spec(Spec(mode=DesiredMode.VGPU, vgpu_config="nonsense2", origins=BY_LABEL)), Origin.LABEL,
         (CONFIG, "'nonsense2'", "default, T4-1A"),
-        good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)),
+        good=spec(Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)),
     ),
     "label under a controller: no such workload": Case(
         labels(workload="vm-vgpus"), Origin.LABEL, (WORKLOAD, "'vm-vgpus'", "did you mean vm-vgpu?"),
-        good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)), state="workload",
+        good=spec(Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)), state="workload",
     ),
     "label and settings: container beside vgpu": Case(
         labels(workload="container"), Origin.LABEL, (WORKLOAD, "'container'", "settings ($.modes)"),
-        settings=Settings(workload_label=True, modes={GPU: WantedMode.VGPU}), good=labels(workload="vm-vgpu"),
+        settings=Settings(workload_label=True, modes={GPU: DesiredMode.VGPU}), good=labels(workload="vm-vgpu"),
         state="workload",
     ),
     "GpuNode: no such config": Case(
-        spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8R")), Origin.GPU_NODE,
-        ("GpuNode $.spec.vgpuConfig", "'T4-8R'", "T4-8Q"), good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q")),
+        spec(Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8R")), Origin.GPU_NODE,
+        ("GpuNode $.spec.vgpuConfig", "'T4-8R'", "T4-8Q"), good=spec(Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8Q")),
     ),
     "GpuNode: no such mode": Case(
-        NodeRequest(spec=Heard(NodeSpec("vgpus"))), Origin.GPU_NODE,
-        ("GpuNode $.spec.mode", "'vgpus'", "did you mean vgpu?"), good=spec(Spec(mode=WantedMode.VGPU)),
+        NodeRequest(spec=Observed(NodeSpec("vgpus"))), Origin.GPU_NODE,
+        ("GpuNode $.spec.mode", "'vgpus'", "did you mean vgpu?"), good=spec(Spec(mode=DesiredMode.VGPU)),
         state="workload",
     ),
     "GpuNode: container beside vgpu": Case(
-        spec(Spec(mode=WantedMode.VGPU, gpus=(GpuWish(address=GPU, mode=WantedMode.CONTAINER),))), Origin.GPU_NODE,
-        ("GpuNode $.spec", "container and vgpu"), good=spec(Spec(mode=WantedMode.VGPU)), state="workload",
+        spec(Spec(mode=DesiredMode.VGPU, gpus=(GpuMode(address=GPU, mode=DesiredMode.CONTAINER),))), Origin.GPU_NODE,
+        ("GpuNode $.spec", "container and vgpu"), good=spec(Spec(mode=DesiredMode.VGPU)), state="workload",
     ),
     "GpuNode: the address of no GPU": Case(
-        spec(Spec(mode=WantedMode.VGPU, gpus=(GpuWish(address=NO_GPU, mode=WantedMode.PASSTHROUGH),))),
+        spec(Spec(mode=DesiredMode.VGPU, gpus=(GpuMode(address=NO_GPU, mode=DesiredMode.PASSTHROUGH),))),
         Origin.GPU_NODE, ("GpuNode $.spec.gpus[0].address", NO_GPU, f"did you mean {GPU}?"),
-        good=spec(Spec(mode=WantedMode.VGPU)), state="workload",
+        good=spec(Spec(mode=DesiredMode.VGPU)), state="workload",
     ),
     "GpuNode: vgpu on cards that carry none": Case(
-        spec(Spec(mode=WantedMode.VGPU)), Origin.GPU_NODE, ("GpuNode $.spec.mode", "'default'"),
-        good=spec(Spec(mode=WantedMode.CONTAINER)), settings=Settings(), host=NO_VGPU_HOST,
+        spec(Spec(mode=DesiredMode.VGPU)), Origin.GPU_NODE, ("GpuNode $.spec.mode", "'default'"),
+        good=spec(Spec(mode=DesiredMode.CONTAINER)), settings=Settings(), host=NO_VGPU_HOST,
     ),
     "ClusterPolicy: no such default config": Case(
-        spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8X", origins=Origins(vgpu_config=POLICY_DEFAULT))),
+        spec(Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8X", origins=Origins(vgpu_config=POLICY_DEFAULT))),
         Origin.CLUSTER_POLICY, (POLICY_DEFAULT, "'T4-8X'", "T4-8Q"),
-        good=spec(Spec(mode=WantedMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)),
+        good=spec(Spec(mode=DesiredMode.VGPU, vgpu_config="T4-8Q", origins=BY_LABEL)),
     ),
     "ConfigMap: not to be parsed": Case(
         config_map(GOOD.replace("v1", "v2")), Origin.CONFIG_MAP,
@@ -165,26 +165,26 @@ CASES: Mapping[str, Case] = {
     ),
     "settings: no such config": Case(
         labels(), Origin.SETTINGS, ("settings $.vgpu_config", "'T4-8X'", "T4-8Q"),
-        settings=Settings(mode=WantedMode.VGPU, vgpu_config="T4-8X"),
+        settings=Settings(mode=DesiredMode.VGPU, vgpu_config="T4-8X"),
     ),
     "settings: no such ConfigMap": Case(
         config_map(None), Origin.SETTINGS, ("settings $.vgpu_config_map", "'my-configs'"),
-        settings=Settings(mode=WantedMode.VGPU, vgpu_config_map="my-configs"), good=labels(),
+        settings=Settings(mode=DesiredMode.VGPU, vgpu_config_map="my-configs"), good=labels(),
     ),
     "settings: the address of no GPU": Case(
         labels(), Origin.SETTINGS, ("settings $.modes", NO_GPU, f"did you mean {GPU}?"),
-        settings=Settings(workload_label=True, mode=WantedMode.VGPU, modes={NO_GPU: WantedMode.PASSTHROUGH}),
+        settings=Settings(workload_label=True, mode=DesiredMode.VGPU, modes={NO_GPU: DesiredMode.PASSTHROUGH}),
         state="workload",
     ),
     "settings: vgpu of a card for which the config has none": Case(
         labels("T4-8Q"), Origin.SETTINGS, (f"settings $.modes.{GPU}", "'none-here'", "T4-1A"),
-        settings=Settings(modes={GPU: WantedMode.VGPU}), good=labels(),
+        settings=Settings(modes={GPU: DesiredMode.VGPU}), good=labels(),
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Told:
+class SchedulerReport:
     """All that there is to be heard of a node."""
 
     node: SimNode
@@ -211,26 +211,26 @@ def of_metric(page: str, case: Case) -> str:
     return " ".join(case.says) if found else "\n".join(lines)
 
 
-def from_file(told: Told) -> str:
+def from_file(told: SchedulerReport) -> str:
     view = msgspec.json.decode((told.folder / "node.json").read_bytes(), type=NodeView)
     (found,) = view.invalid
     assert (found.origin, found.reason.code) == (told.case.origin, told.case.code)
     return f"{found.where} {found.found!r} {found.expected} {found.reason.text} {' '.join(found.near)}"
 
 
-def looked_at(told: Told) -> str:
+def looked_at(told: SchedulerReport) -> str:
     evidence = replace(gather(told.node.kernel, around()), view=told.node.view)
     found = diagnose(evidence)
     assert found.level is Level.ERROR
     return told.text_of(lambda: diagnosis.report(found, every=False))
 
 
-def why(told: Told, target: str) -> str:
+def why(told: SchedulerReport, target: str) -> str:
     evidence = replace(gather(told.node.kernel, around()), view=told.node.view)
     return told.text_of(lambda: diagnosis.way(walk(evidence, target)))
 
 
-def state_label(told: Told) -> str:
+def state_label(told: SchedulerReport) -> str:
     agent = told.node.agent
     of_vgpus = told.case.state == "vgpus"
     states, names = (agent.vgpu_states, OF_VGPUS) if of_vgpus else (agent.workload_states, OF_WORKLOAD)
@@ -238,12 +238,12 @@ def state_label(told: Told) -> str:
     return (keys.annotations.get(names.annotation) or "") if keys.labels == {names.label: "failed"} else str(keys)
 
 
-def ready(told: Told) -> str:
+def ready(told: SchedulerReport) -> str:
     (found,) = (one for one in told.after.conditions if one.type == READY)
     return found.message if (found.status, found.reason) == ("False", told.case.code) else str(found)
 
 
-def of_policy(told: Told, kind: str) -> str:
+def of_policy(told: SchedulerReport, kind: str) -> str:
     progress = told.decided.progress
     status = policy_status_of(progress, Metadata(name="cluster-policy"), None, "gpuvirt", AT)
     assert (status.state, status.nodes and status.nodes.invalid, status.nodes and status.nodes.ready) == (
@@ -252,7 +252,7 @@ def of_policy(told: Told, kind: str) -> str:
     return next((one.message for one in status.conditions if one.type == kind), "no such condition")
 
 
-def status_rows(told: Told) -> str:
+def status_rows(told: SchedulerReport) -> str:
     deploy = {f"{DEPLOY}{one}": "true" for one in SETS[Workload.VGPU]}
     labelled = node("vm-vgpu", gpu_present="true")
     found = msgspec.structs.replace(
@@ -262,7 +262,7 @@ def status_rows(told: Told) -> str:
     return " ".join(one.detail for one in rows if not one.ready and one.state == told.case.code)
 
 
-OUTLETS: Mapping[str, Callable[[Told], str]] = {
+OUTLETS: Mapping[str, Callable[[SchedulerReport], str]] = {
     "the agent's log": lambda told: told.log,
     "the agent's metric": lambda told: of_metric(metrics.page(told.node.view, told.node.agent.telemetry), told.case),
     "node.json": from_file,
@@ -276,16 +276,16 @@ OUTLETS: Mapping[str, Callable[[Told], str]] = {
         f"{one.where} {one.message}" for one in told.after.invalid if one.origin == told.case.origin
     ),
     "an event of the GpuNode": lambda told: " ".join(
-        one.note for one in happenings(told.before, told.after) if one.reason == told.case.code
+        one.note for one in events_between(told.before, told.after) if one.reason == told.case.code
     ),
     "an event of a GpuNode that is new": lambda told: " ".join(
-        one.note for one in happenings(None, told.after) if one.reason == told.case.code
+        one.note for one in events_between(None, told.after) if one.reason == told.case.code
     ),
     "an event of the Node": lambda told: " ".join(
-        one.happening.note for one in told.decided.news if one.about.kind == "Node"
+        one.event.note for one in told.decided.announcements if one.about.kind == "Node"
     ),
     "an event of the ClusterPolicy": lambda told: " ".join(
-        one.happening.note for one in told.decided.news if one.about.kind == "ClusterPolicy"
+        one.event.note for one in told.decided.announcements if one.about.kind == "ClusterPolicy"
     ),
     "the ClusterPolicy's Ready": lambda told: of_policy(told, "Ready"),
     "the ClusterPolicy's condition": lambda told: of_policy(told, INVALID),
@@ -300,12 +300,12 @@ OUTLETS: Mapping[str, Callable[[Told], str]] = {
 }
 
 
-async def heard(agent: SimNode, request: NodeRequest) -> None:
+async def observed(agent: SimNode, request: NodeRequest) -> None:
     """Have the agent hear what is wanted, and give it the time that it takes."""
-    agent.agent.hear_wish(request)
+    agent.agent.take_request(request)
     for _ in range(4):
         await agent.advance(5)
-        await agent.say_holders()
+        await agent.report_account()
 
 
 def policy_of(status: Status) -> Decisions:
@@ -314,7 +314,7 @@ def policy_of(status: Status) -> Decisions:
     return Scene(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(HOME)
 
 
-def silent(told: Told, outlets: Iterable[str]) -> dict[str, str]:
+def silent(told: SchedulerReport, outlets: Iterable[str]) -> dict[str, str]:
     """Return the outlets that don't say all, each with what it says."""
     said = {name: " ".join(OUTLETS[name](told).split()) for name in outlets}
     return {name: text for name, text in said.items() if not all(one in text for one in told.case.says)}
@@ -328,12 +328,12 @@ async def test_every_outlet_says_what_is_invalid(
     if "'none-here'" in case.says:
         case = none_here(case)
     async with running_node(kernel, tmp_path, case.settings, hears_spec=case.good.has_spec) as agent:
-        await heard(agent, NOTHING.updated(case.good))
+        await observed(agent, NOTHING.updated(case.good))
         before = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
         kernel.writes.clear()
         caplog.clear()
         since = agent.view.invalid
-        await heard(agent, case.bad)
+        await observed(agent, case.bad)
         assert kernel.writes == [], "what is invalid changes nothing"
         log = "" if since else caplog.text
         await agent.advance(30)
@@ -343,7 +343,7 @@ async def test_every_outlet_says_what_is_invalid(
         decided = policy_of(after)
         caplog.clear()
         log_invalid((), decided.progress.invalid)
-        told = Told(agent, tmp_path, log, before, after, decided, caplog.text, case)
+        told = SchedulerReport(agent, tmp_path, log, before, after, decided, caplog.text, case)
         as_from_the_start = {"the agent's log", "an event of the GpuNode"} if since else set[str]()
         assert silent(told, OUTLETS.keys() - as_from_the_start) == {}
 
@@ -356,12 +356,12 @@ def none_here(case: Case) -> Case:
 
 async def test_what_is_mended_is_said_no_more(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
     async with running_node(machine("4xT4"), tmp_path, VGPU) as agent:
-        await heard(agent, NOTHING.updated(labels("nonsense2")))
+        await observed(agent, NOTHING.updated(labels("nonsense2")))
         ill = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
-        await heard(agent, labels("T4-4Q"))
+        await observed(agent, labels("T4-4Q"))
         assert (agent.view.invalid, agent.view.notes) == ((), ())
         well = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
-        assert [(one.kind, one.reason) for one in happenings(ill, well)] == [("Normal", "Reconciled")]
+        assert [(one.kind, one.reason) for one in events_between(ill, well)] == [("Normal", "Reconciled")]
         decided = policy_of(well)
         assert decided.progress.invalid == ()
         assert INVALID not in {
@@ -375,13 +375,13 @@ async def test_what_ran_goes_on_and_drift_is_mended_while_a_label_is_invalid(
     """After a restart, too: the last good state is kept on disk, the label is heard again."""
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as agent:
-        await heard(agent, NOTHING.updated(labels("T4-8Q")))
+        await observed(agent, NOTHING.updated(labels("T4-8Q")))
         offered = agent.offered
-        await heard(agent, labels("nonsense2"))
+        await observed(agent, labels("nonsense2"))
         assert agent.offered == offered
     offered = {name: devices for name, devices in offered.items() if devices}
     kernel.writes.clear()
     async with running_node(kernel, tmp_path, VGPU) as agent:
-        await heard(agent, labels("nonsense2"))
+        await observed(agent, labels("nonsense2"))
         assert (agent.offered, kernel.writes) == (offered, [])
         assert [one.found for one in agent.view.invalid] == ["nonsense2"]

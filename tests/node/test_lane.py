@@ -7,58 +7,58 @@ from concurrent.futures import Future
 
 import pytest
 
-from gpuvirt.node.lane import InlineLane, LaneBlockedError, ThreadLane
+from gpuvirt.node.serialworker import InlineWorker, ThreadWorker, WorkerBlockedError
 
 
-@pytest.mark.parametrize("lane", [InlineLane(), ThreadLane("test")])
-async def test_results_and_errors_come_back(lane: InlineLane | ThreadLane) -> None:
-    assert await lane.run(lambda: 42, name="answer", timeout_s=5) == 42
+@pytest.mark.parametrize("worker", [InlineWorker(), ThreadWorker("test")])
+async def test_results_and_errors_come_back(worker: InlineWorker | ThreadWorker) -> None:
+    assert await worker.run(lambda: 42, name="answer", timeout_s=5) == 42
 
     def fail() -> None:
         raise OSError("as it was")
 
     with pytest.raises(OSError, match="as it was"):
-        await lane.run(fail, name="fail", timeout_s=5)
-    assert await lane.run(lambda: 43, name="answer", timeout_s=5) == 43
+        await worker.run(fail, name="fail", timeout_s=5)
+    assert await worker.run(lambda: 43, name="answer", timeout_s=5) == 43
 
 
-async def test_a_job_that_sleeps_blocks_its_lane_until_it_wakes() -> None:
-    lane, wake, woke = ThreadLane("test"), threading.Event(), threading.Event()
+async def test_a_job_that_sleeps_blocks_its_worker_until_it_wakes() -> None:
+    worker, wake, woke = ThreadWorker("test"), threading.Event(), threading.Event()
 
     def sleep() -> None:
         wake.wait()
         woke.set()
 
-    with pytest.raises(LaneBlockedError, match="unbind sleeps in the kernel"):
-        await lane.run(sleep, name="unbind", timeout_s=0.01)
-    with pytest.raises(LaneBlockedError, match="unbind has not come back"):
-        await lane.run(lambda: 42, name="answer", timeout_s=5)
+    with pytest.raises(WorkerBlockedError, match="unbind sleeps in the kernel"):
+        await worker.run(sleep, name="unbind", timeout_s=0.01)
+    with pytest.raises(WorkerBlockedError, match="unbind has not come back"):
+        await worker.run(lambda: 42, name="answer", timeout_s=5)
     wake.set()
     assert woke.wait(100)
     while True:
         try:
-            assert await lane.run(lambda: 42, name="answer", timeout_s=5) == 42
-        except LaneBlockedError:
+            assert await worker.run(lambda: 42, name="answer", timeout_s=5) == 42
+        except WorkerBlockedError:
             continue
         break
 
 
-async def test_a_job_that_times_out_by_itself_is_no_blocked_lane() -> None:
+async def test_a_job_that_times_out_by_itself_is_no_blocked_worker() -> None:
     def fail() -> None:
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own"):
-        await ThreadLane("test").run(fail, name="fail", timeout_s=5)
+        await ThreadWorker("test").run(fail, name="fail", timeout_s=5)
 
 
 def test_a_process_ends_while_a_job_sleeps() -> None:
     program = """
 import asyncio, threading
-from gpuvirt.node.lane import LaneBlockedError, ThreadLane
+from gpuvirt.node.serialworker import ThreadWorker, WorkerBlockedError
 async def main():
     try:
-        await ThreadLane("test").run(threading.Event().wait, name="unbind", timeout_s=0.01)
-    except LaneBlockedError:
+        await ThreadWorker("test").run(threading.Event().wait, name="unbind", timeout_s=0.01)
+    except WorkerBlockedError:
         print("blocked")
 asyncio.run(main())
 """
@@ -66,9 +66,9 @@ asyncio.run(main())
     assert (ended.returncode, ended.stdout) == (0, "blocked\n")
 
 
-def test_a_job_that_had_its_time_before_its_turn_leaves_no_lane_asleep() -> None:
-    lane, late = ThreadLane("test"), Future[None]()
+def test_a_job_that_had_its_time_before_its_turn_leaves_no_worker_asleep() -> None:
+    worker, late = ThreadWorker("test"), Future[None]()
     late.cancel()
-    lane._asleep = True
-    lane._do(lambda: None, "late", late)
-    assert not lane._asleep
+    worker._asleep = True
+    worker._do(lambda: None, "late", late)
+    assert not worker._asleep

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import Check
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import Workload
 from gpuvirt.node.markers import Markers
 from gpuvirt.sim.kernel import SimKernel
@@ -66,13 +66,13 @@ async def test_the_files_follow_the_host_and_leave_others_alone(machine: Machine
 async def test_gpus_that_are_for_containers_do_not_count(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10")
     kernel.rebind(FIRST, "nvidia")
-    settings = Settings(mode=WantedMode.PASSTHROUGH, modes={FIRST: WantedMode.CONTAINER})
+    settings = Settings(mode=DesiredMode.PASSTHROUGH, modes={FIRST: DesiredMode.CONTAINER})
     async with running_node(kernel, tmp_path, settings) as node:
         assert unready(node) == {}
 
 
 async def test_a_node_for_vgpus_without_any(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("2xA10"), tmp_path, Settings(mode=WantedMode.VGPU)) as node:
+    async with running_node(machine("2xA10"), tmp_path, Settings(mode=DesiredMode.VGPU)) as node:
         assert unready(node) == {
             Check.VGPU_MANAGER: ReasonCode.NO_VGPUS,
             Check.VGPU_DEVICES: ReasonCode.NO_VGPUS,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.sim.clock import SimClock
@@ -22,7 +22,7 @@ Machine = Callable[[str], SimKernel]
 
 
 def reviewed(*names: str, withheld: tuple[Withheld, ...] = ()) -> NodeRequest:
-    return NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
+    return NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
 
 
 FOREIGN = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself")
@@ -43,17 +43,17 @@ def controlled(kernel: SimKernel, folder: Path) -> AbstractAsyncContextManager[S
 
 async def test_a_new_resource_waits_for_its_review_and_says_so(machine: Machine, tmp_path: Path) -> None:
     async with controlled(machine("2xA10"), tmp_path) as node:
-        node.agent.hear_wish(NodeRequest(spec=Heard(None)))
+        node.agent.take_request(NodeRequest(spec=Observed(None)))
         await node.advance(10)
         (resource,) = node.view.resources
         assert (resource.devices, resource.withheld) == ((), True)
         assert resource.pci_vendor_selectors == ("10DE:2236",), "by these the controller compares it"
         assert resource.not_registered_because is not None
         assert resource.not_registered_because.code is ReasonCode.AWAITS_CONTROLLER
-        node.agent.hear_wish(reviewed())
+        node.agent.take_request(reviewed())
         await node.settle()
         assert not registers(node), "a spec that does not list it has not seen it"
-        node.agent.hear_wish(reviewed(A10))
+        node.agent.take_request(reviewed(A10))
         await node.settle()
         assert registers(node)
         assert notes(node) == []
@@ -63,7 +63,7 @@ async def test_a_resource_that_kubevirt_offers_is_never_registered(machine: Mach
     async with controlled(machine("2xA10"), tmp_path) as node:
         await node.advance(5)
         assert not registers(node)
-        node.agent.hear_wish(reviewed(A10, withheld=(FOREIGN,)))
+        node.agent.take_request(reviewed(A10, withheld=(FOREIGN,)))
         await node.advance(600)
         assert not registers(node)
         assert [one.not_registered_because.code for one in node.view.resources if one.not_registered_because] == [
@@ -84,7 +84,7 @@ async def test_the_wait_is_bounded_and_a_silent_controller_is_told(machine: Mach
         (note,) = notes(node)
         assert note.subject == A10
         assert "within 30 s" in note.text
-        node.agent.hear_wish(reviewed(A10, withheld=(FOREIGN,)))
+        node.agent.take_request(reviewed(A10, withheld=(FOREIGN,)))
         await node.settle()
         assert not registers(node), "late, and obeyed"
         assert notes(node) == []
@@ -104,20 +104,20 @@ async def test_what_was_only_waited_for_is_new_after_a_restart_too(machine: Mach
     for _ in range(2):
         async with controlled(machine("2xA10"), tmp_path) as node:
             node.hold(A10, "0000:65:00.0")
-            await node.say_holders()
+            await node.report_account()
             await node.advance(BOUND_S / 2)
             assert not registers(node) or all(one.withheld for one in node.view.resources)
 
 
 async def test_a_spec_with_reviews_on_disk_tells_of_a_controller(machine: Machine, tmp_path: Path) -> None:
     async with running_node(machine("4xT4"), tmp_path, hears_spec=True) as node:
-        node.agent.hear_wish(reviewed("nvidia.com/other"))
+        node.agent.take_request(reviewed("nvidia.com/other"))
         names = {one.name for one in node.view.resources}
         await node.settle()
     (tmp_path / "ledger.json").unlink()
     async with running_node(machine("4xT4"), tmp_path, hears_spec=True) as node:
         assert not any(registers(node, name) for name in names)
-        node.agent.hear_wish(reviewed(*names))
+        node.agent.take_request(reviewed(*names))
         await node.settle()
         assert all(registers(node, name) for name in names if node.offered[name])
 
@@ -125,7 +125,7 @@ async def test_a_spec_with_reviews_on_disk_tells_of_a_controller(machine: Machin
 async def test_without_the_kind_nobody_waits(machine: Machine, tmp_path: Path) -> None:
     async with controlled(machine("2xA10"), tmp_path) as node:
         assert not registers(node)
-        node.agent.hear_kind(there=False)
+        node.agent.observe_kind(there=False)
         await node.settle()
         assert registers(node)
 

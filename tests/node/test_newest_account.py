@@ -7,7 +7,7 @@ import pytest
 
 from carvednode import VGPU
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.kernel import SimKernel
@@ -36,7 +36,7 @@ def driver(kernel: SimKernel, address: PciAddress) -> str | None:
 
 
 async def mode(node: SimNode, name: str) -> None:
-    node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard(name)))
+    node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(name)))
     await node.settle()
 
 
@@ -52,7 +52,7 @@ async def test_a_gpu_that_a_container_gets_in_mid_change(machine: Machine, tmp_p
         await mode(node, "container")
         await native(node)
         await mode(node, "vm-passthrough")
-        await node.say_holders()
+        await node.report_account()
         await pass_operations(node, operation)
         free = [one for one in (FIRST, SECOND) if driver(kernel, one) == "nvidia"]
         for one in free:  # only a GPU that has its driver can be given to a container
@@ -65,7 +65,7 @@ async def test_a_gpu_that_a_container_gets_in_mid_change(machine: Machine, tmp_p
 
 async def native(node: SimNode) -> None:
     for _ in range(4):
-        await node.say_holders()
+        await node.report_account()
         await node.advance(30)
     assert [driver(node.kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
 
@@ -81,7 +81,7 @@ async def test_a_change_stops_when_the_record_is_not_read(machine: Machine, tmp_
         await mode(node, "container")
         await native(node)
         await mode(node, "vm-passthrough")
-        await node.say_holders()
+        await node.report_account()
         await pass_operations(node, operation)
         node.recorded.unread = True
         await pass_operations(node, 60)
@@ -91,7 +91,7 @@ async def test_a_change_stops_when_the_record_is_not_read(machine: Machine, tmp_
         assert codes == ({ReasonCode.ALLOCATIONS_UNKNOWN} if waiting else set())
         node.recorded.unread = False
         for _ in range(20):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(30)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
 
@@ -106,15 +106,15 @@ async def test_a_vgpu_that_another_plugin_gives_away_in_mid_change(
         return {one for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:b1:")}
 
     async with running_node(kernel, tmp_path, VGPU) as node:
-        node.agent.hear_wish(NodeRequest(Heard("A10-4Q"), Heard(CONFIGS)))
+        node.agent.take_request(NodeRequest(Observed("A10-4Q"), Observed(CONFIGS)))
         for _ in range(20):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(1)
         before = live()
         assert len(before) == 6
-        node.agent.hear_wish(NodeRequest(Heard("A10-12Q"), Heard(CONFIGS)))
+        node.agent.take_request(NodeRequest(Observed("A10-12Q"), Observed(CONFIGS)))
         await node.settle()
-        await node.say_holders()
+        await node.report_account()
         for _ in range(3000):
             if len(live()) <= 6 - removed and node.agent.vgpu_states.get() is not None:
                 break

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carvednode import T4_4Q, T4_8Q, VGPU
 from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import Heard, NodeRequest
+from gpuvirt.model.observed import NodeRequest, Observed
 from gpuvirt.model.schedulable import Count
 from gpuvirt.model.view import Registration
 from gpuvirt.node.notice import Notice
@@ -33,19 +33,19 @@ class Status:
         """Have the kubelet know all resources, and write what it counts."""
         register_all(self.node)
         self.said = {ResourceName(name): sum(devices.values()) for name, devices in self.node.offered.items()}
-        self.notice.hear(dict(self.said))
+        self.notice.observe(dict(self.said))
 
     def correct(self) -> None:
         """Have the agent write what it wants otherwise."""
         if (patch := patch_of(self.notice.counts.get(), self.said)) is not None:
             self.said |= said_of(patch.status.allocatable)
-            self.notice.hear(dict(self.said))
+            self.notice.observe(dict(self.said))
 
 
 def register_all(node: SimNode) -> None:
     """Have the kubelet know what is offered."""
     for name in node.offered:
-        node.agent.hear_registration(ResourceName(name), Registration(registered=True))
+        node.agent.observe_registration(ResourceName(name), Registration(registered=True))
 
 
 def count_all(node: SimNode) -> None:
@@ -59,8 +59,8 @@ def listed(node: SimNode, resource: str) -> int:
     return len(node.offered.get(resource, ()))
 
 
-async def carve(node: SimNode, name: str) -> None:
-    node.agent.hear_wish(NodeRequest(Heard(name), Heard(None)))
+async def apply_vgpus(node: SimNode, name: str) -> None:
+    node.agent.take_request(NodeRequest(Observed(name), Observed(None)))
     await node.settle()
 
 
@@ -68,7 +68,7 @@ async def until_carved(node: SimNode, status: Status, resource: str, count: int)
     for _ in range(60):
         await node.advance(1)
         count_all(node)
-        await node.say_holders()
+        await node.report_account()
         status.report()
         await node.settle()
         if listed(node, resource) == count:
@@ -81,14 +81,14 @@ async def halved(kernel: SimKernel, folder: Path) -> AsyncIterator[tuple[SimNode
     """Run an agent that has carved eight halves, which the scheduler counts."""
     async with running_node(kernel, folder, VGPU, tells_scheduler=True) as node:
         status = Status(node)
-        await carve(node, "T4-8Q")
+        await apply_vgpus(node, "T4-8Q")
         await until_carved(node, status, T4_8Q, 8)
         yield node, status
 
 
 async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine: Machine, tmp_path: Path) -> None:
     async with halved(machine("4xT4"), tmp_path) as (node, status):
-        await carve(node, "T4-4Q")
+        await apply_vgpus(node, "T4-4Q")
         assert listed(node, T4_8Q) == 8, "the scheduler still counts them"
         assert node.agent.notice is not None
         assert node.agent.notice.counts.get()[T4_8Q] == Count(0, 0)
@@ -104,7 +104,7 @@ async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine:
 
 async def test_a_pod_that_was_bound_before_keeps_what_it_is_given(machine: Machine, tmp_path: Path) -> None:
     async with halved(machine("4xT4"), tmp_path) as (node, status):
-        await carve(node, "T4-4Q")
+        await apply_vgpus(node, "T4-4Q")
         mine = next(iter(node.offered[T4_8Q]))
         node.allocate(T4_8Q, [mine])
         node.hold(T4_8Q, mine)
@@ -117,7 +117,7 @@ async def test_what_the_kubelet_reports_in_between_is_corrected_and_waited_for_a
     machine: Machine, tmp_path: Path
 ) -> None:
     async with halved(machine("4xT4"), tmp_path) as (node, status):
-        await carve(node, "T4-4Q")
+        await apply_vgpus(node, "T4-4Q")
         status.correct()
         await node.advance(0.4)
         status.report()
@@ -132,20 +132,20 @@ async def test_what_the_kubelet_reports_in_between_is_corrected_and_waited_for_a
 
 async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(machine: Machine, tmp_path: Path) -> None:
     async with halved(machine("4xT4"), tmp_path) as (node, _):
-        await carve(node, "T4-4Q")
+        await apply_vgpus(node, "T4-4Q")
         await node.advance(2.9)
         assert listed(node, T4_8Q) == 8
         await node.advance(0.2)
         assert listed(node, T4_8Q) == 0
 
 
-async def test_what_the_kubelet_counts_anew_is_told_at_once(machine: Machine, tmp_path: Path) -> None:
+async def test_what_the_kubelet_counts_again_is_told_at_once(machine: Machine, tmp_path: Path) -> None:
     async with halved(machine("4xT4"), tmp_path) as (node, status):
-        await carve(node, "T4-4Q")
+        await apply_vgpus(node, "T4-4Q")
         status.correct()
         await node.advance(2)
         node.counted = frozenset()
-        await node.say_holders()
+        await node.report_account()
         await node.advance(5)
         assert listed(node, T4_4Q) == 16
         register_all(node)
@@ -154,7 +154,7 @@ async def test_what_the_kubelet_counts_anew_is_told_at_once(machine: Machine, tm
         assert status.said.get(T4_4Q, 0) == 0, "the kubelet does not count them yet, and would refuse pods"
         assert node.agent.unsettled, "it is asked again soon"
         count_all(node)
-        await node.say_holders()
+        await node.report_account()
         assert status.notice.is_growing is False
         status.correct()
         assert status.said == {T4_4Q: 16, T4_8Q: 0} | {name: 0 for name in status.said if name not in {T4_4Q, T4_8Q}}
@@ -162,10 +162,10 @@ async def test_what_the_kubelet_counts_anew_is_told_at_once(machine: Machine, tm
 
 async def test_what_another_plugin_serves_under_the_same_name_is_left_alone(machine: Machine, tmp_path: Path) -> None:
     async with halved(machine("4xT4"), tmp_path) as (node, status):
-        node.agent.hear_registration(T4_8Q, Registration(registered=False))
+        node.agent.observe_registration(T4_8Q, Registration(registered=False))
         await node.settle()
         assert T4_8Q not in status.notice.counts.get()
-        await carve(node, "T4-4Q")
+        await apply_vgpus(node, "T4-4Q")
         await node.settle()
         assert listed(node, T4_8Q) == 0, "nobody is given any of ours, so nobody needs to be told"
         status.correct()

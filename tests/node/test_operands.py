@@ -10,23 +10,23 @@ from pathlib import Path
 from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.heard import Heard, NodeRequest, OperandsHeard, StateName
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import NodeRequest, Observed, OperandsObserved, StateName
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from kubeletnode import CLOCK, agent_on, options_for, until
 from simnode import SimNode, running_node
 
 PLUGIN = "nvidia.com/gpu.deploy.sandbox-device-plugin"
 POD = "gpu-operator/nvidia-sandbox-device-plugin-daemonset-7xk2q"
-RUNNING, ENDING, GONE = OperandsHeard((PLUGIN,), (POD,)), OperandsHeard((), (POD,)), OperandsHeard()
+RUNNING, ENDING, GONE = OperandsObserved((PLUGIN,), (POD,)), OperandsObserved((), (POD,)), OperandsObserved()
 
 Machine = Callable[[str], SimKernel]
 
@@ -38,62 +38,62 @@ def state(agent: Agent) -> tuple[StateName, str]:
 
 
 @asynccontextmanager
-async def carver(kernel: SimKernel, folder: Path) -> AsyncIterator[SimNode]:
+async def vgpu_host(kernel: SimKernel, folder: Path) -> AsyncIterator[SimNode]:
     """Run an agent that carves alone, and has carved what is wanted: 8 vGPUs of T4-8Q."""
-    async with running_node(kernel, folder, VGPU, carves_only=True) as node:
-        node.agent.hear_operands(GONE)
+    async with running_node(kernel, folder, VGPU, vgpus_only=True) as node:
+        node.agent.observe_operands(GONE)
         await want(node, "T4-8Q")
         assert types(kernel) == {"T4-8Q": 8}
         assert not node.agent.operands_away.get()
-        node.agent.hear_operands(RUNNING)
+        node.agent.observe_operands(RUNNING)
         await node.advance(20)
         kernel.writes.clear()
         yield node
 
 
 async def want(node: SimNode, name: str) -> None:
-    node.agent.hear_wish(NodeRequest(Heard(name), Heard(None)))
+    node.agent.take_request(NodeRequest(Observed(name), Observed(None)))
     for _ in range(3):
         await node.advance(2)
-        await node.say_holders()
+        await node.report_account()
     await node.advance(20)
 
 
 async def test_nothing_is_offered_and_nothing_moved(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10")
     drivers = {one.address: one.driver for one in scan(kernel).functions.values()}
-    async with running_node(kernel, tmp_path, VGPU, carves_only=True) as node:
-        node.agent.hear_operands(GONE)
+    async with running_node(kernel, tmp_path, VGPU, vgpus_only=True) as node:
+        node.agent.observe_operands(GONE)
         await want(node, "default")
         assert node.offered == {}
-        assert {gpu.wanted for gpu in node.view.gpus} == {None}
+        assert {gpu.desired for gpu in node.view.gpus} == {None}
     assert {one.address: one.driver for one in scan(kernel).functions.values()} == drivers
 
 
-async def test_nothing_is_carved_before_the_plugin_is_gone_and_the_kubelet_says_so(
+async def test_nothing_is_with_vgpus_before_the_plugin_is_gone_and_the_kubelet_says_so(
     machine: Machine, tmp_path: Path
 ) -> None:
     kernel = machine("4xT4")
-    async with carver(kernel, tmp_path) as node:
+    async with vgpu_host(kernel, tmp_path) as node:
         node.count(T4_8Q, *(one for gpu in scan(kernel).vgpu_hosts for one in of(kernel, gpu)))
         await want(node, "T4-4Q")
-        for heard in (RUNNING, ENDING, None):
-            node.agent.hear_operands(heard)
-            await node.say_holders()
+        for observed in (RUNNING, ENDING, None):
+            node.agent.observe_operands(observed)
+            await node.report_account()
             await node.advance(5)
             assert node.agent.operands_away.get()
             assert state(node.agent)[0] is StateName.PENDING
             assert "DevicePluginStillRunning" in state(node.agent)[1]
-        node.agent.hear_operands(GONE)
-        await node.say_holders()
+        node.agent.observe_operands(GONE)
+        await node.report_account()
         await node.advance(1)
         assert "AllocationsUnknown" in state(node.agent)[1], "one reading may be older than the plugin's last answer"
         await node.advance(4)
-        await node.say_holders()
+        await node.report_account()
         assert "StillAllocatable" in state(node.agent)[1]
         assert kernel.writes == []
         node.count(T4_8Q)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(5)
         assert types(kernel) == {"T4-4Q": 16}
         assert not node.agent.operands_away.get()
@@ -102,14 +102,14 @@ async def test_nothing_is_carved_before_the_plugin_is_gone_and_the_kubelet_says_
 
 async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    async with carver(kernel, tmp_path) as node:
+    async with vgpu_host(kernel, tmp_path) as node:
         for vgpu in kernel.mdev.devices:
             kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{vgpu}/iommu_group"), errno.EIO)
         node.count(T4_8Q, *kernel.mdev.devices)
-        node.agent.hear_wish(NodeRequest(Heard("T4-4Q"), Heard(None)))
+        node.agent.take_request(NodeRequest(Observed("T4-4Q"), Observed(None)))
         away = set[bool]()
         for _ in range(120):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(1)
             away.add(node.agent.operands_away.get())
         assert away == {False}
@@ -120,21 +120,21 @@ async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(machine: Mac
 
 async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    async with carver(kernel, tmp_path) as node:
+    async with vgpu_host(kernel, tmp_path) as node:
         await want(node, "T4-4Q")
-        node.agent.hear_operands(ENDING)
+        node.agent.observe_operands(ENDING)
         away = []
         for _ in range(60):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(10)
             away.append(node.agent.operands_away.get())
         assert set(away) == {True, False}, "it is let back for a while, and then asked again"
         assert state(node.agent)[0] is StateName.PENDING
         assert POD in state(node.agent)[1]
         assert kernel.writes == []
-        node.agent.hear_operands(GONE)
+        node.agent.observe_operands(GONE)
         for _ in range(40):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(10)
         assert types(kernel) == {"T4-4Q": 16}
         assert not node.agent.operands_away.get()
@@ -142,20 +142,20 @@ async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(mac
 
 async def test_what_a_pod_has_keeps_no_plugin_away(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    async with carver(kernel, tmp_path) as node:
+    async with vgpu_host(kernel, tmp_path) as node:
         mine = of(kernel, FIRST)[0]
         node.hold(T4_8Q, mine)
-        guest = kernel.start_machine(kernel.mdev.devices[mine].group)
-        node.agent.hear_operands(GONE)
+        guest = kernel.start_vm(kernel.mdev.devices[mine].group)
+        node.agent.observe_operands(GONE)
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-8Q": 1, "T4-4Q": 12}
         assert not node.agent.operands_away.get(), "the rest waits for the machine, which may run for weeks"
         assert state(node.agent)[0] is StateName.PENDING
         assert "VgpuInUse" in state(node.agent)[1]
-        kernel.end_machine(guest)
+        kernel.end_vm(guest)
         node.free(mine)
-        await node.say_holders()
-        await node.say_holders()
+        await node.report_account()
+        await node.report_account()
         await node.advance(30)
         assert types(kernel) == {"T4-4Q": 16}
 
@@ -164,11 +164,11 @@ async def test_an_agent_that_restarts_lets_the_plugin_back_where_nothing_is_to_b
     machine: Machine, tmp_path: Path
 ) -> None:
     kernel = machine("4xT4")
-    async with carver(kernel, tmp_path) as node:
+    async with vgpu_host(kernel, tmp_path) as node:
         await want(node, "T4-4Q")
         assert node.agent.operands_away.get()
-    async with running_node(kernel, tmp_path, VGPU, carves_only=True) as node:
-        node.agent.hear_operands(ENDING)
+    async with running_node(kernel, tmp_path, VGPU, vgpus_only=True) as node:
+        node.agent.observe_operands(ENDING)
         await want(node, "T4-8Q")
         assert not node.agent.operands_away.get()
         assert kernel.writes == []
@@ -177,8 +177,8 @@ async def test_an_agent_that_restarts_lets_the_plugin_back_where_nothing_is_to_b
 class Operator:
     """NVIDIA's operator, as far as it takes its device plugin away and brings it back."""
 
-    def __init__(self, carver: Agent, kernel: SimKernel, kubelet: SimKubelet, folder: Path) -> None:
-        self.carver = carver
+    def __init__(self, vgpu_host: Agent, kernel: SimKernel, kubelet: SimKubelet, folder: Path) -> None:
+        self.vgpu_host = vgpu_host
         self.kernel = kernel
         self.kubelet = kubelet
         self.runs = False
@@ -190,36 +190,36 @@ class Operator:
         while True:
             before = len(self.kernel.writes)
             async with agent_on(self._options) as plugin:
-                self.carver.hear_operands(RUNNING)
+                self.vgpu_host.observe_operands(RUNNING)
                 await until(lambda: plugin.looked and all(one.registered for one in plugin.views.get().resources))
                 self.runs = True
-                await until(self.carver.operands_away.get)
+                await until(self.vgpu_host.operands_away.get)
                 self.written_beside_it += len(self.kernel.writes) - before
                 self.runs = False
-                self.carver.hear_operands(ENDING)
-            self.carver.hear_operands(GONE)
-            await until(lambda: not self.carver.operands_away.get())
+                self.vgpu_host.observe_operands(ENDING)
+            self.vgpu_host.observe_operands(GONE)
+            await until(lambda: not self.vgpu_host.operands_away.get())
 
 
 async def test_beside_a_plugin_and_a_kubelet_the_resources_of_the_node_change(short_path: Path, tmp_path: Path) -> None:
-    kernel = build_machine(load_machine("4xT4"), where="4xT4")
+    kernel = build_host(load_host("4xT4"), where="4xT4")
     options = replace(
-        options_for(kernel, short_path, Settings(mode=WantedMode.VGPU, vgpu_config="T4-8Q")),
+        options_for(kernel, short_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-8Q")),
         ledger=tmp_path / "ledger.json",
         moves=Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks"),
         node_name=NodeName("node01"),
-        carves_only=True,
+        vgpus_only=True,
         config_file=tmp_path / "config.yaml",
     )
     async with running(short_path, CLOCK) as kubelet, agent_on(options) as agent, asyncio.TaskGroup() as group:
         operator = Operator(agent, kernel, kubelet, tmp_path)
         task = group.create_task(operator.run())
-        agent.hear_wish(NodeRequest(config=Heard(None)))
+        agent.take_request(NodeRequest(config=Observed(None)))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_8Q) == 8)
         pod = await kubelet.run_pod("vm", Container("compute", {T4_8Q: 1}))
         folder = short_path / "pods" / pod.uid
         folder.mkdir(parents=True)
-        agent.hear_wish(NodeRequest(config=Heard("T4-4Q")))
+        agent.take_request(NodeRequest(config=Observed("T4-4Q")))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_4Q) == 12)
         await until(lambda: kubelet.allocatable()[T4_8Q] == 1)
         assert pod.held[0].devices[0] in types_by_id(kernel)
@@ -229,7 +229,7 @@ async def test_beside_a_plugin_and_a_kubelet_the_resources_of_the_node_change(sh
         (tmp_path / "config.yaml").write_text(
             "version: v1\nvgpu-configs: {mine: [{devices: all, vgpu-devices: {T4-16Q: 1}}]}\n"
         )
-        agent.hear_wish(NodeRequest(config=Heard("mine")))
+        agent.take_request(NodeRequest(config=Observed("mine")))
         await until(lambda: operator.runs and kubelet.allocatable().get("nvidia.com/GRID_T4-16Q") == 4)
         assert operator.written_beside_it == 0
         await until(lambda: state(agent)[0] is StateName.SUCCESS)

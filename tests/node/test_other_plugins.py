@@ -7,11 +7,11 @@ import pytest
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan, with_device_ids
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidia import gpu_uuid
@@ -128,18 +128,18 @@ async def test_the_agent_leaves_a_gpu_to_a_container_that_is_idle(
 ) -> None:
     kernel = machine("4xT4")
     user = kernel.start_process("cuda", "/dev/nvidia2")
-    async with running_node(kernel, tmp_path, Settings(modes={FREE_T4: WantedMode.PASSTHROUGH})) as node:
+    async with running_node(kernel, tmp_path, Settings(modes={FREE_T4: DesiredMode.PASSTHROUGH})) as node:
         node.hold("nvidia.com/gpu", device, pod="cuda")
         await node.advance(5)
-        await node.say_holders()
-        kernel.end_machine(user)
+        await node.report_account()
+        kernel.end_vm(user)
         for _ in range(8):
             await node.advance(60)
-            await node.say_holders()
+            await node.report_account()
         assert kernel.pci.functions[FREE_T4].driver == "nvidia", "the container is idle, and has it"
         (note,) = {one for one in node.view.notes if one.code is code}
         assert "pod default/cuda" in note.message
         node.free(device)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(301)
         assert kernel.pci.functions[FREE_T4].driver == "vfio-pci"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.model.driverjournal import DriverJournal, StartedChange
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node import inlets, journal, originals
+from gpuvirt.node import desiredstatestore, journal, originaldrivers
 from gpuvirt.node.checksummed import DigestField, Fields, HeaderLine, Layout
 from gpuvirt.node.persisted import Persisted
 from gpuvirt.node.stateformat import Format, NewerVersionError
@@ -58,9 +58,9 @@ SECOND_DRIVERS = (
 
 def test_files_of_the_first_versions_are_read() -> None:
     assert journal.decode(FIRST_LEDGER).value == LEDGER
-    assert inlets.decode(FIRST_DESIRED).value == KEPT
-    assert originals.parse(FIRST_DRIVERS) == DriverJournal({GPU: "nvidia"}, {GPU: "vfio-pci"})
-    assert originals.parse(SECOND_DRIVERS) == RECORD
+    assert desiredstatestore.decode(FIRST_DESIRED).value == KEPT
+    assert originaldrivers.parse(FIRST_DRIVERS) == DriverJournal({GPU: "nvidia"}, {GPU: "vfio-pci"})
+    assert originaldrivers.parse(SECOND_DRIVERS) == RECORD
 
 
 def first_reader(content: bytes) -> Fields:
@@ -86,8 +86,8 @@ class FirstDrivers(msgspec.Struct, frozen=True):
 
 def test_the_first_versions_read_the_files_of_this_one(tmp_path: Path) -> None:
     assert journal.encode(LEDGER) == FIRST_LEDGER
-    assert inlets.encode(KEPT) == FIRST_DESIRED
-    originals.update(tmp_path / "drivers.json", lambda _: RECORD)
+    assert desiredstatestore.encode(KEPT) == FIRST_DESIRED
+    originaldrivers.update(tmp_path / "drivers.json", lambda _: RECORD)
     found = msgspec.json.decode((tmp_path / "drivers.json").read_bytes(), type=FirstDrivers)
     assert (found.drivers, found.overrides, found.boot) == (RECORD.drivers, RECORD.overrides, RECORD.boot_id)
     assert found.changes == {GPU: {"to_vfio": True, "driver": "nvidia"}}
@@ -208,8 +208,8 @@ def test_what_is_written_is_read(state: V3, layout: Layout) -> None:
 
 FILES: list[tuple[Callable[[bytes], object], bytes]] = [
     (journal.decode, journal.encode(LEDGER)),
-    (inlets.decode, inlets.encode(KEPT)),
-    (originals.parse, originals.FORMAT.encode(originals.FORMAT.decode(SECOND_DRIVERS).value)),
+    (desiredstatestore.decode, desiredstatestore.encode(KEPT)),
+    (originaldrivers.parse, originaldrivers.FORMAT.encode(originaldrivers.FORMAT.decode(SECOND_DRIVERS).value)),
     (chain(HeaderLine())[2].decode, chain(HeaderLine())[2].encode(V3("a", (OwnedPod("a", "x"),)))),
     (chain(DigestField())[2].decode, chain(DigestField())[2].encode(V3("a", (OwnedPod("a", "x"),)))),
 ]
@@ -262,15 +262,15 @@ async def test_a_damaged_driver_record_is_kept_aside_and_reported(
 ) -> None:
     record = tmp_path / "drivers.json"
     record.write_bytes(content)
-    settings = Settings(mode=WantedMode.PASSTHROUGH)
+    settings = Settings(mode=DesiredMode.PASSTHROUGH)
     async with running_node(machine("2xA10"), tmp_path, settings) as node:
         await node.advance(30)
         assert ReasonCode.DRIVERS_LOST in {note.code for note in node.view.notes}
-        originals.update(record, lambda before: before)
+        originaldrivers.update(record, lambda before: before)
         assert (tmp_path / "drivers.json.damaged").read_bytes() == content
-        assert originals.read(record).damaged
+        assert originaldrivers.read(record).damaged
         await node.advance(30)
         assert ReasonCode.DRIVERS_LOST in {note.code for note in node.view.notes}
-        originals.update(record, lambda before: replace(before, damaged=False))
+        originaldrivers.update(record, lambda before: replace(before, damaged=False))
         await node.advance(30)
         assert ReasonCode.DRIVERS_LOST not in {note.code for note in node.view.notes}

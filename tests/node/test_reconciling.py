@@ -9,18 +9,18 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.model.heard import Heard, NodeRequest
-from gpuvirt.model.ledger import Holders
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.ledger import KubeletAccount
+from gpuvirt.model.observed import NodeRequest, Observed
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node import originals
-from gpuvirt.node.lane import ThreadLane
-from gpuvirt.node.pace import Pace
+from gpuvirt.node import originaldrivers
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("worker")
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 A10 = "nvidia.com/GA102GL_A10"
-PASSTHROUGH = Settings(mode=WantedMode.PASSTHROUGH)
-CONTAINER = Settings(mode=WantedMode.CONTAINER)
+PASSTHROUGH = Settings(mode=DesiredMode.PASSTHROUGH)
+CONTAINER = Settings(mode=DesiredMode.CONTAINER)
 
 Machine = Callable[[str], SimKernel]
 
@@ -43,10 +43,10 @@ def notes(node: SimNode) -> set[ReasonCode]:
     return {note.code for note in node.view.notes}
 
 
-async def heard(node: SimNode) -> None:
+async def observed(node: SimNode) -> None:
     """Have the kubelet say who has what, as it does all the while."""
     for _ in range(4):
-        await node.say_holders()
+        await node.report_account()
         await node.advance(10)
 
 
@@ -57,39 +57,39 @@ async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(mac
         assert kernel.writes == [], "it is unknown whether a pod has what its native driver serves"
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         node.count("nvidia.com/GRID_T4-8Q", *kernel.mdev.devices)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(5)
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert node.offered["nvidia.com/TU104GL_TESLA_T4"] == {T4[2]: True}
         assert notes(node) >= {ReasonCode.VGPU_IN_USE}
         assert [driver(kernel, one) for one in (T4[0], T4[1], T4[3])] == ["nvidia"] * 3
-        assert node.gpu(T4[0]).wanted == "passthrough"
+        assert node.gpu(T4[0]).desired == "passthrough"
         assert node.agent.telemetry.moves["passthrough", "done"] == 1
         node.count("nvidia.com/GRID_T4-8Q")
-        await heard(node)
+        await observed(node)
         assert [driver(kernel, one) for one in T4] == ["vfio-pci"] * 4
         assert notes(node) == set()
 
 
-async def test_a_gpu_that_is_wanted_whole_waits_for_the_machines_that_have_parts_of_it(
+async def test_a_gpu_that_is_desired_whole_waits_for_the_machines_that_have_parts_of_it(
     machine: Machine, tmp_path: Path
 ) -> None:
     kernel = machine("4xT4")
     vgpu = min(kernel.mdev.devices)
     mine = kernel.mdev.devices[vgpu]
     carrier = mine.slot
-    guest = kernel.start_machine(mine.group)
+    guest = kernel.start_vm(mine.group)
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
-        await heard(node)
+        await observed(node)
         others = [one for one in T4 if one != carrier]
         assert [driver(kernel, one) for one in others] == ["vfio-pci"] * 3
         assert driver(kernel, PciAddress(carrier)) == "nvidia"
         assert notes(node) == {ReasonCode.VGPU_IN_USE}
         assert set(kernel.mdev.devices) == {vgpu}, "what is free on it goes"
         assert kernel.vfio.requests == []
-        kernel.end_machine(guest)
+        kernel.end_vm(guest)
         await node.advance(70)
-        await heard(node)
+        await observed(node)
         assert [driver(kernel, one) for one in T4] == ["vfio-pci"] * 4
         assert notes(node) == set()
 
@@ -99,25 +99,25 @@ async def test_vfs_go_before_a_gpu_is_had_whole_and_come_back_for_vgpus(
     machine: Machine, tmp_path: Path, name: str
 ) -> None:
     kernel = machine(name)
-    carve = Settings(mode=WantedMode.VGPU)
+    apply_vgpus = Settings(mode=DesiredMode.VGPU)
     gpus = [one.address for one in kernel.pci.functions.values() if one.physfn is None and one.address.endswith("00.0")]
 
     async def keeps(settings: Settings) -> None:
         async with running_node(kernel, tmp_path, settings) as node:
-            node.agent.hear_wish(NodeRequest(Heard(None), Heard(None)))
-            await heard(node)
+            node.agent.take_request(NodeRequest(Observed(None), Observed(None)))
+            await observed(node)
             assert notes(node) == set()
 
-    await keeps(carve)
+    await keeps(apply_vgpus)
     assert all(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
     await keeps(PASSTHROUGH)
     assert not any(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
     assert {driver(kernel, PciAddress(gpu)) for gpu in gpus} == {"vfio-pci"}
-    await keeps(carve)
+    await keeps(apply_vgpus)
     assert all(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
 
 
-async def test_no_wish_means_leave_alone(machine: Machine, tmp_path: Path) -> None:
+async def test_no_desired_state_means_leave_alone(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         await node.advance(60)
@@ -126,18 +126,18 @@ async def test_no_wish_means_leave_alone(machine: Machine, tmp_path: Path) -> No
 
 async def test_single_gpus_have_modes_of_their_own(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH})) as node:
-        await node.say_holders()
+    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH})) as node:
+        await node.report_account()
         await node.advance(5)
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert notes(node) == set()
-        assert node.gpu(T4[0]).wanted is None
+        assert node.gpu(T4[0]).desired is None
 
 
 async def test_what_somebody_rebinds_comes_back(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
-        await node.say_holders()
+        await node.report_account()
         await node.advance(5)
         kernel.rebind(FIRST, "nvidia")
         await node.advance(5)
@@ -163,13 +163,13 @@ async def test_a_restart_writes_nothing(machine: Machine, tmp_path: Path) -> Non
 async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     process = kernel.start_process("python3", "/dev/nvidia2")
-    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH})) as node:
-        await node.say_holders()
+    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH})) as node:
+        await node.report_account()
         await node.advance(60)
         assert driver(kernel, T4[2]) == "nvidia"
         assert notes(node) == {ReasonCode.IN_USE}
         assert any(f"pid {process.pid}" in note.text for note in node.view.notes)
-        kernel.end_machine(process)
+        kernel.end_vm(process)
         await node.advance(301)
         assert driver(kernel, T4[2]) == "vfio-pci"
         assert notes(node) == set()
@@ -178,7 +178,7 @@ async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(machine: Machi
 async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
         assert node.offered[A10] == {FIRST: True, SECOND: True}
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await node.advance(20)
@@ -187,7 +187,7 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(mac
         assert node.refused(A10, [FIRST]) is ReasonCode.UNKNOWN_RESOURCE
         assert driver(kernel, FIRST) == "vfio-pci", "who has what is not known yet"
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
-        await node.say_holders()
+        await node.report_account()
         await node.advance(10)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "nvidia"]
         assert notes(node) == set()
@@ -198,18 +198,18 @@ async def test_half_an_account_of_pods_keeps_gpus_where_they_are(machine: Machin
     kernel = machine("2xA10")
     half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", (Seen.absent("socket"),))
     async with running_node(kernel, tmp_path) as node:
-        node.agent.hear_holders(Holders(node.clock.now(), {}, partial=half))
+        node.agent.observe_account(KubeletAccount(node.clock.now(), {}, partial=half))
         await node.settle()
         assert node.allocate(A10, [FIRST])
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await node.advance(2)
         for _ in range(3):
-            node.agent.hear_holders(Holders(node.clock.now(), {}, partial=half))
+            node.agent.observe_account(KubeletAccount(node.clock.now(), {}, partial=half))
             await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         for _ in range(3):
-            await node.say_holders()
+            await node.report_account()
             await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
 
@@ -221,24 +221,24 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machin
     """A pod can be admitted by what the kubelet counts, however empty the list was that it was sent."""
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path) as node:
-        await node.say_holders()
+        await node.report_account()
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await node.advance(2)
         node.count(A10, SECOND)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia", "vfio-pci"]
         assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}
         for resource, device in (("nvidia.com/GA102GL_A10", SECOND), ("devices.kubevirt.io/a10", GROUP_OF_SECOND)):
             node.count(resource, device)
-            await node.say_holders()
+            await node.report_account()
             await node.advance(60)
             assert driver(kernel, SECOND) == "vfio-pci", "another plugin offers it, and a pod can be admitted by that"
             (note,) = node.view.notes
             assert note.code is ReasonCode.STILL_ALLOCATABLE
             assert f"{resource} ({device})" in (note.seen or "")
         node.count("example.com/other", "0000:01:00.0")
-        await node.say_holders()
+        await node.report_account()
         await node.advance(10)
         assert driver(kernel, SECOND) == "nvidia"
         assert notes(node) == set()
@@ -248,14 +248,14 @@ async def test_back_to_the_host_waits_for_pods_and_machines(machine: Machine, tm
     kernel = machine("2xA10")
     async with running_node(kernel, tmp_path) as node:
         node.hold(A10, FIRST)
-        await node.say_holders()
+        await node.report_account()
         held = dict(node.held)
-    stranger = kernel.start_machine(IommuGroup(22))
+    stranger = kernel.start_vm(IommuGroup(22))
     kernel.writes.clear()
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         node.held = held
         await node.advance(2)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci", "vfio-pci"]
         assert notes(node) == {ReasonCode.HELD_BY_POD, ReasonCode.IN_USE}
@@ -263,11 +263,11 @@ async def test_back_to_the_host_waits_for_pods_and_machines(machine: Machine, tm
         assert kernel.writes == []
         assert kernel.vfio.requests == []
         node.free(FIRST)
-        await node.say_holders()
-        await node.say_holders()
+        await node.report_account()
+        await node.report_account()
         await node.advance(10)
         assert driver(kernel, FIRST) == "nvidia", [note.text for note in node.view.notes]
-        kernel.end_machine(stranger)
+        kernel.end_vm(stranger)
         await node.advance(400)
         assert driver(kernel, SECOND) == "nvidia", [note.text for note in node.view.notes]
         assert notes(node) == set()
@@ -277,8 +277,8 @@ async def test_a_driver_that_is_not_there_is_said_and_tried_again(machine: Machi
     kernel = machine("4xT4")
     kernel.pci.forget_driver("vfio-pci")
     missing = SimTools(kernel, ())
-    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: WantedMode.PASSTHROUGH}), tools=missing) as node:
-        await node.say_holders()
+    async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH}), tools=missing) as node:
+        await node.report_account()
         await node.advance(5)
         assert notes(node) == {ReasonCode.STEP_FAILED}
         kernel.pci.add_driver("vfio-pci")
@@ -289,7 +289,7 @@ async def test_a_driver_that_is_not_there_is_said_and_tried_again(machine: Machi
 
 async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(tmp_path: Path) -> None:
     """A process takes a GPU after its driver was locked, so that the driver waits for it."""
-    kernel = build_machine(load_machine("4xT4"), wait=True)
+    kernel = build_host(load_host("4xT4"), wait=True)
     kernel.rebind(T4[1], None)  # its vGPUs are gone with its driver
     kernel.rebind(T4[1], "nvidia")
     started: list[Process] = []
@@ -298,10 +298,10 @@ async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(
         started.append(kernel.start_process("python3", "/dev/nvidia2"))
 
     kernel.faults.before_read(HostPath(f"/proc/driver/nvidia/gpus/{T4[2]}/unbindLock"), sneak_in)
-    modes: dict[str, WantedMode] = dict.fromkeys((T4[1], T4[2]), WantedMode.PASSTHROUGH)
-    pace = Pace(move_s=0.2)
-    async with running_node(kernel, tmp_path, Settings(modes=modes), moving=ThreadLane, pace=pace) as node:
-        await node.say_holders()
+    modes: dict[str, DesiredMode] = dict.fromkeys((T4[1], T4[2]), DesiredMode.PASSTHROUGH)
+    intervals = Intervals(move_s=0.2)
+    async with running_node(kernel, tmp_path, Settings(modes=modes), moving=ThreadWorker, intervals=intervals) as node:
+        await node.report_account()
         for _ in range(400):
             await RealClock().sleep(0.01)
             await node.advance(0.1)
@@ -310,7 +310,7 @@ async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(
         assert notes(node) == {ReasonCode.WRITE_BLOCKED}
         assert any("unbind from nvidia" in note.text for note in node.view.notes)
         assert driver(kernel, T4[1]) == "vfio-pci"
-        kernel.end_machine(started[0])
+        kernel.end_vm(started[0])
         for _ in range(400):
             await RealClock().sleep(0.01)
             await node.advance(1)
@@ -326,11 +326,11 @@ def test_units_that_move_side_by_side_lose_none_of_each_others_drivers(tmp_path:
 
     def add(number: int) -> None:
         gpu = PciAddress(f"0000:{number:02x}:00.0")
-        originals.update(record, lambda before: replace(before, drivers={**before.drivers, gpu: "nvidia"}))
+        originaldrivers.update(record, lambda before: replace(before, drivers={**before.drivers, gpu: "nvidia"}))
 
     adding = [threading.Thread(target=add, args=(number,)) for number in range(32)]
     for one in adding:
         one.start()
     for one in adding:
         one.join()
-    assert len(originals.read(record).drivers) == 32
+    assert len(originaldrivers.read(record).drivers) == 32

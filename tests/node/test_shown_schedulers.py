@@ -13,17 +13,17 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest, StateName
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, StateName
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView, SchedulerView
-from gpuvirt.model.wanted import WantedMode
-from gpuvirt.node.lane import InlineLane, LaneBlockedError
+from gpuvirt.node.serialworker import InlineWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from simnode import SimNode, running_node
 
-VGPU = Settings(mode=WantedMode.VGPU)
+VGPU = Settings(mode=DesiredMode.VGPU)
 FIRST, EMPTY = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
 BEST = SchedulerView(SchedulerPolicy.BEST_EFFORT, None)
 EQUAL_4 = SchedulerView(SchedulerPolicy.EQUAL_SHARE, 4)
@@ -36,7 +36,7 @@ Machine = Callable[[str], SimKernel]
 T = TypeVar("T")
 
 
-class HeldLane(InlineLane):
+class HeldWorker(InlineWorker):
     """A lane in which jobs of one name wait until they are let go."""
 
     def __init__(self, held: str) -> None:
@@ -53,13 +53,13 @@ class HeldLane(InlineLane):
         return job()
 
 
-class AsleepLane(InlineLane):
+class AsleepWorker(InlineWorker):
     """A lane that takes no question."""
 
     @override
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         if name == "ask for the scheduler":
-            raise LaneBlockedError("it sleeps in the kernel")
+            raise WorkerBlockedError("it sleeps in the kernel")
         return job()
 
 
@@ -73,14 +73,14 @@ def shown(node: SimNode) -> list[SchedulerView | None]:
 
 
 def set_by_hand(kernel: SimKernel, gpu: PciAddress, view: SchedulerView) -> None:
-    kernel.vfs.carriers[gpu].carving.scheduler = Scheduler(view.policy, view.timeslice_ms)
+    kernel.vfs.carriers[gpu].vgpu_host.scheduler = Scheduler(view.policy, view.timeslice_ms)
 
 
 async def want(node: SimNode, name: str, text: str | None = None) -> None:
     configs = ConfigText(text, "a ConfigMap") if text is not None else None
-    node.agent.hear_wish(NodeRequest(Heard(name), Heard(configs)))
+    node.agent.take_request(NodeRequest(Observed(name), Observed(configs)))
     await node.advance(2)
-    await node.say_holders()
+    await node.report_account()
     await node.advance(60)
 
 
@@ -106,7 +106,7 @@ async def test_it_is_shown_and_asked_for_again_now_and_then(machine: Machine, tm
         assert written.gpus[0].scheduler == EQUAL_4
 
 
-async def test_it_is_shown_where_no_config_is_wanted(machine: Machine, tmp_path: Path) -> None:
+async def test_it_is_shown_where_no_config_is_desired(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     set_by_hand(kernel, FIRST, EQUAL_4)
     tools = SimTools(kernel)
@@ -117,7 +117,7 @@ async def test_it_is_shown_where_no_config_is_wanted(machine: Machine, tmp_path:
         assert len(tools.commands) == 4, "nothing else was asked for it"
 
 
-async def test_it_is_asked_for_when_a_gpu_was_carved(machine: Machine, tmp_path: Path) -> None:
+async def test_it_is_asked_for_when_a_gpu_was_with_vgpus(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
@@ -126,16 +126,16 @@ async def test_it_is_asked_for_when_a_gpu_was_carved(machine: Machine, tmp_path:
         assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
 
 
-async def test_carving_comes_first(machine: Machine, tmp_path: Path) -> None:
-    kernel, lane = machine("4xT4"), HeldLane("change")
+async def test_changing_vgpus_comes_first(machine: Machine, tmp_path: Path) -> None:
+    kernel, worker = machine("4xT4"), HeldWorker("change")
     tools = SimTools(kernel)
-    async with running_node(kernel, tmp_path, VGPU, tools=tools, moving=lambda _: lane) as node:
+    async with running_node(kernel, tmp_path, VGPU, tools=tools, moving=lambda _: worker) as node:
         await want(node, "T4-4Q")
         told = asked(tools)
         await node.advance(700)
-        assert lane.waiting > 0
+        assert worker.waiting > 0
         assert asked(tools) == told
-        lane.let_go.set()
+        worker.let_go.set()
         await node.advance(60)
         assert state(node) is StateName.SUCCESS
         assert shown(node) == [BEST] * 4
@@ -145,23 +145,25 @@ async def test_carving_comes_first(machine: Machine, tmp_path: Path) -> None:
 async def test_what_waits_for_the_kubelet_comes_first(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     tools = SimTools(kernel)
-    async with running_node(kernel, tmp_path, Settings(mode=WantedMode.VGPU, vgpu_config="T4-4Q"), tools=tools) as node:
-        node.agent.hear_wish(NodeRequest(Heard("T4-4Q"), Heard(None)))
+    async with running_node(
+        kernel, tmp_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-4Q"), tools=tools
+    ) as node:
+        node.agent.take_request(NodeRequest(Observed("T4-4Q"), Observed(None)))
         await node.settle()
         told = asked(tools)
         await node.advance(700)
         assert asked(tools) == told
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert shown(node) == [BEST] * 4
 
 
 async def test_one_gpu_is_asked_at_a_time(machine: Machine, tmp_path: Path) -> None:
-    kernel, lane = machine("4xT4"), HeldLane("ask for the scheduler")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: lane) as node:
+    kernel, worker = machine("4xT4"), HeldWorker("ask for the scheduler")
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await node.advance(60)
-        assert (lane.waiting, shown(node)) == (1, [None] * 4)
-        lane.let_go.set()
+        assert (worker.waiting, shown(node)) == (1, [None] * 4)
+        worker.let_go.set()
         await node.advance(60)
         assert shown(node) == [BEST] * 4
 
@@ -171,7 +173,7 @@ async def test_one_that_a_config_names_is_set_shown_and_kept(machine: Machine, t
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await want(node, "mine", SHARED)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(20)
         assert (state(node), shown(node)) == (StateName.SUCCESS, [EQUAL_4] * 4)
         told = asked(tools)
@@ -180,19 +182,19 @@ async def test_one_that_a_config_names_is_set_shown_and_kept(machine: Machine, t
         set_by_hand(kernel, FIRST, BEST)
         await node.advance(300)
         assert (state(node), shown(node)) == (StateName.SUCCESS, [EQUAL_4] * 4)
-        assert kernel.vfs.carriers[FIRST].carving.scheduler == Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
+        assert kernel.vfs.carriers[FIRST].vgpu_host.scheduler == Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
 
 
 async def test_what_a_plan_asked_for_is_shown_at_once(machine: Machine, tmp_path: Path) -> None:
-    kernel, lane = machine("4xT4"), HeldLane("ask for the scheduler")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: lane) as node:
+    kernel, worker = machine("4xT4"), HeldWorker("ask for the scheduler")
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await want(node, "mine", SHARED)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(20)
         assert shown(node) == [EQUAL_4] * 4
 
 
-async def test_a_driver_that_is_loaded_anew_is_asked_anew(machine: Machine, tmp_path: Path) -> None:
+async def test_a_driver_that_is_loaded_again_is_asked_again(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     set_by_hand(kernel, EMPTY, EQUAL_4)
     async with running_node(kernel, tmp_path, VGPU) as node:
@@ -201,7 +203,7 @@ async def test_a_driver_that_is_loaded_anew_is_asked_anew(machine: Machine, tmp_
         kernel.write(HostPath("/sys/bus/pci/drivers/nvidia/unbind"), EMPTY.encode())
         await node.advance(0.5)
         assert node.gpu(EMPTY).scheduler is None
-        await node.say_holders()  # the agent gives the GPU to its driver now
+        await node.report_account()  # the agent gives the GPU to its driver now
         await node.advance(60)
         assert kernel.pci.functions[EMPTY].driver == "nvidia"
         assert node.gpu(EMPTY).scheduler == BEST
@@ -210,23 +212,23 @@ async def test_a_driver_that_is_loaded_anew_is_asked_anew(machine: Machine, tmp_
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        ("4xT4", WantedMode.UNMANAGED),
-        ("4xT4", WantedMode.CONTAINER),
-        ("4xT4", WantedMode.PASSTHROUGH),
-        ("2xA30", WantedMode.VGPU),
-        ("2xFlex170", WantedMode.VGPU),
-        ("2xA10", WantedMode.VGPU),
+        ("4xT4", DesiredMode.UNMANAGED),
+        ("4xT4", DesiredMode.CONTAINER),
+        ("4xT4", DesiredMode.PASSTHROUGH),
+        ("2xA30", DesiredMode.VGPU),
+        ("2xFlex170", DesiredMode.VGPU),
+        ("2xA10", DesiredMode.VGPU),
     ],
 )
 async def test_who_shares_no_time_or_is_not_ours_is_not_asked(
-    machine: Machine, tmp_path: Path, name: str, mode: WantedMode
+    machine: Machine, tmp_path: Path, name: str, mode: DesiredMode
 ) -> None:
     """The A30 is in MIG mode, or has no VFs that could carry anything; the A10 are with vfio-pci at first."""
     kernel = machine(name)
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, Settings(mode=mode), tools=tools) as node:
         await node.advance(30)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(700)
         assert not asked(tools)
         assert set(shown(node)) == {None}
@@ -235,7 +237,7 @@ async def test_who_shares_no_time_or_is_not_ours_is_not_asked(
 async def test_single_gpus_are_asked_beside_those_that_are_left_alone(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
     tools = SimTools(kernel)
-    async with running_node(kernel, tmp_path, Settings(modes={FIRST: WantedMode.VGPU}), tools=tools) as node:
+    async with running_node(kernel, tmp_path, Settings(modes={FIRST: DesiredMode.VGPU}), tools=tools) as node:
         await node.advance(60)
         assert set(asked(tools)) == {FIRST}
         assert shown(node) == [BEST, None, None, None]
@@ -266,20 +268,20 @@ async def test_what_could_not_be_told_is_asked_again(machine: Machine, tmp_path:
 
 
 async def test_a_gpu_that_goes_meanwhile_is_forgotten(machine: Machine, tmp_path: Path) -> None:
-    kernel, lane = machine("4xT4"), HeldLane("ask for the scheduler")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: lane) as node:
+    kernel, worker = machine("4xT4"), HeldWorker("ask for the scheduler")
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await node.advance(10)
-        assert lane.waiting == 1
+        assert worker.waiting == 1
         for gpu in (FIRST, EMPTY):
             kernel.unplug(gpu)
         await node.advance(10)
-        lane.let_go.set()
+        worker.let_go.set()
         await node.advance(30)
         assert shown(node) == [BEST] * 2
 
 
-async def test_a_lane_that_sleeps_is_left_alone(machine: Machine, tmp_path: Path) -> None:
+async def test_a_worker_that_sleeps_is_left_alone(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: AsleepLane()) as node:
+    async with running_node(kernel, tmp_path, VGPU, moving=lambda _: AsleepWorker()) as node:
         await want(node, "T4-4Q")
         assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())

@@ -12,8 +12,8 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.lane import InlineLane, ThreadLane
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import InlineWorker, ThreadWorker
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.node.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
@@ -49,26 +49,26 @@ class DeafKernel(SimKernel):
         raise OSError(93, "Protocol not supported")
 
 
-class Heard:
+class Observed:
     """Keeps what it hears."""
 
     def __init__(self) -> None:
         self.facts: list[Facts] = []
-        self.troubles: list[Reason | None] = []
+        self.problems: list[Reason | None] = []
 
     @property
     def audience(self) -> Audience:
-        return Audience(self.facts.append, self.troubles.append, lambda: False)
+        return Audience(self.facts.append, self.problems.append, lambda: False)
 
 
 def watcher(kernel: Kernel, clock: SimClock, telemetry: Telemetry) -> Watcher:
-    return Watcher(kernel, InlineLane(), clock, Pace(), telemetry=telemetry, sees_processes=False)
+    return Watcher(kernel, InlineWorker(), clock, Intervals(), telemetry=telemetry, sees_processes=False)
 
 
 async def test_without_uevents_everything_is_looked_at_every_nine_seconds() -> None:
     clock, telemetry = SimClock(), Telemetry()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(watcher(DeafKernel(), clock, telemetry).run(Heard().audience))
+        task = group.create_task(watcher(DeafKernel(), clock, telemetry).run(Observed().audience))
         await clock.advance(100)
         task.cancel()
     assert telemetry.looks["whole", "interval"] == 11
@@ -90,20 +90,20 @@ async def test_a_look_that_fails_is_a_note_and_what_was_seen_stands(two_a10: Sim
 async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(machine: Callable[[str], SimKernel]) -> None:
     """The lane is the real one; its job waits for an event that the test sets."""
 
-    wake, kernel, heard = threading.Event(), machine("2xA10"), Heard()
+    wake, kernel, observed = threading.Event(), machine("2xA10"), Observed()
 
     def sleep() -> None:
         wake.wait(100)
 
     kernel.faults.before_read(HostPath("/sys/bus/pci/devices"), sleep)
-    lane = ThreadLane("test")
-    blocked = Watcher(kernel, lane, RealClock(), Pace(nodes_s=0.01), telemetry=Telemetry(), sees_processes=False)
+    worker = ThreadWorker("test")
+    blocked = Watcher(kernel, worker, RealClock(), Intervals(nodes_s=0.01), telemetry=Telemetry(), sees_processes=False)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(blocked.run(heard.audience))
+        task = group.create_task(blocked.run(observed.audience))
         await RealClock().sleep(0.05)
-        assert heard.facts == []
+        assert observed.facts == []
         wake.set()
-        while not heard.facts:
+        while not observed.facts:
             await RealClock().sleep(0.01)
         task.cancel()
 
@@ -114,7 +114,7 @@ async def test_nothing_that_an_agent_does_writes_to_the_host(
     """Rule 1: started, killed, started again, with a machine running: not one write, not one question to its user."""
     for name in ("2xA10", "4xT4", "4xL40S", "4xRTX2060"):
         kernel = machine(name)
-        kernel.start_machine(next(group for group in kernel.vfio.groups if kernel.vfio.groups[group].vfio_devices))
+        kernel.start_vm(next(group for group in kernel.vfio.groups if kernel.vfio.groups[group].vfio_devices))
         for _ in range(3):
             async with running_node(kernel, tmp_path / name) as node:
                 for resource, devices in node.offered.items():
@@ -139,7 +139,7 @@ async def test_a_group_that_is_open_is_not_disturbed_by_looking(two_a10: SimNode
         original(number, pid)
 
     two_a10.kernel.vfio.open = watch  # type: ignore[method-assign]
-    await two_a10.say_holders()
+    await two_a10.report_account()
     await two_a10.advance(600)
     assert opened == []
     two_a10.allocate("nvidia.com/GA102GL_A10", [FIRST])

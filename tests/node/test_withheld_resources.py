@@ -10,7 +10,7 @@ from gpuvirt.cluster.agent.gpunode import status_of
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import Registration, ResourceView
@@ -25,7 +25,7 @@ Machine = Callable[[str], SimKernel]
 
 
 async def withhold(node: SimNode, *withheld: Withheld) -> None:
-    node.agent.hear_wish(NodeRequest(spec=Heard(NodeSpec("unmanaged", withheld=withheld))))
+    node.agent.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
     await node.settle()
 
 
@@ -40,10 +40,10 @@ def resource(node: SimNode, name: str = A10) -> ResourceView:
 
 async def test_nothing_of_it_is_given_and_what_pods_have_stays(two_a10: SimNode) -> None:
     node = two_a10
-    node.agent.hear_registration(A10, Registration(registered=True))
+    node.agent.observe_registration(A10, Registration(registered=True))
     node.allocate(A10, [FIRST])
     node.hold(A10, FIRST)
-    await node.say_holders()
+    await node.report_account()
     await withhold(node, foreign())
     assert node.offered == {A10: {FIRST: True}}, "its machine runs on, and is well"
     assert node.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
@@ -54,8 +54,8 @@ async def test_nothing_of_it_is_given_and_what_pods_have_stays(two_a10: SimNode)
     assert found.not_registered_because.text == f"ForeignProvider: {A10} is offered by KubeVirt itself"
     await node.advance(1)
     node.free(FIRST)
-    await node.say_holders()
-    await node.say_holders()
+    await node.report_account()
+    await node.report_account()
     assert node.offered == {A10: {}}
     await withhold(node)
     assert node.offered == {A10: {FIRST: True, SECOND: True}}
@@ -101,6 +101,6 @@ async def test_it_is_remembered_while_the_api_server_is_away(
     async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:
         assert node.offered.get(T4_8Q, {}) == {}
         assert resource(node, T4_8Q).mdev_name_selectors == ("GRID T4-8Q",)
-        node.agent.hear_wish(NodeRequest(spec=Heard(None)))
+        node.agent.take_request(NodeRequest(spec=Observed(None)))
         await node.settle()
         assert len(node.offered[T4_8Q]) > 0

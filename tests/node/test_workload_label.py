@@ -7,11 +7,11 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, StateName
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import Registration
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
 from simnode import SimNode, running_node
 
@@ -45,10 +45,10 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 async def label(node: SimNode, value: str | None) -> None:
     """Label the node, and give the agent the time that it takes."""
-    node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard(value)))
+    node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
     for _ in range(5):
         await node.advance(5)
-        await node.say_holders()
+        await node.report_account()
     await node.advance(5)
 
 
@@ -78,7 +78,7 @@ async def test_what_a_pod_has_stays_and_the_node_says_who(machine: Machine, tmp_
         node.hold(WHOLE, T4[1])
         group = kernel.pci.functions[T4[1]].group
         assert group is not None
-        guest = kernel.start_machine(group)
+        guest = kernel.start_vm(group)
         await label(node, "vm-vgpu")
         assert drivers(kernel) == ["nvidia", "vfio-pci", "nvidia", "nvidia"]
         assert vgpus(kernel) == [2, 0, 2, 2]
@@ -88,7 +88,7 @@ async def test_what_a_pod_has_stays_and_the_node_says_who(machine: Machine, tmp_
         assert drivers(kernel) == ["vfio-pci"] * 4
         assert state(node) == (StateName.SUCCESS, "")
         await label(node, "container")
-        kernel.end_machine(guest)
+        kernel.end_vm(guest)
         node.free(T4[1])
         await label(node, "container")
         await node.advance(60)
@@ -112,10 +112,10 @@ async def test_an_unknown_value_changes_nothing_and_is_told(machine: Machine, tm
         assert (state(node), notes(node)) == ((StateName.SUCCESS, ""), set())
 
 
-async def test_unheard_means_leave_alone_and_after_a_restart_as_before(machine: Machine, tmp_path: Path) -> None:
+async def test_unknown_means_leave_alone_and_after_a_restart_as_before(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    async with running_node(kernel, tmp_path, Settings(workload_label=True, mode=WantedMode.PASSTHROUGH)) as node:
-        await node.say_holders()
+    async with running_node(kernel, tmp_path, Settings(workload_label=True, mode=DesiredMode.PASSTHROUGH)) as node:
+        await node.report_account()
         await node.advance(60)
         assert kernel.writes == []
         await label(node, None)
@@ -123,19 +123,19 @@ async def test_unheard_means_leave_alone_and_after_a_restart_as_before(machine: 
         await label(node, "container")
     kernel.writes.clear()
     async with running_node(kernel, tmp_path, FOLLOWS) as node:  # the API server is away
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert (kernel.writes, state(node)) == ([], (StateName.SUCCESS, ""))
         kernel.rebind(T4[0], "vfio-pci")
         await node.advance(5)
-        await node.say_holders()
+        await node.report_account()
         await node.advance(30)
         assert drivers(kernel) == ["nvidia"] * 4, "drift is corrected by what was heard before"
 
 
 async def test_single_gpus_that_the_settings_name_go_before_the_label(machine: Machine, tmp_path: Path) -> None:
     kernel = machine("4xT4")
-    settings = Settings(workload_label=True, modes={T4[3]: WantedMode.VGPU, T4[0]: WantedMode.UNMANAGED})
+    settings = Settings(workload_label=True, modes={T4[3]: DesiredMode.VGPU, T4[0]: DesiredMode.UNMANAGED})
     async with running_node(kernel, tmp_path, settings) as node:
         before = vgpus(kernel)
         await label(node, "vm-passthrough")
@@ -160,29 +160,29 @@ async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(machine: 
     async with running_node(kernel, tmp_path, FOLLOWS, tells_scheduler=True) as node:
         await label(node, "vm-passthrough")
         assert node.agent.notice is not None
-        node.agent.hear_registration(ResourceName(WHOLE), Registration(registered=True))
-        node.agent.notice.hear({name: len(devices) for name, devices in offered(node).items()})
+        node.agent.observe_registration(ResourceName(WHOLE), Registration(registered=True))
+        node.agent.notice.observe({name: len(devices) for name, devices in offered(node).items()})
         await node.settle()
         kernel.writes.clear()
-        node.agent.hear_wish(NodeRequest(workload=Heard("container")))
+        node.agent.take_request(NodeRequest(workload=Observed("container")))
         await node.settle()
-        await node.say_holders()
+        await node.report_account()
         await node.advance(2)
         assert len(node.offered[WHOLE]) == 4
         assert kernel.writes == []
         await node.advance(2)
         assert len(node.offered[WHOLE]) == 0
-        await node.say_holders()
+        await node.report_account()
         await node.advance(20)
         assert drivers(kernel) == ["nvidia"] * 4
 
 
-async def spec(node: SimNode, wanted: NodeSpec | None) -> None:
+async def spec(node: SimNode, desired: NodeSpec | None) -> None:
     """Have the node's GpuNode say what is wanted, and give the agent the time that it takes."""
-    node.agent.hear_wish(NodeRequest(spec=Heard(wanted)))
+    node.agent.take_request(NodeRequest(spec=Observed(desired)))
     for _ in range(6):
         await node.advance(5)
-        await node.say_holders()
+        await node.report_account()
 
 
 async def test_a_spec_goes_before_the_label_which_waits_until_that_is_known(machine: Machine, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_a_spec_goes_before_the_label_which_waits_until_that_is_known(mach
         assert kernel.writes == []
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
     async with running_node(kernel, tmp_path, FOLLOWS, hears_spec=True) as node:  # the API server is away
-        await node.say_holders()
+        await node.report_account()
         await node.advance(60)
         assert kernel.writes == []
         await spec(node, NodeSpec("unmanaged"))
@@ -229,12 +229,12 @@ async def test_a_gpu_on_its_way_from_machines_is_waited_for_and_no_failure(machi
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
         told: list[StateName] = []
-        node.agent.hear_wish(NodeRequest(Heard(None), Heard(None), Heard("vm-vgpu")))
+        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("vm-vgpu")))
         for _ in range(120):
             await node.advance(0.25)
             if (now := node.agent.vgpu_states.get()) is not None:
                 told.append(now.name)
-            await node.say_holders()
+            await node.report_account()
         assert told[-1] is StateName.SUCCESS
         assert StateName.FAILED not in told
 

@@ -228,7 +228,7 @@ def test_variables_stand_once_and_the_policys_go_before() -> None:
     assert value_of(container, "GPUVIRT_SYSTEM_ROOT") == "/x"
 
 
-def test_pods_that_are_as_wanted_are_told_from_old_ones() -> None:
+def test_pods_that_are_as_desired_are_told_from_old_ones() -> None:
     before = agent_of(render(sandbox(), SITE))
     assert template_of(agent_of(render(sandbox(), SITE))) == template_of(before)
     newer = agent_of(render(sandbox(), replace(SITE, image="registry.example/gpuvirt:2")))

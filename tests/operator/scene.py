@@ -11,7 +11,7 @@ from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
 from gpuvirt.cluster.operator.deployment.decisions import There
-from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.resources import Metadata
@@ -53,7 +53,7 @@ class Scene:
     pods: Sequence[Pod] = ()
     other_operator: str | None = None
     there: There = field(default_factory=There)
-    kubevirt: KubeVirtHeard = field(default_factory=KubeVirtHeard)
+    kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
 
     @property
     def picture(self) -> Picture:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace as with_
 from scene import HOME, NFD, Scene, node, policy
 
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.election import Lease, LeaseSpec
 from gpuvirt.cluster.kinds import core
 from gpuvirt.cluster.kinds.clusterpolicy import State
@@ -15,16 +16,15 @@ from gpuvirt.cluster.kinds.core import Node, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Gpu, Origins, Spec, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labels import NODE_LABEL, PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS, VGPU_DRIVER_LABEL
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.wanted import WantedMode
+from gpuvirt.model.gpumodes import DesiredMode
 
 NO_OWNERS: Mapping[str, str] = {}
 
@@ -65,12 +65,12 @@ def gpu_node(
     )
     content = {"metadata": {"name": "node01", "uid": "uid-1", "generation": generation, "managedFields": owned}}
     made = msgspec.json.decode(msgspec.json.encode(content), type=OwnedGpuNode)
-    return with_(made, spec=Spec(mode=WantedMode.VGPU, vgpu_config="default"), status=status)
+    return with_(made, spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default"), status=status)
 
 
-def test_labels_and_policy_become_a_spec_that_says_where_each_wish_is_from() -> None:
+def test_labels_and_policy_become_a_spec_that_says_where_each_desired_state_is_from() -> None:
     found = spec(Scene([node("vm-vgpu", vgpu_config="A10-4Q")]).decided())
-    assert (found.mode, found.vgpu_config) == (WantedMode.VGPU, "A10-4Q")
+    assert (found.mode, found.vgpu_config) == (DesiredMode.VGPU, "A10-4Q")
     assert found.origins is not None
     assert found.origins.mode == "label nvidia.com/gpu.workload.config"
     assert found.origins.vgpu_config == "label nvidia.com/vgpu.config"
@@ -78,7 +78,7 @@ def test_labels_and_policy_become_a_spec_that_says_where_each_wish_is_from() -> 
     named = {"enabled": True, "config": {"default": "A10-8Q"}}
     by_policy = policy({"vgpuDeviceManager": named, "sandboxWorkloads": sandbox})
     found = spec(Scene([node()], [by_policy]).decided())
-    assert (found.mode, found.vgpu_config) == (WantedMode.PASSTHROUGH, "A10-8Q")
+    assert (found.mode, found.vgpu_config) == (DesiredMode.PASSTHROUGH, "A10-8Q")
     assert found.origins is not None
     assert "$.spec.sandboxWorkloads.defaultWorkload" in found.origins.mode
     assert "$.spec.vgpuDeviceManager.config.default" in found.origins.vgpu_config
@@ -87,14 +87,14 @@ def test_labels_and_policy_become_a_spec_that_says_where_each_wish_is_from() -> 
 @pytest.mark.parametrize(("workload", "off"), [("vm-passthrough", "vfioManager"), ("vm-vgpu", "vgpuDeviceManager")])
 def test_what_is_switched_off_is_left_as_it_is(workload: str, off: str) -> None:
     found = spec(Scene([node(workload)], [policy({off: {"enabled": False}})]).decided())
-    assert found.mode is WantedMode.UNMANAGED
+    assert found.mode is DesiredMode.UNMANAGED
     assert found.origins is not None
     assert f"$.spec.{off}.enabled" in found.origins.mode
 
 
 def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
-    heard = gpu_node(owners={"mode": "kubectl-patch", "vgpuConfig": "gpuvirt"})
-    found = spec(Scene([node("vm-passthrough")], gpu_nodes=[heard]).decided())
+    observed = gpu_node(owners={"mode": "kubectl-patch", "vgpuConfig": "gpuvirt"})
+    found = spec(Scene([node("vm-passthrough")], gpu_nodes=[observed]).decided())
     assert found.mode is None
     assert found.vgpu_config == "default"
     assert found.origins is not None
@@ -103,19 +103,19 @@ def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
 
 def test_a_gpunode_goes_with_its_node_unless_somebody_else_wants_something_in_it() -> None:
     origins = Origins(mode="label", vgpu_config="label")
-    ours = with_(gpu_node(), spec=Spec(mode=WantedMode.VGPU, vgpu_config="default", origins=origins))
+    ours = with_(gpu_node(), spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default", origins=origins))
     gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node is gone")
     other = node("vm-vgpu", "node02")
 
-    def deleted(heard: OwnedGpuNode, *nodes: Node) -> list[DeleteObject]:
-        decided = Scene([other, *nodes], gpu_nodes=[heard]).decided()
+    def deleted(observed: OwnedGpuNode, *nodes: Node) -> list[DeleteObject]:
+        decided = Scene([other, *nodes], gpu_nodes=[observed]).decided()
         return [one for one in decided.writes if isinstance(one, DeleteObject)]
 
     assert deleted(ours) == [gone]
     assert deleted(ours, node("vm-vgpu")) == []
     assert deleted(gpu_node()) == [], "the controller has never had it"
     by_hand = gpu_node(owners={"gpus": "kubectl-patch"})
-    assert deleted(with_(by_hand, spec=Spec(mode=WantedMode.VGPU, origins=origins))) == []
+    assert deleted(with_(by_hand, spec=Spec(mode=DesiredMode.VGPU, origins=origins))) == []
 
 
 def test_nothing_is_written_twice() -> None:
@@ -124,8 +124,8 @@ def test_nothing_is_written_twice() -> None:
     labelled = NFD | {"nvidia.com/gpu.workload.config": "vm-vgpu"} | {k: v for k, v in labels.items() if v is not None}
     applied = spec(first)
     assert applied.mode is not None
-    heard = with_(gpu_node(), spec=Spec(mode=applied.mode, vgpu_config="default", origins=applied.origins))
-    scene = Scene([Node(Metadata(name="node01", labels=labelled))], gpu_nodes=[heard])
+    observed = with_(gpu_node(), spec=Spec(mode=applied.mode, vgpu_config="default", origins=applied.origins))
+    scene = Scene([Node(Metadata(name="node01", labels=labelled))], gpu_nodes=[observed])
     second = scene.decided()
     (status,) = (one for one in second.writes if isinstance(one, PatchPolicyStatus))
     assert len(second.writes) == 1
@@ -157,19 +157,19 @@ def test_the_oldest_policy_counts_and_the_other_says_that_it_does_not() -> None:
     younger = policy({"sandboxWorkloads": {"enabled": False}}, "a", "2026-02-01T00:00:00Z")
     found = Scene([node("vm-vgpu")], [younger, policy()]).decided()
     assert states(found) == {"cluster-policy": State.NOT_READY, "a": State.IGNORED}
-    assert spec(found).mode is WantedMode.VGPU
+    assert spec(found).mode is DesiredMode.VGPU
     assert "ClusterPolicy cluster-policy is older" in ready(found, "a").message
 
 
 def test_kubevirt_that_can_t_be_read_is_a_condition() -> None:
     forbidden = "list kubevirts: the API server answers 403: no"
-    found = Scene([node()], kubevirt=KubeVirtHeard(troubles=(forbidden,))).decided().progress.kubevirt
+    found = Scene([node()], kubevirt=KubeVirtObserved(problems=(forbidden,))).decided().progress.kubevirt
     assert found is not None
     assert (found.ready, found.reason) == (False, "KubeVirtStateUnknown")
     assert forbidden in found.message
-    assert Scene([node()], kubevirt=KubeVirtHeard()).decided().progress.kubevirt is None
+    assert Scene([node()], kubevirt=KubeVirtObserved()).decided().progress.kubevirt is None
     # Where there is no KubeVirt, nobody misses what can't be read of its machines.
-    without = KubeVirtHeard(kubevirts={}, troubles=(forbidden,))
+    without = KubeVirtObserved(kubevirts={}, problems=(forbidden,))
     assert Scene([node()], kubevirt=without).decided().progress.kubevirt is None
 
 
@@ -201,7 +201,7 @@ def test_a_policy_that_cannot_be_carried_out_changes_nothing(spec_fields: dict[s
     assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
 
 
-def test_beside_nvidias_operator_nothing_is_done_unless_that_is_wanted() -> None:
+def test_beside_nvidias_operator_nothing_is_done_unless_that_is_desired() -> None:
     scene = Scene([node("vm-vgpu"), node("container", "node02")], other_operator="lease gpu-operator/x, held by y")
     refused = scene.decided()
     assert ready(refused).reason == "OtherOperator"
@@ -217,17 +217,17 @@ def test_beside_nvidias_operator_nothing_is_done_unless_that_is_wanted() -> None
 def test_nvidias_operator_is_active_for_as_long_as_its_lease_is_renewed() -> None:
     other, key = OtherOperator(), ObjectKey("gpu-operator", LEASE)
 
-    def hear(holder: str, version: str, now_s: float) -> None:
-        lease = Lease(Metadata(LEASE, "gpu-operator", resource_version=version), LeaseSpec(holder))
-        other.hear(News({key: lease}, frozenset({key})), now_s)
+    def observe(allocated_to: str, version: str, now_s: float) -> None:
+        lease = Lease(Metadata(LEASE, "gpu-operator", resource_version=version), LeaseSpec(allocated_to))
+        other.observe(Delta({key: lease}, frozenset({key})), now_s)
 
     assert other.active(0.0) is None
-    hear("pod-a", "1", 0.0)
+    observe("pod-a", "1", 0.0)
     assert other.active(QUIET_S - 1) == f"lease gpu-operator/{LEASE}, held by pod-a"
-    hear("pod-a", "2", QUIET_S - 1)
+    observe("pod-a", "2", QUIET_S - 1)
     assert other.active(QUIET_S + 1) is not None
     assert other.active(3 * QUIET_S) is None
-    hear("", "3", 3 * QUIET_S)
+    observe("", "3", 3 * QUIET_S)
     assert other.active(3 * QUIET_S) is None
 
 
@@ -246,6 +246,6 @@ def test_who_pauses_others_is_seen_by_its_pod() -> None:
 def test_a_label_that_is_not_understood_is_news_once_and_leaves_the_spec_alone() -> None:
     found = Scene([node("kata")], gpu_nodes=[gpu_node()]).decided()
     assert not any(isinstance(one, ApplyGpuNode) for one in found.writes)
-    told = [one for one in found.news if one.about.kind == "Node"]
-    assert [one.happening.reason for one in told] == ["ConfigInvalid"]
+    told = [one for one in found.announcements if one.about.kind == "Node"]
+    assert [one.event.reason for one in told] == ["ConfigInvalid"]
     assert found.nodes[0].against is not None

@@ -11,16 +11,16 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 AT = "2026-01-02T03:04:05.678901Z"
 
 
-def lease(holder: str | None, transitions: int | None = None) -> Lease:
-    held = LeaseSpec(holder, 20, "earlier", "earlier", transitions)
+def lease(allocated_to: str | None, transitions: int | None = None) -> Lease:
+    held = LeaseSpec(allocated_to, 20, "earlier", "earlier", transitions)
     return Lease(Metadata("lease", "gpuvirt", resource_version="7"), held)
 
 
-@pytest.mark.parametrize("holder", [None, ""])
-def test_what_nobody_holds_is_taken_at_once(holder: str | None) -> None:
-    mine = claimed(lease(holder, 3), "me", NOW, quiet_s=0.0)
+@pytest.mark.parametrize("allocated_to", [None, ""])
+def test_what_nobody_holds_is_taken_at_once(allocated_to: str | None) -> None:
+    mine = claimed(lease(allocated_to, 3), "me", NOW, quiet_s=0.0)
     assert mine is not None
-    assert mine.spec == LeaseSpec("me", DURATION_S, AT, AT, 3 if holder is None else 4)
+    assert mine.spec == LeaseSpec("me", DURATION_S, AT, AT, 3 if allocated_to is None else 4)
     assert mine.metadata.resource_version == "7", "or a second would not be refused"
 
 

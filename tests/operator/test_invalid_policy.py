@@ -103,12 +103,12 @@ OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
     "DesiredStateInvalid": lambda decided, _: condition(decided, INVALID, "True"),
     "the metric": metric,
     "an event of the policy": lambda decided, _: " ".join(
-        one.happening.note
-        for one in decided.news
-        if one.about.kind == "ClusterPolicy" and one.happening.kind == "Warning"
+        one.event.note
+        for one in decided.announcements
+        if one.about.kind == "ClusterPolicy" and one.event.kind == "Warning"
     ),
     "an event of the node": lambda decided, case: " ".join(
-        [one.happening.note for one in decided.news if one.about.kind == "Node"] if case.node else case.says
+        [one.event.note for one in decided.announcements if one.about.kind == "Node"] if case.node else case.says
     ),
 }
 

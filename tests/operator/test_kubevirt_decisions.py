@@ -13,16 +13,22 @@ from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY, KubeVirtHeard, PatchKubeVirt, kept_histories, kept_text
+from gpuvirt.cluster.operator.kubevirt.decisions import (
+    HISTORY,
+    KubeVirtObserved,
+    PatchKubeVirt,
+    kept_histories,
+    kept_text,
+)
 from gpuvirt.cluster.operator.kubevirt.names import Requesting
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.observed import Observed
 from gpuvirt.model.selectors import ResourceKind
-from gpuvirt.model.wanted import WantedMode
 from kubevirts import T4_8Q, Fields, kubevirt
 
-NOTHING_ASKED: Requesting = {kind.name: Heard(()) for kind in DEVICE_KINDS}
+NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
 
 
 def vgpu_node() -> OwnedGpuNode:
@@ -32,17 +38,17 @@ def vgpu_node() -> OwnedGpuNode:
         name=T4_8Q, healthy=2, allocated=0, registered=True, kind=ResourceKind.VGPU, mdev_name_selectors=("GRID T4-8Q",)
     )
     status = Status(gpus=(Gpu(address="0000:3b:00.0", mode="vgpu"),), resources=(resource,), conditions=(ready,))
-    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), spec=Spec(mode=WantedMode.VGPU), status=status)
+    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), spec=Spec(mode=DesiredMode.VGPU), status=status)
 
 
-def heard(document: Fields, kept: StoredObject | None = None) -> KubeVirtHeard:
+def observed(document: Fields, kept: StoredObject | None = None) -> KubeVirtObserved:
     found = msgspec.convert(document, KubeVirt)
     key = ObjectKey(found.metadata.namespace, found.metadata.name)
-    return KubeVirtHeard({key: found}, Heard(None), NOTHING_ASKED, kept_histories(kept), kept=kept_text(kept))
+    return KubeVirtObserved({key: found}, Observed(None), NOTHING_ASKED, kept_histories(kept), kept=kept_text(kept))
 
 
 def scene(document: Fields, kept: StoredObject | None = None) -> Scene:
-    return Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=heard(document, kept))
+    return Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=observed(document, kept))
 
 
 def kept_by(decisions: Decisions) -> StoredObject | None:
@@ -68,7 +74,7 @@ def spec_of(decisions: Decisions) -> Spec | None:
     if not found:
         return None
     (first,) = found
-    return Spec(mode=first.mode or WantedMode.UNMANAGED, withheld=first.withheld, reviewed=first.reviewed)
+    return Spec(mode=first.mode or DesiredMode.UNMANAGED, withheld=first.withheld, reviewed=first.reviewed)
 
 
 LACKING = kubevirt({})
@@ -110,8 +116,8 @@ def test_what_kubevirt_offers_itself_is_withheld_on_nodes_that_have_it() -> None
 
 
 def test_names_are_reviewed_once_the_agent_has_told_by_what_they_are_selected() -> None:
-    none = KubeVirtHeard({}, Heard(None), NOTHING_ASKED)
-    for document in (heard(FOREIGN), heard(LACKING), none):
+    none = KubeVirtObserved({}, Observed(None), NOTHING_ASKED)
+    for document in (observed(FOREIGN), observed(LACKING), none):
         spec = spec_of(Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=document).decided())
         assert spec is not None
         assert spec.reviewed == (T4_8Q,)
@@ -123,12 +129,12 @@ def test_names_are_reviewed_once_the_agent_has_told_by_what_they_are_selected() 
     assert spec.reviewed == (), "what can't be compared with KubeVirt's selectors was not reviewed"
 
 
-def test_before_kubevirt_was_heard_what_was_withheld_stays() -> None:
+def test_before_kubevirt_was_observed_what_was_withheld_stays() -> None:
     withheld = (Withheld(resource=T4_8Q, code="ForeignProvider", message="x"),)
     for reviewed in (None, (), (T4_8Q,)):
-        spec = Spec(mode=WantedMode.VGPU, vgpu_config="default", withheld=withheld, reviewed=reviewed)
+        spec = Spec(mode=DesiredMode.VGPU, vgpu_config="default", withheld=withheld, reviewed=reviewed)
         before = with_(vgpu_node(), spec=spec)
-        found = Scene([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtHeard()).decided()
+        found = Scene([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtObserved()).decided()
         then = spec_of(found)
         assert then is not None
         assert (then.withheld, then.reviewed) == (withheld, reviewed), "a new name is not reviewed unheard"
@@ -136,7 +142,7 @@ def test_before_kubevirt_was_heard_what_was_withheld_stays() -> None:
 
 
 def test_without_a_kubevirt_nothing_is_said_of_it() -> None:
-    none = KubeVirtHeard({}, Heard(None), NOTHING_ASKED)
+    none = KubeVirtObserved({}, Observed(None), NOTHING_ASKED)
     found = Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=none).decided()
     assert condition(found) is None
     assert patches(found) == []

@@ -67,10 +67,10 @@ def test_a_value_that_is_not_known_leaves_the_node_as_it_is_and_is_said() -> Non
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     odd = before | {LABEL: "kata"}
     assert labelled(odd) == odd
-    trouble = placement_of(odd, None, ON).trouble
-    assert trouble is not None
-    assert "'kata'" in trouble.text
-    assert "vm-passthrough" in trouble.text
+    problem = placement_of(odd, None, ON).problem
+    assert problem is not None
+    assert "'kata'" in problem.text
+    assert "vm-passthrough" in problem.text
 
 
 def test_a_switch_takes_the_other_set_away() -> None:
@@ -118,12 +118,12 @@ def test_a_gpu_without_vgpus_has_left_once_its_agent_knows_that_it_is_to_make_no
 @pytest.mark.parametrize("to", ["vm-passthrough", "container"])
 def test_the_driver_that_switches_vfs_off_stays_until_they_are(to: str) -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
-    wanted = before | {LABEL: to}
+    desired = before | {LABEL: to}
     for mode, vfs in ((Mode.VGPU, 16), (Mode.VGPU, None), (Mode.CONTAINER, 16)):
         bare = replace(gpu(mode, vfs=vfs), vgpus=())
-        assert deployed(labelled(wanted, gpu_node=reporting(bare))) == set(SETS[Workload.VGPU]), (mode, vfs)
+        assert deployed(labelled(desired, gpu_node=reporting(bare))) == set(SETS[Workload.VGPU]), (mode, vfs)
     left = replace(gpu(Mode.VGPU, vfs=0), vgpus=())
-    assert deployed(labelled(wanted, gpu_node=reporting(left))) == set(SETS[Workload(to)])
+    assert deployed(labelled(desired, gpu_node=reporting(left))) == set(SETS[Workload(to)])
 
 
 def test_what_is_waited_for_names_the_vfs() -> None:
@@ -151,10 +151,10 @@ def test_a_driver_that_we_never_deployed_is_not_deployed_over_its_vgpus() -> Non
 
 def test_while_the_agent_has_not_reported_the_driver_stays() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
-    unheard = GpuNode(metadata=Metadata(name="n"))
+    unknown = GpuNode(metadata=Metadata(name="n"))
     at = "2026-01-01T00:00:00Z"
     unlooked = Condition(type="Ready", status="Unknown", reason="NotLooked", last_transition_time=at)
-    for gpu_node in (None, unheard, replace(unheard, status=Status(conditions=(unlooked,)))):
+    for gpu_node in (None, unknown, replace(unknown, status=Status(conditions=(unlooked,)))):
         assert deployed(labelled(before | {LABEL: "container"}, gpu_node=gpu_node)) == set(SETS[Workload.VGPU])
     alone = {key: value for key, value in before.items() if key != NODE_LABEL} | {LABEL: "container"}
     off = Around(runs_agent=False)

@@ -17,7 +17,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
 from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
-from gpuvirt.cluster.operator.controller import Controller, Hands
+from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
 from gpuvirt.cluster.operator.decisions import Decisions, Home
 from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
@@ -112,7 +112,7 @@ def test_a_node_that_is_switched_off_counts_for_nothing(workload: Workload, home
     assert status.nodes is not None
     assert (status.nodes.total, status.nodes.ready) == (0, 0)
     assert not [write for write in found.writes if isinstance(write, ApplyObject) and "driver" in write.target.name]
-    assert not [one for one in found.news if one.about.kind == "Node"], "nobody drains it"
+    assert not [one for one in found.announcements if one.about.kind == "Node"], "nobody drains it"
     (row,) = shown(scene, home)
     assert (row.component, row.ready, row.state) == ("operands", True, "Off")
     assert row.detail == f"label {OPERANDS_LABEL}=false"
@@ -242,8 +242,8 @@ def test_the_policy_and_status_agree(
 ) -> None:
     one = with_labels(node(), {**labels, "nvidia.com/gpu.present": "true"})
     pods = [pod("gpuvirt-node"), pod("nvidia-device-plugin-daemonset")] if has_pod else []
-    heard: list[OwnedGpuNode] = [gpu_node(mode="passthrough")] if reports else []
-    scene = Scene([one], [policy(fields)], heard, pods)
+    observed: list[OwnedGpuNode] = [gpu_node(mode="passthrough")] if reports else []
+    scene = Scene([one], [policy(fields)], observed, pods)
     home = DEPLOYS if has_image else HOME
     found: Decisions = scene.decided(home)
     codes = {str(code) for verdict in found.nodes for code in verdict.codes}
@@ -258,8 +258,10 @@ def test_the_policy_and_status_agree(
 def test_metrics_count_the_nodes_that_count_with_their_codes() -> None:
     off = with_labels(node("vm-vgpu", "node02"), {OPERANDS_LABEL: "false"})
     scene = Scene([labelled(Workload.CONTAINER), off])
-    hands = Hands(Client(Credentials("127.0.0.1", 1, "gpu-operator", token=b"x")), RealClock(), SystemRandom())
-    term = Controller(hands, HOME)
+    dependencies = ControllerDependencies(
+        Client(Credentials("127.0.0.1", 1, "gpu-operator", token=b"x")), RealClock(), SystemRandom()
+    )
+    term = Controller(dependencies, HOME)
     term.decisions = scene.decided(HOME)
     page = controllermetrics.page(term).splitlines()
     assert "gpu_operator_gpu_nodes_total 1" in page

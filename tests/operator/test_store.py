@@ -1,15 +1,15 @@
 """What was answered to a write and what the watch says: the later of the two counts, whichever comes first."""
 
 from gpuvirt.clock import Signal
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, Metadata
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.observed import Observed
 
 KEY = ObjectKey("", "node01")
 
@@ -30,19 +30,19 @@ def version_in(found: Store[Node]) -> str:
 
 def test_an_answer_is_known_before_the_watch_says_it() -> None:
     found = store()
-    found.hear(News({KEY: node(9)}))
+    found.observe(Delta({KEY: node(9)}))
     found.take(node(10))
     assert version_in(found) == "10"
 
 
 def test_an_answer_that_comes_late_takes_nothing_back() -> None:
     found = store()
-    found.hear(News({KEY: node(11)}))
+    found.observe(Delta({KEY: node(11)}))
     found.take(node(10))
     assert version_in(found) == "11"
 
 
-def test_nothing_is_known_before_all_was_heard() -> None:
+def test_nothing_is_known_before_all_was_observed() -> None:
     found = store()
     found.take(node(10))
     assert found.objects is None
@@ -52,7 +52,7 @@ def test_a_kind_that_is_not_installed_has_no_objects_and_a_server_that_is_away_s
     found = store()
     found.tell(UnreachableError("away"))
     assert found.objects is None
-    found.hear(News({KEY: node(9)}))
+    found.observe(Delta({KEY: node(9)}))
     found.tell(UnreachableError("away"))
     assert version_in(found) == "9"
     found.tell(NotFoundError("no such kind"))
@@ -60,12 +60,12 @@ def test_a_kind_that_is_not_installed_has_no_objects_and_a_server_that_is_away_s
     assert not found.installed
 
 
-def test_of_kubevirt_it_is_known_what_can_t_be_heard_and_why() -> None:
+def test_of_kubevirt_it_is_known_what_can_t_be_observed_and_why() -> None:
     stores = KubeVirtStores(Signal())
     for number, store in enumerate(stores.all):
         store.tell(NotFoundError("none") if number % 2 else ForbiddenError("no"))
-    heard = stores.heard({}, None)
-    assert len(heard.troubles) == (len(stores.all) + 1) // 2
-    assert set(heard.troubles) == {"no"}
-    assert heard.kubevirts is None
-    assert heard.hyper_convergeds == Heard(None)
+    observed = stores.observed({}, None)
+    assert len(observed.problems) == (len(stores.all) + 1) // 2
+    assert set(observed.problems) == {"no"}
+    assert observed.kubevirts is None
+    assert observed.hyper_convergeds == Observed(None)

@@ -96,7 +96,7 @@ async def test_one_that_fails_waits_by_itself_and_is_told_until_it_is_done() -> 
         assert not writer.failures
 
 
-async def test_what_is_not_wanted_any_more_is_not_written_and_the_latest_counts() -> None:
+async def test_what_is_not_desired_any_more_is_not_written_and_the_latest_counts() -> None:
     server = Server(refuses={"a", "b"})
     async with writing(server) as (writer, clock):
         writer.offer([label("a", "old"), label("b")])

@@ -12,7 +12,7 @@ from gpuvirt.cluster.operator.kubevirt.planning import Plan
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.model.wanted import WantedMode
+from gpuvirt.model.gpumodes import DesiredMode
 
 
 def test_a_nodes_labels_and_annotations() -> None:
@@ -20,12 +20,12 @@ def test_a_nodes_labels_and_annotations() -> None:
     assert PatchNode(Target(NODES, "node01"), patch).text == "node node01: a=b, without c, d=e"
 
 
-def test_what_is_wanted_of_a_node_and_where_it_is_from() -> None:
+def test_what_is_desired_of_a_node_and_where_it_is_from() -> None:
     def text(spec: AppliedSpec) -> str:
         return ApplyGpuNode(Target(GPU_NODES, "node01"), applied("node01", spec)).text
 
     origins = Origins(mode="label x", vgpu_config="policy y")
-    whole = AppliedSpec(mode=WantedMode.VGPU, vgpu_config="A10-4Q", origins=origins)
+    whole = AppliedSpec(mode=DesiredMode.VGPU, vgpu_config="A10-4Q", origins=origins)
     assert text(whole) == "GpuNode node01: mode vgpu (label x), vGPU config A10-4Q (policy y)"
     by_admin = Origins(mode="set in this GpuNode by kubectl", vgpu_config="set in this GpuNode by kubectl")
     withheld = (Withheld(resource="nvidia.com/a", code="ForeignProvider", message="KubeVirt offers it"),)

@@ -5,16 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.sim.machine import BoardSpec, load_machine, machine_names, shared_boards
-from gpuvirt.sim.vgpu import Carving
+from gpuvirt.sim.machine import CardSpec, host_names, load_host, shared_cards
+from gpuvirt.sim.vgpu import SimVgpuHost
 
 GPU = PciAddress("0000:01:00.0")
-BOARDS = {name: board for name, board in shared_boards().items() if board.vgpu_types}
+BOARDS = {name: board for name, board in shared_cards().items() if board.vgpu_types}
 
 
-def carving(board: BoardSpec, *, mixed_sizes: bool = False, mig: bool = False) -> Carving:
+def vgpu_host(board: CardSpec, *, mixed_sizes: bool = False, mig: bool = False) -> SimVgpuHost:
     slots = [PciAddress(f"0000:01:{number // 8:02x}.{number % 8}") for number in range(4, 4 + (board.total_vfs or 1))]
-    made = Carving(GPU, board.vgpu_types, slots, board.mig_profiles, mixed_sizes=mixed_sizes, mig=mig)
+    made = SimVgpuHost(GPU, board.vgpu_types, slots, board.mig_profiles, mixed_sizes=mixed_sizes, mig=mig)
     for profile in board.mig_profiles if mig else ():
         made.add_instance(profile)
     return made
@@ -23,11 +23,11 @@ def carving(board: BoardSpec, *, mixed_sizes: bool = False, mig: bool = False) -
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(sorted(BOARDS)), st.sampled_from(["equal", "mixed", "mig"]))
 def test_nothing_is_taken_twice(data: st.DataObject, name: str, mode: str) -> None:
-    gpu = carving(BOARDS[name], mixed_sizes=mode == "mixed", mig=mode == "mig")
+    gpu = vgpu_host(BOARDS[name], mixed_sizes=mode == "mixed", mig=mode == "mig")
     for number in range(data.draw(st.integers(0, 20))):
         free = [(spec, slot) for spec in gpu.types for slot in gpu.slots if gpu.left(spec, slot)]
-        wanted = data.draw(st.sampled_from(["one more", "one less"]))
-        if free and wanted == "one more":
+        desired = data.draw(st.sampled_from(["one more", "one less"]))
+        if free and desired == "one more":
             spec, slot = data.draw(st.sampled_from(free))
             gpu.take(str(number), spec, slot)
         elif gpu.live:
@@ -59,7 +59,7 @@ def test_mig_types_have_profiles_that_fit_as_often_as_they_say(name: str) -> Non
     profiles = {profile.name: profile for profile in board.mig_profiles}
     for spec in board.vgpu_types:
         if spec.profile is not None:
-            gpu = carving(board)
+            gpu = vgpu_host(board)
             made = 0
             while gpu.add_instance(profiles[spec.profile]):
                 made += 1
@@ -67,6 +67,6 @@ def test_mig_types_have_profiles_that_fit_as_often_as_they_say(name: str) -> Non
 
 
 def test_there_is_a_machine_in_each_mode() -> None:
-    slots = [slot for name in machine_names() for slot in load_machine(name).slots]
+    slots = [slot for name in host_names() for slot in load_host(name).slots]
     assert any(slot.mig for slot in slots)
     assert any(slot.mixed_sizes for slot in slots)

@@ -6,28 +6,28 @@ import pytest
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import LeavesTargetError, export
-from gpuvirt.sim.machine import MachineSpec, load_machine, machine_names
+from gpuvirt.sim.machine import HostSpec, host_names, load_host
 from gpuvirt.sim.tree import constant
 
 
 def test_the_machines_that_there_must_be() -> None:
     assert {
         "2xA10", "4xT4", "8xA100", "8xH100", "4xL40S", "4xRTX2060", "8xMI300X", "2xRTX4090-one-group", "2xA10-no-iommu",
-    } <= set(machine_names())  # fmt: skip
+    } <= set(host_names())  # fmt: skip
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_every_machine_can_be_built_twice_and_is_the_same(name: str) -> None:
-    one, other = (build_machine(load_machine(name), where=name) for _ in range(2))
+    one, other = (build_host(load_host(name), where=name) for _ in range(2))
     assert sorted(path for path, _ in one.tree.walk()) == sorted(path for path, _ in other.tree.walk())
     assert one.writes == []
 
 
 def test_an_unknown_machine_is_told_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"3xA10: .*no such machine; there are 2xA10, "):
-        load_machine("3xA10")
+        load_host("3xA10")
 
 
 ONE = "about: x\nslots: [{at: '0000:01:00.0', board: A10"
@@ -80,12 +80,12 @@ def test_a_bad_file_is_told_with_its_place(tmp_path: Path, text: str, message: s
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        build_machine(load_machine(str(path)), where=str(path))
+        build_host(load_host(str(path)), where=str(path))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read: No such file"):
-        load_machine(str(tmp_path / "none.yaml"))
+        load_host(str(tmp_path / "none.yaml"))
 
 
 def test_a_machine_may_bring_its_own_boards(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_a_machine_may_bring_its_own_boards(tmp_path: Path) -> None:
         "boards:\n  new: {functions: [{id: '10de:3182', class: '030200'}]}\n"
         "slots: [{at: '0000:01:00.0', board: new, driver: vfio-pci, group: 1}]\n"
     )
-    spec = load_machine(str(path))
-    assert isinstance(spec, MachineSpec)
-    assert list(build_machine(spec).pci.functions) == ["0000:01:00.0"]
+    spec = load_host(str(path))
+    assert isinstance(spec, HostSpec)
+    assert list(build_host(spec).pci.functions) == ["0000:01:00.0"]
 
 
 def test_a_machine_is_not_written_outside_its_folder(tmp_path: Path) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     kernel.tree.place(HostPath("/sys/../../outside/file"), constant("x"))
     with pytest.raises(LeavesTargetError, match=r"/sys/\.\. would be written outside"):
         export(kernel, tmp_path / "host")

@@ -4,8 +4,8 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.tools import Ended
-from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.machine import load_machine, machine_names
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.sim.tools import SimTools
 
 
@@ -15,7 +15,7 @@ def called(tools: SimTools, line: str) -> Ended:
 
 
 def tools_of(name: str) -> SimTools:
-    return SimTools(build_machine(load_machine(name)))
+    return SimTools(build_host(load_host(name)))
 
 
 @pytest.mark.parametrize("name", ["0", "0000:17:00.0", "00000000:17:00.0", "17:00.0", "uuid"])
@@ -54,7 +54,7 @@ def test_what_is_no_gpu_is_not_found(name: str) -> None:
     ],
 )
 def test_what_cannot_be_done_changes_nothing(line: str, code: int) -> None:
-    kernel = build_machine(load_machine("2xA30"))
+    kernel = build_host(load_host("2xA30"))
     tools = SimTools(kernel)
     before = called(tools, "nvidia-smi -q").stdout + called(tools, "nvidia-smi mig -lgi").stdout
     done = called(tools, line)
@@ -81,7 +81,7 @@ def test_all_gpus_are_meant_where_none_is_named() -> None:
     assert called(tools, "nvidia-smi vgpu set-scheduler-state --policy=2").stdout.count("Successfully") == 2
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_every_host_can_be_asked(name: str) -> None:
     tools = tools_of(name)
     for line in ("", "-L", "-q", "mig -lgi", "vgpu", "vgpu -s", "vgpu -c -v", "vgpu -ss", "-h", "mig -h", "vgpu -h"):
@@ -90,6 +90,6 @@ def test_every_host_can_be_asked(name: str) -> None:
 
 
 def test_sriov_manage_of_all_leaves_gpus_of_other_drivers_alone() -> None:
-    kernel = build_machine(load_machine("8xA100"))
+    kernel = build_host(load_host("8xA100"))
     assert called(SimTools(kernel), "sriov-manage -d ALL").stdout.count("Disabling VFs on") == 5
     assert kernel.pci.functions[PciAddress("0000:87:00.0")].driver == "vfio-pci"

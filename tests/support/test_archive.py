@@ -22,9 +22,9 @@ from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.archived import ArchivedKernel
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine, machine_names
+from gpuvirt.sim.machine import host_names, load_host
 from thoroughness import examples
 
 Machine = Callable[[str], SimKernel]
@@ -45,11 +45,11 @@ def test_what_is_packed_is_read_again() -> None:
 
 
 def test_the_same_is_packed_as_the_same() -> None:
-    copies = [packed(copy_host(build_machine(load_machine("4xT4")))) for _ in range(2)]
+    copies = [packed(copy_host(build_host(load_host("4xT4")))) for _ in range(2)]
     assert copies[0] == copies[1]
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_the_hosts_folder_unpacked_is_a_host(machine: Machine, tmp_path: Path, name: str) -> None:
     kernel = machine(name)
     with tarfile.open(fileobj=io.BytesIO(packed(copy_host(kernel)))) as tar:
@@ -159,7 +159,7 @@ def test_a_tar_of_another_program_is_refused() -> None:
         unpack(io.BytesIO(target.getvalue()))
 
 
-WHOLE = packed(copy_host(build_machine(load_machine("2xA10"))))
+WHOLE = packed(copy_host(build_host(load_host("2xA10"))))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
@@ -228,5 +228,5 @@ def test_an_import_is_a_machine_and_says_what_it_lost(machine: Machine, tmp_path
     done = sim_import(str(tmp_path / "host.tar.gz"), "-o", str(tmp_path / "machine.yaml"))
     assert done.returncode == 0
     assert "0000:65:00.0: unread: " in done.stderr
-    assert load_machine(str(tmp_path / "machine.yaml")).slots[0].at == "0000:00:1f.0"
+    assert load_host(str(tmp_path / "machine.yaml")).slots[0].at == "0000:00:1f.0"
     assert sim_import(str(tmp_path / "host.tar.gz")).stdout == (tmp_path / "machine.yaml").read_text()

@@ -14,7 +14,7 @@ from gpuvirt.hardware.hostcopy import CONFIG_BYTES, HEADER_BYTES, copy_host
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.tree import File, Link, constant
 
 Machine = Callable[[str], SimKernel]
@@ -40,7 +40,7 @@ NAMED = (
 )
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_nothing_is_written_and_only_what_is_named_is_read(machine: Machine, name: str) -> None:
     kernel = machine(name)
     copy = copy_host(kernel)
@@ -52,7 +52,7 @@ def test_nothing_is_written_and_only_what_is_named_is_read(machine: Machine, nam
 
 def test_nothing_hangs_while_a_device_in_use_is_unbound(machine: Machine) -> None:
     kernel = machine("2xA10")
-    kernel.start_machine(IommuGroup(12))
+    kernel.start_vm(IommuGroup(12))
     with pytest.raises(WouldBlock):
         kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/unbind"), GPU.encode())
     members = copy_host(kernel).members

@@ -20,10 +20,10 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel
-from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.importing import Imported, import_machine
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.importing import Imported, import_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec, load_machine, machine_names
+from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
 from gpuvirt.sim.tree import Link, constant
 from gpuvirt.sim.vgpu import VgpuTypeSpec
 from thoroughness import examples
@@ -38,11 +38,11 @@ def of_any_boot(facts: Facts) -> Facts:
 
 
 def imported(kernel: Kernel) -> Imported:
-    return import_machine(ArchivedKernel(opened(kernel)), "a test")
+    return import_host(ArchivedKernel(opened(kernel)), "a test")
 
 
 def shown_by(made: Imported) -> Facts:
-    return of_any_boot(scan(build_machine(made.spec)))
+    return of_any_boot(scan(build_host(made.spec)))
 
 
 def assert_round_trip(kernel: SimKernel) -> None:
@@ -51,7 +51,7 @@ def assert_round_trip(kernel: SimKernel) -> None:
     assert shown_by(made) == of_any_boot(scan(kernel))
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_every_machine_comes_back_as_it_was(machine: Machine, name: str) -> None:
     kernel = machine(name)
     assert scan(ArchivedKernel(opened(kernel))) == scan(kernel)
@@ -61,14 +61,14 @@ def test_every_machine_comes_back_as_it_was(machine: Machine, name: str) -> None
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S", "2xGH200"])
 def test_a_machine_made_of_an_imported_one_is_the_same(machine: Machine, name: str) -> None:
     once = imported(machine(name))
-    assert imported(build_machine(once.spec)).spec == once.spec
+    assert imported(build_host(once.spec)).spec == once.spec
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
 def test_an_imported_machine_goes_on_as_a_kernel_does(machine: Machine, name: str) -> None:
     """What can still be made is what the host said, and changes as vGPUs come and go."""
     kernel = machine(name)
-    copy = build_machine(imported(kernel).spec)
+    copy = build_host(imported(kernel).spec)
     host = next(host for host in scan(kernel).vgpu_hosts.values() if host.live)
     if host.framework is Framework.MDEV:
         remove = HostPath(f"/sys/bus/mdev/devices/{host.live[0].id}/remove")
@@ -83,7 +83,7 @@ def test_an_imported_machine_goes_on_as_a_kernel_does(machine: Machine, name: st
 @pytest.mark.parametrize("name", ["2xA10", "4xRTX2060", "8xH100"])
 def test_an_imported_machine_gives_functions_back_to_their_drivers(machine: Machine, name: str) -> None:
     kernel = machine(name)
-    copy = build_machine(imported(kernel).spec)
+    copy = build_host(imported(kernel).spec)
     for one in (kernel, copy):
         for function in [*one.pci.functions.values()]:
             if function.driver == "vfio-pci":
@@ -97,7 +97,7 @@ def test_an_imported_machine_gives_functions_back_to_their_drivers(machine: Mach
 def test_bridges_stand_above_what_is_behind_them(machine: Machine) -> None:
     kernel = machine("2xRTX4090-one-group")
     folders = {address: function.folder for address, function in kernel.pci.functions.items()}
-    made = build_machine(imported(kernel).spec)
+    made = build_host(imported(kernel).spec)
     assert {address: function.folder for address, function in made.pci.functions.items()} == folders
 
 
@@ -113,7 +113,7 @@ def test_a_kernel_before_6_1_has_no_folders_of_devices(machine: Machine) -> None
 
 def test_iommufd_without_nodes_of_devices() -> None:
     assert_round_trip(
-        build_machine(MachineSpec(
+        build_host(HostSpec(
             about="CONFIG_VFIO_DEVICE_CDEV=n", iommufd=True, cdev_nodes=False,
             slots=(SlotSpec(at=GPU, board="A10", driver="vfio-pci", group=1),),
         ))
@@ -121,13 +121,13 @@ def test_iommufd_without_nodes_of_devices() -> None:
 
 
 def test_a_host_whose_modules_are_not_loaded() -> None:
-    spec = MachineSpec(about="no vfio", vfio_loaded=False, slots=(SlotSpec(at=GPU, board="A10", group=1),))
-    assert_round_trip(build_machine(spec))
+    spec = HostSpec(about="no vfio", vfio_loaded=False, slots=(SlotSpec(at=GPU, board="A10", group=1),))
+    assert_round_trip(build_host(spec))
 
 
 def test_a_kernel_without_group_nodes() -> None:
     slot = SlotSpec(at=GPU, board="A10", driver="vfio-pci", group=1)
-    assert_round_trip(build_machine(MachineSpec(about="x", iommufd=True, group_nodes=False, slots=(slot,))))
+    assert_round_trip(build_host(HostSpec(about="x", iommufd=True, group_nodes=False, slots=(slot,))))
 
 
 def test_nodes_that_are_missing_or_strays(machine: Machine) -> None:
@@ -151,11 +151,11 @@ def test_a_card_that_fell_off_its_bus(machine: Machine) -> None:
 
 
 def test_an_intel_gpu_whose_mdev_types_have_no_names() -> None:
-    board = BoardSpec(
+    board = CardSpec(
         functions=(FunctionSpec(id="8086:5912", class_code="030000", native_driver="i915"),), vgpus=Framework.MDEV
     )
-    kernel = build_machine(
-        MachineSpec(about="GVT-g", boards={"hd": board}, slots=(SlotSpec(at="0000:00:02.0", board="hd", group=1),))
+    kernel = build_host(
+        HostSpec(about="GVT-g", boards={"hd": board}, slots=(SlotSpec(at="0000:00:02.0", board="hd", group=1),))
     )
     folder = f"{kernel.pci.functions[PciAddress('0000:00:02.0')].folder}/mdev_supported_types/i915-GVTg_V5_4"
     kernel.tree.place(HostPath(f"{folder}/available_instances"), constant("1"))
@@ -166,7 +166,7 @@ def test_an_intel_gpu_whose_mdev_types_have_no_names() -> None:
 
 def test_sizes_that_are_mixed_are_as_the_host_says() -> None:
     """Newer managers mix sizes on one GPU, which the simulator's rule does not: the host's numbers win."""
-    kernel = build_machine(load_machine("4xT4"))
+    kernel = build_host(load_host("4xT4"))
     gpu = PciAddress("0000:86:00.0")
     folder = f"/sys/class/mdev_bus/{gpu}/mdev_supported_types"
     for type_id, left in (("nvidia-230", "3"), ("nvidia-232", "2"), ("nvidia-234", "0")):
@@ -176,7 +176,7 @@ def test_sizes_that_are_mixed_are_as_the_host_says() -> None:
 
 def test_a_type_that_no_vf_names_any_more_has_no_name_here_either() -> None:
     slot = SlotSpec(at=GPU, board="L40S", group=1, vfs=2, vgpus={"NVIDIA L40S-48Q": 1})  # type: ignore[dict-item]
-    kernel = build_machine(MachineSpec(about="carved in full", slots=(slot,)))
+    kernel = build_host(HostSpec(about="carved in full", slots=(slot,)))
     made = imported(kernel)
     assert [loss.text for loss in made.losses] == []
     assert build_inventory(shown_by(made)).vgpus.keys() == build_inventory(scan(kernel)).vgpus.keys()
@@ -229,7 +229,7 @@ CARDS = st.sampled_from(["A10", "T4", "RTX2060", "RTX4090", "A100-NVSwitch", "MI
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> MachineSpec:
+def machines(draw: st.DrawFn) -> HostSpec:
     slots = []
     for bus in draw(st.lists(st.integers(1, 250), unique=True, max_size=6)):
         board = draw(CARDS)
@@ -246,10 +246,10 @@ def machines(draw: st.DrawFn) -> MachineSpec:
                 vfs=draw(st.integers(0, 3)) if vgpus and board != "T4" else 0,
             )
         )
-    return MachineSpec(about="drawn", slots=tuple(slots), iommufd=draw(st.booleans()), group_nodes=draw(st.booleans()))
+    return HostSpec(about="drawn", slots=tuple(slots), iommufd=draw(st.booleans()), group_nodes=draw(st.booleans()))
 
 
-def carve(kernel: SimKernel, chance: random.Random) -> None:
+def apply_vgpus(kernel: SimKernel, chance: random.Random) -> None:
     """Make vGPUs as somebody would."""
     for host in list(scan(kernel).vgpu_hosts.values()):
         for slot, counts in host.slots.items():
@@ -288,18 +288,18 @@ def misfortune(kernel: SimKernel, chance: random.Random) -> None:
 
 @given(machines(), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=examples(40))
-def test_any_machine_comes_back_as_it_was(spec: MachineSpec, seed: int) -> None:
-    kernel, chance = build_machine(spec), random.Random(seed)  # noqa: S311
-    carve(kernel, chance)
+def test_any_machine_comes_back_as_it_was(spec: HostSpec, seed: int) -> None:
+    kernel, chance = build_host(spec), random.Random(seed)  # noqa: S311
+    apply_vgpus(kernel, chance)
     misfortune(kernel, chance)
     assert_round_trip(kernel)
 
 
 @given(machines(), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=examples(30), phases=[Phase.explicit, Phase.reuse, Phase.generate])
-def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: MachineSpec, seed: int) -> None:
-    kernel, chance = build_machine(spec), random.Random(seed)  # noqa: S311
-    carve(kernel, chance)
+def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: HostSpec, seed: int) -> None:
+    kernel, chance = build_host(spec), random.Random(seed)  # noqa: S311
+    apply_vgpus(kernel, chance)
     paths = [path for path in copy_host(kernel).members if "/devices/" in path]
     for path in chance.sample(paths, min(len(paths), 3)):
         kernel.faults.fail(path, chance.choice([errno.EIO, errno.EACCES, errno.ENODEV]))
@@ -316,4 +316,4 @@ def test_types_of_an_imported_machine_are_those_that_the_host_describes(machine:
     assert carries.types[0] == VgpuTypeSpec(id=230, name="GRID T4-1Q", size="1G", most=16)  # type: ignore[arg-type]
     assert carries.left == {}
     (tmp_path / "machine.yaml").write_text(made.text)
-    assert load_machine(str(tmp_path / "machine.yaml")) == made.spec
+    assert load_host(str(tmp_path / "machine.yaml")) == made.spec

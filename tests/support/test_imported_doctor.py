@@ -15,21 +15,21 @@ from badhosts import BAD
 from gpuvirt.archive import unpack
 from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.hostcopy import copy_host
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_setup
+from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.findings import Finding
 from gpuvirt.model.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel
-from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.importing import Imported, import_archive, import_machine
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.importing import Imported, import_archive, import_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import machine_names
+from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec, ScreenSpec
 from gpuvirt.sim.tree import File, Link, constant
 from sickhost import examine, findings, host
@@ -39,7 +39,7 @@ Machine = Callable[[str], SimKernel]
 
 
 def imported(kernel: Kernel) -> Imported:
-    return import_machine(ArchivedKernel(opened(kernel)), "a test")
+    return import_host(ArchivedKernel(opened(kernel)), "a test")
 
 
 OF_PROCESSES = {FindingCode.CPUS_ON_OTHER_NODE, ReasonCode.IN_USE_ELSEWHERE}
@@ -59,13 +59,13 @@ def setup_of(kernel: Kernel) -> Setup:
 def assert_same(kernel: SimKernel) -> Imported:
     then = ArchivedKernel(opened(kernel))
     assert parts(setup_of(then)) == parts(setup_of(kernel))
-    made = import_machine(then, "a test")
+    made = import_host(then, "a test")
     assert [loss.text for loss in made.losses] == []
-    assert said(build_machine(made.spec)) == said(kernel)
+    assert said(build_host(made.spec)) == said(kernel)
     return made
 
 
-@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("name", host_names())
 def test_of_every_machine(machine: Machine, name: str) -> None:
     assert_same(machine(name))
 
@@ -123,20 +123,18 @@ def test_what_no_archive_or_machine_file_can_say_is_told(tmp_path: Path) -> None
 def test_a_function_goes_back_to_the_driver_that_gpuvirt_has_recorded(machine: Machine) -> None:
     kernel = machine("2xA10")
     record = {"version": 1, "drivers": {"0000:65:00.0": "nouveau", "0000:ca:00.0": "../x", "0000:99:00.0": "x"}}
-    kernel.tree.place(originals.FILE, constant(json.dumps(record)))
-    more = {f"host{originals.FILE}": kernel.read(originals.FILE)}
-    made = import_machine(ArchivedKernel(unpack(io.BytesIO(packed(copy_host(kernel), more)))), "a test")
+    kernel.tree.place(originaldrivers.FILE, constant(json.dumps(record)))
+    more = {f"host{originaldrivers.FILE}": kernel.read(originaldrivers.FILE)}
+    made = import_host(ArchivedKernel(unpack(io.BytesIO(packed(copy_host(kernel), more)))), "a test")
     native = {slot.at: made.spec.boards[slot.board].functions[0].native_driver for slot in made.spec.slots}
     assert (native["0000:65:00.0"], native["0000:ca:00.0"]) == ("nouveau", "nvidia")
     assert made.losses == ()
 
 
 def test_a_record_that_is_damaged_is_none(machine: Machine) -> None:
-    more = {f"host{originals.FILE}": b"{"}
+    more = {f"host{originaldrivers.FILE}": b"{"}
     kernel = ArchivedKernel(unpack(io.BytesIO(packed(copy_host(machine("2xA10")), more))))
-    assert (
-        import_machine(kernel, "a test").spec == import_machine(ArchivedKernel(opened(machine("2xA10"))), "a test").spec
-    )
+    assert import_host(kernel, "a test").spec == import_host(ArchivedKernel(opened(machine("2xA10"))), "a test").spec
 
 
 # Whatever a host is like.

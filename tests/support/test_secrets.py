@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from commandline import called
-from gpuvirt.hardware.discretion import Discreet
+from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.export import export
 from gpuvirt.sim.platform import PlatformSpec

@@ -21,12 +21,12 @@ from gpuvirt.model.candidates import Target
 from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.settings import Settings
-from gpuvirt.node import journal, onelook
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.node import journal, snapshot
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.export import export
 from gpuvirt.sim.kubelet import checkpoint
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec
 from simnode import IDS
 
@@ -73,7 +73,7 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
 def host(tmp_path: Path) -> Path:
     """A node with an agent's files and a kubelet's, on which two pods have GPUs."""
     root = tmp_path / "node"
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     export(kernel, root)
     consumer = Consumer(PodUid(UID), "payroll", "virt-launcher-ceo-x7k2p", "hunter2")
     entry = Entry(A10, DeviceId(GPU), Target(GPU), IommuGroup(12), f"kubelet:{UID}:payroll/x/y", BEGINNING, consumer)
@@ -81,7 +81,7 @@ def host(tmp_path: Path) -> Path:
     ledger = Ledger((entry,), {"10de:2236": "GA102GL_A10"}, (A10,), former=former)
     place = Seen("pod payroll/virt-launcher-ceo-x7k2p", "has it")
     note = Reason(ReasonCode.HELD_BY_POD, GPU, "is allocated", (place,))
-    view = replace(onelook.take(kernel, Settings(), IDS, SimClock(), ledger), notes=(note,))
+    view = replace(snapshot.take(kernel, Settings(), IDS, SimClock(), ledger), notes=(note,))
     for path, content in {
         "var/lib/gpuvirt/ledger.json": journal.encode(ledger),
         "run/gpuvirt/node.json": msgspec.json.encode(view),
@@ -240,13 +240,13 @@ def test_wrong_use_is_told_on_one_line(tmp_path: Path, arguments: list[str]) -> 
 def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, name: str) -> None:
     """And those of the machine that is made of it."""
     machine = tmp_path / "machine"
-    export(build_machine(load_machine(name)), machine)
+    export(build_host(load_host(name)), machine)
     assert run("support", "--host-root", str(machine), "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
     assert run("sim", "import", "a.tar.gz", "-o", "m.yaml", cwd=tmp_path).returncode == 0
-    export(build_machine(load_machine(str(tmp_path / "m.yaml"))), tmp_path / "imported")
+    export(build_host(load_host(str(tmp_path / "m.yaml"))), tmp_path / "imported")
     tables = [
         run("devices", "--all", "--host-root", str(root), cwd=tmp_path).stdout.partition(b"\nas of")[0]
         for root in (machine, unpacked, tmp_path / "imported")
@@ -264,14 +264,14 @@ def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_machine(tmp
     }
     platform = PlatformSpec(cpu=Cpu.AMD, boot=Boot.PROXMOX, kvm=False, unsafe_interrupts=True, files=files)
     (tmp_path / "cdi.yaml").write_text("cdi: answers\n")
-    export(build_machine(msgspec.structs.replace(load_machine("2xA10"), platform=platform)), tmp_path / "machine")
+    export(build_host(msgspec.structs.replace(load_host("2xA10"), platform=platform)), tmp_path / "machine")
     assert run("support", "--host-root", "machine", "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
     done = run("sim", "import", "a.tar.gz", "-o", "m.yaml", cwd=tmp_path)
     assert b"no differences from the host" in done.stderr
-    export(build_machine(load_machine(str(tmp_path / "m.yaml"))), tmp_path / "imported")
+    export(build_host(load_host(str(tmp_path / "m.yaml"))), tmp_path / "imported")
     arguments = ("--config", "cdi.yaml", "--kubelet-dir", "none", "-o", "json")
     reports = [
         json.loads(run("doctor", "--host-root", str(root), *arguments, cwd=tmp_path).stdout)

@@ -12,9 +12,9 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.unused import why_not_unused
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from mounting import GPUVIRT, mount, shell
 
@@ -34,18 +34,18 @@ def codes(tmp_path: Path) -> Callable[[SimKernel], set[ReasonCode]]:
 
 
 def test_gpus_on_a_vfio_driver_may_go_while_nobody_uses_them(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     assert codes(kernel) == set()
-    kernel.start_machine(IommuGroup(12))
+    kernel.start_vm(IommuGroup(12))
     assert codes(kernel) == {ReasonCode.IN_USE}
 
 
 def test_vgpus_stay(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
-    assert codes(build_machine(load_machine("4xT4"))) == {ReasonCode.CARRIES_VGPUS}
+    assert codes(build_host(load_host("4xT4"))) == {ReasonCode.CARRIES_VGPUS}
 
 
 def test_what_processes_use_can_not_be_told_counts_as_used(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
-    kernel = build_machine(load_machine("2xA10"))
+    kernel = build_host(load_host("2xA10"))
     kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     assert codes(kernel) == {ReasonCode.PROCESSES_NOT_VISIBLE}
 

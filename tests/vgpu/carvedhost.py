@@ -14,28 +14,30 @@ from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 
 
-class Carver:
+class VgpuHost:
     """Carves the GPUs of a host."""
 
     def __init__(self, machine: str, folder: Path) -> None:
-        self.kernel: SimKernel = build_machine(load_machine(machine))
+        self.kernel: SimKernel = build_host(load_host(machine))
         self.tools = SimTools(self.kernel)
         self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
         self.given = NOBODY
         self.steps: list[str] = []
 
-    def carve(self, gpu: PciAddress, **wished: int) -> tuple[Reason, ...]:
-        return self.carve_types(gpu, {name.replace("_", "-"): count for name, count in wished.items()})
+    def apply_vgpus(self, gpu: PciAddress, **desired_counts: int) -> tuple[Reason, ...]:
+        return self.apply_types(gpu, {name.replace("_", "-"): count for name, count in desired_counts.items()})
 
-    def carve_types(self, gpu: PciAddress, wished: Mapping[str, int]) -> tuple[Reason, ...]:
+    def apply_types(self, gpu: PciAddress, desired_counts: Mapping[str, int]) -> tuple[Reason, ...]:
         self.steps.clear()
-        return change_vgpus(self.site, gpu, DesiredVgpus(wished), self.given, lambda step: self.steps.append(step.text))
+        return change_vgpus(
+            self.site, gpu, DesiredVgpus(desired_counts), self.given, lambda step: self.steps.append(step.text)
+        )
 
     def carries(self, gpu: PciAddress) -> Counter[str]:
         return Counter(self.types(gpu).values())
@@ -47,12 +49,12 @@ class Carver:
     def group_of(self, vgpu: VgpuId) -> IommuGroup:
         return self.kernel.mdev.devices[vgpu].group
 
-    def wish(self, gpu: PciAddress, wish: DesiredVgpus) -> tuple[Reason, ...]:
+    def desired_vgpus(self, gpu: PciAddress, desired_vgpus: DesiredVgpus) -> tuple[Reason, ...]:
         self.steps.clear()
-        return change_vgpus(self.site, gpu, wish, self.given, lambda step: self.steps.append(step.text))
+        return change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: self.steps.append(step.text))
 
-    def planned(self, gpu: PciAddress, wish: DesiredVgpus) -> VgpuPlan:
-        return plan_vgpus(observe(self.site, self.given, None), gpu, wish)
+    def planned(self, gpu: PciAddress, desired_vgpus: DesiredVgpus) -> VgpuPlan:
+        return plan_vgpus(observe(self.site, self.given, None), gpu, desired_vgpus)
 
     def modes(self, gpu: PciAddress) -> GpuModes:
         return nvidiasmi.read_modes(self.tools, gpu)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from carvedhost import Carver, codes
+from carvedhost import VgpuHost, codes
 
 from changes import change_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
@@ -32,84 +32,84 @@ FOREIGN = VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11")
 EQUAL_SHARE = Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
 
 
-def words(host: Carver) -> list[str]:
+def words(host: VgpuHost) -> list[str]:
     """Return the steps by what they do: `remove`, `switch`..."""
     return [step.split(": ")[1].split()[0] for step in host.steps]
 
 
 @pytest.fixture
-def a30(tmp_path: Path) -> Carver:
-    return Carver("2xA30", tmp_path)
+def a30(tmp_path: Path) -> VgpuHost:
+    return VgpuHost("2xA30", tmp_path)
 
 
 @pytest.fixture
-def a10(tmp_path: Path) -> Carver:
-    return Carver("2xA10-vgpu", tmp_path)
+def a10(tmp_path: Path) -> VgpuHost:
+    return VgpuHost("2xA10-vgpu", tmp_path)
 
 
 @pytest.fixture
-def t4(tmp_path: Path) -> Carver:
-    return Carver("4xT4", tmp_path)
+def t4(tmp_path: Path) -> VgpuHost:
+    return VgpuHost("4xT4", tmp_path)
 
 
 # --- sizes
 
 
-def test_a_gpu_is_switched_to_mixed_sizes_and_back(a10: Carver) -> None:
+def test_a_gpu_is_switched_to_mixed_sizes_and_back(a10: VgpuHost) -> None:
     several = DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)
-    assert a10.wish(EQUAL, several) == ()
+    assert a10.desired_vgpus(EQUAL, several) == ()
     assert a10.steps[:2] == [f"{EQUAL}: switch its VFs on", f"{EQUAL}: switch mixed sizes on"]
     assert [step.split()[3] for step in a10.steps[2:]] == ["A10-12Q", "A10-4Q", "A10-4Q", "A10-2Q"], "largest first"
     assert a10.carries(EQUAL) == several.types
-    assert a10.wish(EQUAL, several) == ()
+    assert a10.desired_vgpus(EQUAL, several) == ()
     assert a10.steps == []
-    assert a10.wish(EQUAL, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)) == ()
+    assert a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)) == ()
     assert words(a10) == ["remove"] * 4 + ["switch"] + ["create"] * 6
     assert a10.modes(EQUAL).mixed_sizes is False
 
 
-def test_a_gpu_that_is_left_as_it_is_takes_what_its_mode_takes(a10: Carver) -> None:
-    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2})) == ()
+def test_a_gpu_that_is_left_as_it_is_takes_what_its_mode_takes(a10: VgpuHost) -> None:
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2})) == ()
     assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-6Q": 2}
-    assert a10.wish(EQUAL, DesiredVgpus({"A10-12Q": 2})) == ()
-    assert codes(a10.wish(EQUAL, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2}))) == [ReasonCode.SIZES_DIFFER]
+    assert a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-12Q": 2})) == ()
+    assert codes(a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2}))) == [ReasonCode.SIZES_DIFFER]
 
 
-def test_free_ones_make_room_for_a_larger_one_and_come_back(a10: Carver) -> None:
+def test_free_ones_make_room_for_a_larger_one_and_come_back(a10: VgpuHost) -> None:
     """Where they lie is not known: here, across both places of an A10-12Q."""
-    assert a10.wish(MIXED, DesiredVgpus({"A10-4Q": 4}, Sizes.MIXED)) == ()
-    a10.wish(MIXED, DesiredVgpus({"A10-4Q": 3}, Sizes.MIXED))
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 4}, Sizes.MIXED)) == ()
+    a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 3}, Sizes.MIXED))
     before = a10.types(MIXED)
-    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2}, Sizes.MIXED)) == ()
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2}, Sizes.MIXED)) == ()
     assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-4Q": 2}
     assert {vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q"} < before.keys()
-    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)) == ()
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)) == ()
     assert words(a10) == ["create"], "a smaller one moves nobody"
 
 
-@pytest.mark.parametrize("wished", [{"A10-4Q": 5}, {"A10-12Q": 2, "A10-4Q": 1}, {"A10-8Q": 2, "A10-12Q": 1}])
-def test_what_has_no_placements_is_refused_before_anything_goes(a10: Carver, wished: dict[str, int]) -> None:
+@pytest.mark.parametrize("desired_counts", [{"A10-4Q": 5}, {"A10-12Q": 2, "A10-4Q": 1}, {"A10-8Q": 2, "A10-12Q": 1}])
+def test_what_has_no_placements_is_refused_before_anything_goes(a10: VgpuHost, desired_counts: dict[str, int]) -> None:
     before = a10.types(MIXED)
-    assert codes(a10.wish(MIXED, DesiredVgpus(wished, Sizes.MIXED))) == [ReasonCode.NO_ROOM]
+    assert codes(a10.desired_vgpus(MIXED, DesiredVgpus(desired_counts, Sizes.MIXED))) == [ReasonCode.NO_ROOM]
     assert (a10.steps, a10.types(MIXED)) == ([], before)
 
 
-def test_a_machines_vgpu_keeps_the_mode_until_it_ends(a10: Carver) -> None:
+def test_a_machines_vgpu_keeps_the_mode_until_it_ends(a10: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
-    machine = a10.kernel.start_machine(a10.group_of(mine))
-    wish = DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)
-    reasons = a10.wish(MIXED, wish)
+    machine = a10.kernel.start_vm(a10.group_of(mine))
+    desired_vgpus = DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)
+    reasons = a10.desired_vgpus(MIXED, desired_vgpus)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert f"(pid {machine.pid})" in reasons[0].text
     assert (words(a10), list(a10.types(MIXED))) == (["remove"], [mine])
     assert (a10.modes(MIXED).mixed_sizes, a10.kernel.vfio.requests) == (True, [])
-    a10.kernel.end_machine(machine)
-    assert a10.wish(MIXED, wish) == ()
+    a10.kernel.end_vm(machine)
+    assert a10.desired_vgpus(MIXED, desired_vgpus) == ()
     assert a10.carries(MIXED) == {"A10-4Q": 6}
     assert mine in a10.types(MIXED), "it went for the switch, and came back with its id"
 
 
-def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> None:
+def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: VgpuHost) -> None:
     before = a10.types(MIXED)
     steps: list[str] = []
 
@@ -131,89 +131,89 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: Carver) -> Non
 
 @pytest.mark.parametrize(("machine", "gpu", "name"), [("4xT4", T4, "T4-8Q"), ("2xA30", SHARED, "A30-12C")])
 def test_a_card_without_mixed_sizes_is_refused_them(machine: str, gpu: PciAddress, name: str, tmp_path: Path) -> None:
-    host = Carver(machine, tmp_path)
-    assert host.wish(gpu, DesiredVgpus({name: 1})) == ()
-    assert codes(host.wish(gpu, DesiredVgpus({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNSUPPORTED]
-    assert host.wish(gpu, DesiredVgpus({name: 2}, Sizes.EQUAL)) == ()
+    host = VgpuHost(machine, tmp_path)
+    assert host.desired_vgpus(gpu, DesiredVgpus({name: 1})) == ()
+    assert codes(host.desired_vgpus(gpu, DesiredVgpus({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNSUPPORTED]
+    assert host.desired_vgpus(gpu, DesiredVgpus({name: 2}, Sizes.EQUAL)) == ()
 
 
 # --- MIG
 
 
-def test_from_shared_time_to_gpu_instances_and_back(a30: Carver) -> None:
-    assert a30.wish(SHARED, DesiredVgpus({"A30-12C": 2})) == ()
-    assert a30.wish(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
+def test_from_shared_time_to_gpu_instances_and_back(a30: VgpuHost) -> None:
+    assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-12C": 2})) == ()
+    assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert words(a30) == ["remove"] * 2 + ["switch"] + ["create"] * 6
     assert [step.split()[-1] for step in a30.steps[3:6]] == ["2g.12gb", "1g.6gb", "1g.6gb"], "larger instances first"
     assert a30.carries(SHARED) == {"A30-1-6C": 2, "A30-2-12C": 1}
-    assert a30.wish(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
+    assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert a30.steps == []
-    assert a30.wish(SHARED, DesiredVgpus({"A30-4C": 6})) == ()
+    assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-4C": 6})) == ()
     assert words(a30) == ["remove"] * 3 + ["destroy"] * 3 + ["switch"] + ["create"] * 6
     assert a30.carries(SHARED) == {"A30-4C": 6}
     modes = a30.modes(SHARED)
     assert (modes.mig, modes.gpu_instances) == (False, ())
 
 
-def test_instances_that_nothing_stands_on_make_room(a30: Carver) -> None:
+def test_instances_that_nothing_stands_on_make_room(a30: VgpuHost) -> None:
     before = a30.types(CUT)
     kept = {vgpu: name for vgpu, name in before.items() if name == "A30-1-6C"}
-    assert a30.carve_types(CUT, {"A30-1-6C": 4}) == ()
+    assert a30.apply_types(CUT, {"A30-1-6C": 4}) == ()
     assert words(a30) == ["remove", "destroy", "create", "create", "create", "create", "create"]
     assert a30.carries(CUT) == {"A30-1-6C": 4}
     assert kept.items() <= a30.types(CUT).items()
 
 
-def test_vgpus_move_where_it_cant_be_told_which_instance_is_free(a30: Carver) -> None:
-    a30.carve_types(CUT, {"A30-1-6C": 4})
+def test_vgpus_move_where_it_cant_be_told_which_instance_is_free(a30: VgpuHost) -> None:
+    a30.apply_types(CUT, {"A30-1-6C": 4})
     before = a30.types(CUT)
-    assert a30.carve_types(CUT, {"A30-1-6C": 2, "A30-2-12C": 1}) == ()
+    assert a30.apply_types(CUT, {"A30-1-6C": 2, "A30-2-12C": 1}) == ()
     assert words(a30) == ["remove"] * 4 + ["destroy"] * 4 + ["create"] * 6
     assert a30.carries(CUT) == {"A30-1-6C": 2, "A30-2-12C": 1}
     after = {vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-1-6C"}
     assert after < before.keys(), "they came back with their ids"
 
 
-def test_one_in_use_keeps_all_instances_of_its_kind(a30: Carver) -> None:
-    a30.carve_types(CUT, {"A30-1-6C": 4})
+def test_one_in_use_keeps_all_instances_of_its_kind(a30: VgpuHost) -> None:
+    a30.apply_types(CUT, {"A30-1-6C": 4})
     mine = min(a30.types(CUT))
-    machine = a30.kernel.start_machine(a30.group_of(mine))
-    wished = {"A30-1-6C": 2, "A30-2-12C": 1}
-    reasons = a30.carve_types(CUT, wished)
+    machine = a30.kernel.start_vm(a30.group_of(mine))
+    desired_counts = {"A30-1-6C": 2, "A30-2-12C": 1}
+    reasons = a30.apply_types(CUT, desired_counts)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert f"(pid {machine.pid})" in reasons[0].text
     assert "1g.6gb" in reasons[0].text
     assert (words(a30), a30.carries(CUT)) == (["remove", "remove"], {"A30-1-6C": 2})
     assert a30.kernel.vfio.requests == []
-    a30.kernel.end_machine(machine)
-    assert a30.carve_types(CUT, wished) == ()
+    a30.kernel.end_vm(machine)
+    assert a30.apply_types(CUT, desired_counts) == ()
     assert mine in a30.types(CUT)
 
 
-def test_a_machine_keeps_mig_mode_until_it_ends(a30: Carver) -> None:
+def test_a_machine_keeps_mig_mode_until_it_ends(a30: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-2-12C")
-    machine = a30.kernel.start_machine(a30.group_of(mine))
-    reasons = a30.carve_types(CUT, {"A30-12C": 2})
+    machine = a30.kernel.start_vm(a30.group_of(mine))
+    reasons = a30.apply_types(CUT, {"A30-12C": 2})
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert list(a30.types(CUT)) == [mine]
     modes = a30.modes(CUT)
     assert (modes.mig, modes.mig_pending) == (True, True), "nothing was switched behind the machine's back"
-    a30.kernel.end_machine(machine)
-    assert a30.carve_types(CUT, {"A30-12C": 2}) == ()
+    a30.kernel.end_vm(machine)
+    assert a30.apply_types(CUT, {"A30-12C": 2}) == ()
 
 
-def test_more_instances_than_fit_are_refused_before_anything_goes(a30: Carver) -> None:
+def test_more_instances_than_fit_are_refused_before_anything_goes(a30: VgpuHost) -> None:
     before = a30.types(CUT)
-    for wished in ({"A30-2-12C": 2, "A30-1-6C": 1}, {"A30-1-6C": 5}):
-        assert codes(a30.carve_types(CUT, wished)) == [ReasonCode.NO_ROOM]
-    assert codes(a30.carve_types(CUT, {"A30-1-6C": 1, "A30-4C": 1})) == [ReasonCode.MODE_UNSUPPORTED]
-    assert codes(a30.carve_types(CUT, {"A30-3-12C": 1})) == [ReasonCode.NO_SUCH_TYPE]
+    for desired_counts in ({"A30-2-12C": 2, "A30-1-6C": 1}, {"A30-1-6C": 5}):
+        assert codes(a30.apply_types(CUT, desired_counts)) == [ReasonCode.NO_ROOM]
+    assert codes(a30.apply_types(CUT, {"A30-1-6C": 1, "A30-4C": 1})) == [ReasonCode.MODE_UNSUPPORTED]
+    assert codes(a30.apply_types(CUT, {"A30-3-12C": 1})) == [ReasonCode.NO_SUCH_TYPE]
     assert a30.types(CUT) == before
 
 
-def test_a_mode_that_waits_for_a_reset_is_told_and_what_was_there_comes_back(a30: Carver) -> None:
+def test_a_mode_that_waits_for_a_reset_is_told_and_what_was_there_comes_back(a30: VgpuHost) -> None:
     """nvidia-smi ends well where somebody has the GPU open; that somebody came after the last look."""
-    a30.carve_types(SHARED, {"A30-12C": 2})
+    a30.apply_types(SHARED, {"A30-12C": 2})
     before = a30.types(SHARED)
 
     def start(command: Sequence[str]) -> None:
@@ -222,41 +222,41 @@ def test_a_mode_that_waits_for_a_reset_is_told_and_what_was_there_comes_back(a30
             a30.kernel.start_process("dcgm", "/dev/nvidia1")
 
     a30.tools.before = start
-    reasons = a30.carve_types(SHARED, {"A30-1-6C": 2})
+    reasons = a30.apply_types(SHARED, {"A30-1-6C": 2})
     assert codes(reasons) == [ReasonCode.MODE_PENDING]
     assert "gpu-reset" in reasons[0].text
     assert a30.types(SHARED) == before
-    assert codes(a30.carve_types(SHARED, {"A30-1-6C": 2})) == [ReasonCode.MODE_PENDING]
+    assert codes(a30.apply_types(SHARED, {"A30-1-6C": 2})) == [ReasonCode.MODE_PENDING]
     assert a30.steps == [], "nothing goes before the reset"
 
 
-def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: Carver) -> None:
-    a30.carve_types(SHARED, {"A30-12C": 2})
+def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: VgpuHost) -> None:
+    a30.apply_types(SHARED, {"A30-12C": 2})
     before = a30.types(SHARED)
     process = a30.kernel.start_process("python3", "/dev/nvidia1")
-    reasons = a30.carve_types(SHARED, {"A30-1-6C": 2})
+    reasons = a30.apply_types(SHARED, {"A30-1-6C": 2})
     assert codes(reasons) == [ReasonCode.IN_USE]
     assert f"(pid {process.pid})" in reasons[0].text
     assert a30.types(SHARED) == before
     assert a30.modes(SHARED).mig_pending is False
 
 
-def test_compute_instances_that_somebody_made_go_with_their_instance(a30: Carver) -> None:
+def test_compute_instances_that_somebody_made_go_with_their_instance(a30: VgpuHost) -> None:
     """As `nvidia-smi mig -cgi ... -C` makes them; one that a process has is refused by the driver."""
-    carving = a30.kernel.vfs.carriers[CUT].carving
-    carving.computing.update(one.id for one in carving.instances)
-    assert a30.carve_types(CUT, {"A30-4-24C": 1}) == ()
+    vgpu_host = a30.kernel.vfs.carriers[CUT].vgpu_host
+    vgpu_host.computing.update(one.id for one in vgpu_host.instances)
+    assert a30.apply_types(CUT, {"A30-4-24C": 1}) == ()
     assert a30.carries(CUT) == {"A30-4-24C": 1}
 
 
-def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -> None:
+def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: VgpuHost) -> None:
     """It may stand on the instance that is to go."""
     steps: list[str] = []
 
     def make(step: Step | RollBack) -> None:
         steps.append(step.text)
         if step.text.startswith(f"{CUT}: destroy"):
-            slot = max(a30.kernel.vfs.carriers[CUT].carving.slots)
+            slot = max(a30.kernel.vfs.carriers[CUT].vgpu_host.slots)
             backend_of(Framework.MDEV).create(a30.kernel, slot, VgpuType("NVIDIA A30-2-12C"), FOREIGN)
 
     reasons = change_vgpus(a30.site, CUT, DesiredVgpus({"A30-1-6C": 4}), a30.given, make)
@@ -269,65 +269,65 @@ def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: Carver) -
 
 def test_vendor_vfio_is_cut_as_well(tmp_path: Path) -> None:
     """There, a GPU without room names no type, not even that of what it carries."""
-    host, gpu = Carver("8xH100", tmp_path), PciAddress("0000:9d:00.0")
-    for wish in (
+    host, gpu = VgpuHost("8xH100", tmp_path), PciAddress("0000:9d:00.0")
+    for desired_vgpus in (
         DesiredVgpus({"H100XM-1-10C": 3, "H100XM-4-40C": 1}),
         DesiredVgpus({"H100XM-1-10C": 5, "H100XM-2-20C": 1}),
         DesiredVgpus({"H100XM-40C": 1, "H100XM-4C": 4}, Sizes.MIXED),
         DesiredVgpus({"H100XM-80C": 1}, Sizes.EQUAL),
         DesiredVgpus(),
     ):
-        assert host.wish(gpu, wish) == ()
+        assert host.desired_vgpus(gpu, desired_vgpus) == ()
         board = observe(host.site, host.given, None).asked_state(gpu, DesiredVgpus())
         assert board is not None
-        assert Counter(profile_name(str(one.type)) for one in board.host.live) == wish.types
-        assert host.wish(gpu, wish) == ()
+        assert Counter(profile_name(str(one.type)) for one in board.host.live) == desired_vgpus.types
+        assert host.desired_vgpus(gpu, desired_vgpus) == ()
         assert host.steps == []
 
 
 # --- the scheduler
 
 
-def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: Carver) -> None:
-    wish = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
-    planned = [step.text for step in t4.planned(T4, wish).steps]
+def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: VgpuHost) -> None:
+    desired_vgpus = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
+    planned = [step.text for step in t4.planned(T4, desired_vgpus).steps]
     assert planned[-1] == f"{T4}: set the vGPU scheduler to equal-share, 4 ms"
-    assert t4.wish(T4, wish) == ()
+    assert t4.desired_vgpus(T4, desired_vgpus) == ()
     assert t4.steps == planned
     assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE
-    assert t4.wish(T4, wish) == ()
+    assert t4.desired_vgpus(T4, desired_vgpus) == ()
     assert t4.steps == []
-    assert t4.wish(T4, DesiredVgpus({"T4-4Q": 4})) == ()
+    assert t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4})) == ()
     assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE, "left alone"
 
 
-def test_a_scheduler_waits_for_machines(t4: Carver) -> None:
-    t4.wish(T4, DesiredVgpus({"T4-4Q": 2}))
-    machine = t4.kernel.start_machine(t4.group_of(min(t4.types(T4))))
-    wish = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
-    reasons = t4.wish(T4, wish)
+def test_a_scheduler_waits_for_machines(t4: VgpuHost) -> None:
+    t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 2}))
+    machine = t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
+    desired_vgpus = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
+    reasons = t4.desired_vgpus(T4, desired_vgpus)
     assert (codes(reasons), words(t4)) == ([ReasonCode.VGPU_IN_USE], ["create", "create"])
     assert f"(pid {machine.pid})" in reasons[0].text
-    t4.kernel.end_machine(machine)
-    assert t4.wish(T4, wish) == ()
+    t4.kernel.end_vm(machine)
+    assert t4.desired_vgpus(T4, desired_vgpus) == ()
     assert words(t4) == ["set"]
 
 
-def test_a_scheduler_that_fails_leaves_the_vgpus(t4: Carver) -> None:
+def test_a_scheduler_that_fails_leaves_the_vgpus(t4: VgpuHost) -> None:
     """A machine has started just before."""
 
     def start(command: Sequence[str]) -> None:
         if "set-scheduler-state" in command:
             t4.tools.before = lambda _: None
-            t4.kernel.start_machine(t4.group_of(min(t4.types(T4))))
+            t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
 
     t4.tools.before = start
-    assert codes(t4.wish(T4, DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [ReasonCode.STEP_FAILED]
+    assert codes(t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [ReasonCode.STEP_FAILED]
     assert t4.carries(T4) == {"T4-4Q": 4}
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpu", "wish"),
+    ("machine", "gpu", "desired_vgpus"),
     [
         ("2xA30", CUT, DesiredVgpus({"A30-1-6C": 4}, scheduler=EQUAL_SHARE)),
         ("2xA10-vgpu", MIXED, DesiredVgpus({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.FIXED_SHARE))),
@@ -335,17 +335,17 @@ def test_a_scheduler_that_fails_leaves_the_vgpus(t4: Carver) -> None:
     ],
 )
 def test_a_scheduler_that_the_mode_does_not_take_is_refused_first(
-    machine: str, gpu: PciAddress, wish: DesiredVgpus, tmp_path: Path
+    machine: str, gpu: PciAddress, desired_vgpus: DesiredVgpus, tmp_path: Path
 ) -> None:
-    host = Carver(machine, tmp_path)
+    host = VgpuHost(machine, tmp_path)
     before = host.types(gpu)
-    assert codes(host.wish(gpu, wish)) == [ReasonCode.SCHEDULER_UNFIT]
+    assert codes(host.desired_vgpus(gpu, desired_vgpus)) == [ReasonCode.SCHEDULER_UNFIT]
     assert (host.steps, host.types(gpu)) == ([], before)
 
 
-def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: Carver) -> None:
+def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: VgpuHost) -> None:
     fixed = Scheduler(SchedulerPolicy.FIXED_SHARE)
-    assert a10.wish(MIXED, DesiredVgpus({"A10-12Q": 2}, Sizes.EQUAL, fixed)) == ()
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 2}, Sizes.EQUAL, fixed)) == ()
     found = vgpuscheduler.read_scheduler(a10.tools, MIXED)
     assert isinstance(found, Scheduler)
     assert found.policy is SchedulerPolicy.FIXED_SHARE
@@ -354,11 +354,11 @@ def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: Carver) -> None:
 # --- what is asked of nvidia-smi
 
 
-def test_nvidia_smi_is_asked_when_a_wish_needs_it_alone(a10: Carver, a30: Carver, t4: Carver) -> None:
-    a10.wish(EQUAL, DesiredVgpus({"A10-4Q": 6}))
-    a10.wish(EQUAL, DesiredVgpus())
-    t4.wish(T4, DesiredVgpus({"T4-4Q": 4}))
-    a30.wish(SHARED, DesiredVgpus({"A30-12C": 2}))
+def test_nvidia_smi_is_asked_when_a_desired_state_needs_it_alone(a10: VgpuHost, a30: VgpuHost, t4: VgpuHost) -> None:
+    a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-4Q": 6}))
+    a10.desired_vgpus(EQUAL, DesiredVgpus())
+    t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4}))
+    a30.desired_vgpus(SHARED, DesiredVgpus({"A30-12C": 2}))
     assert (a10.asked(), t4.asked(), a30.asked()) == ([], [], [])
     a30.planned(CUT, DesiredVgpus())
     assert a30.asked() == []
@@ -367,7 +367,7 @@ def test_nvidia_smi_is_asked_when_a_wish_needs_it_alone(a10: Carver, a30: Carver
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "desired_vgpus",
     [
         DesiredVgpus({"A10-12Q": 1}, Sizes.MIXED),
         DesiredVgpus({"A10-12Q": 1, "A10-4Q": 3}),
@@ -375,11 +375,11 @@ def test_nvidia_smi_is_asked_when_a_wish_needs_it_alone(a10: Carver, a30: Carver
         DesiredVgpus({"A10-12Q": 1, "A10-4Q": 1}, scheduler=EQUAL_SHARE),
     ],
 )
-def test_nothing_follows_from_what_it_does_not_say(a10: Carver, wish: DesiredVgpus) -> None:
+def test_nothing_follows_from_what_it_does_not_say(a10: VgpuHost, desired_vgpus: DesiredVgpus) -> None:
     before = a10.types(MIXED)
     a10.tools = SimTools(a10.kernel, programs=())
-    a10.site = Site(a10.kernel, a10.tools, a10.site.originals, a10.site.locks)
-    reasons = a10.wish(MIXED, wish)
+    a10.site = Site(a10.kernel, a10.tools, a10.site.original_drivers, a10.site.locks)
+    reasons = a10.desired_vgpus(MIXED, desired_vgpus)
     assert set(codes(reasons)) == {ReasonCode.UNREAD}
     assert "nvidia-smi" in reasons[0].text
     assert (a10.steps, a10.types(MIXED)) == ([], before)

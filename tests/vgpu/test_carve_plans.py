@@ -15,7 +15,7 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import GpuState, host_namespace
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu
-from gpuvirt.model.change.vgpuplanning import plan_carving, plan_gpu
+from gpuvirt.model.change.vgpuplanning import plan_gpu, plan_vgpus
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 
@@ -49,8 +49,8 @@ def after(one: GpuState, plan: VgpuPlan) -> GpuState:
     return replace(one, host=replace(one.host, live=tuple(live.values())))
 
 
-def carved(one: GpuState, wanted: Mapping[VgpuType, int]) -> GpuState:
-    return after(one, plan_carving(one, wanted))
+def with_vgpus(one: GpuState, desired: Mapping[VgpuType, int]) -> GpuState:
+    return after(one, plan_vgpus(one, desired))
 
 
 def counts(one: GpuState) -> Counter[str]:
@@ -71,7 +71,7 @@ def codes(plan: VgpuPlan) -> list[ReasonCode]:
 
 EMPTY = [board(GPU), board(*VFS), board(*VFS, framework=Framework.VENDOR_VFIO)]
 BOARDS = pytest.mark.parametrize("empty", EMPTY, ids=["on the GPU", "on VFs", "vendor VFIO"])
-WISHES: list[dict[VgpuType, int]] = [
+SPEC_FIELDS: list[dict[VgpuType, int]] = [
     {},
     {A10_4Q: 6},
     {A10_4Q: 1},
@@ -84,56 +84,56 @@ WISHES: list[dict[VgpuType, int]] = [
 @BOARDS
 def test_the_configs_of_the_article(empty: GpuState) -> None:
     """Seed 002: two A10-12Q, then six A10-4Q, then three A10-8Q."""
-    one = carved(empty, {A10_12Q: 2})
+    one = with_vgpus(empty, {A10_12Q: 2})
     assert counts(one) == {A10_12Q: 2}
-    one = carved(one, {A10_4Q: 6})
+    one = with_vgpus(one, {A10_4Q: 6})
     assert counts(one) == {A10_4Q: 6}
-    assert counts(carved(one, {A10_8Q: 3})) == {A10_8Q: 3}
+    assert counts(with_vgpus(one, {A10_8Q: 3})) == {A10_8Q: 3}
 
 
-@given(st.sampled_from(EMPTY), st.lists(st.sampled_from(WISHES), min_size=1, max_size=4), st.data())
+@given(st.sampled_from(EMPTY), st.lists(st.sampled_from(SPEC_FIELDS), min_size=1, max_size=4), st.data())
 def test_any_way_leads_there_and_nobody_loses_anything(
-    empty: GpuState, wishes: list[dict[VgpuType, int]], data: st.DataObject
+    empty: GpuState, desired_by_gpu: list[dict[VgpuType, int]], data: st.DataObject
 ) -> None:
     one = empty
-    for wanted in wishes:
+    for desired in desired_by_gpu:
         ids = [vgpu.id for vgpu in one.host.live]
         one = used(one, *data.draw(st.sets(st.sampled_from(ids)) if ids else st.just(set())))
-        plan = plan_carving(one, wanted)
+        plan = plan_vgpus(one, desired)
         assert plan.refusals == ()
         one = after(one, plan)  # asserts that no step touches what is used
-        again = plan_carving(one, wanted)
+        again = plan_vgpus(one, desired)
         assert again.steps == (), "a plan that was carried out leaves nothing to do"
         assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}
-        one = carved(used(one), wanted)
-        assert counts(one) == wanted, "once all are free"
-        assert plan_carving(one, wanted).met
+        one = with_vgpus(used(one), desired)
+        assert counts(one) == desired, "once all are free"
+        assert plan_vgpus(one, desired).met
 
 
-@given(st.sampled_from(EMPTY), st.sampled_from(WISHES))
-def test_the_same_wish_makes_the_same_ids(empty: GpuState, wanted: dict[VgpuType, int]) -> None:
-    assert carved(empty, wanted) == carved(empty, wanted)
+@given(st.sampled_from(EMPTY), st.sampled_from(SPEC_FIELDS))
+def test_the_same_desired_state_makes_the_same_ids(empty: GpuState, desired: dict[VgpuType, int]) -> None:
+    assert with_vgpus(empty, desired) == with_vgpus(empty, desired)
     other = replace(empty, namespace=host_namespace("another host"))
-    if wanted and empty.host.framework is Framework.MDEV:
-        assert not {one.id for one in carved(empty, wanted).host.live} & {
-            one.id for one in carved(other, wanted).host.live
+    if desired and empty.host.framework is Framework.MDEV:
+        assert not {one.id for one in with_vgpus(empty, desired).host.live} & {
+            one.id for one in with_vgpus(other, desired).host.live
         }
 
 
 @BOARDS
 def test_one_more_or_less_leaves_the_others_alone(empty: GpuState) -> None:
-    four = carved(empty, {A10_4Q: 4})
-    six = plan_carving(four, {A10_4Q: 6})
+    four = with_vgpus(empty, {A10_4Q: 4})
+    six = plan_vgpus(four, {A10_4Q: 6})
     assert [type(step) for step in six.steps] == [CreateVgpu, CreateVgpu]
-    three = plan_carving(four, {A10_4Q: 3})
+    three = plan_vgpus(four, {A10_4Q: 3})
     assert [type(step) for step in three.steps] == [RemoveVgpu]
 
 
 @BOARDS
 def test_what_is_in_use_is_the_last_to_go(empty: GpuState) -> None:
-    four = carved(empty, {A10_4Q: 4})
+    four = with_vgpus(empty, {A10_4Q: 4})
     busy = four.host.live[0].id
-    plan = plan_carving(used(four, busy), {A10_4Q: 1})
+    plan = plan_vgpus(used(four, busy), {A10_4Q: 1})
     assert len(plan.steps) == 3
     assert busy not in {step.vgpu for step in plan.steps if isinstance(step, RemoveVgpu)}
     assert plan.pending == ()
@@ -141,79 +141,81 @@ def test_what_is_in_use_is_the_last_to_go(empty: GpuState) -> None:
 
 @BOARDS
 def test_a_used_vgpu_of_another_size_is_waited_for_and_named(empty: GpuState) -> None:
-    two = carved(empty, {A10_12Q: 2})
-    plan = plan_carving(used(two, two.host.live[0].id), {A10_4Q: 6})
+    two = with_vgpus(empty, {A10_12Q: 2})
+    plan = plan_vgpus(used(two, two.host.live[0].id), {A10_4Q: 6})
     assert [type(step) for step in plan.steps] == [RemoveVgpu]
     assert codes(plan) == [ReasonCode.VGPU_IN_USE]
     assert "pod default/vm-a" in plan.pending[0].text
     mixed = replace(used(two, two.host.live[0].id), smi=SmiReport(GpuModes(GPU, mixed_sizes=True)))
-    assert {type(step) for step in plan_carving(mixed, {A10_4Q: 2}).steps} == {RemoveVgpu, CreateVgpu}
+    assert {type(step) for step in plan_vgpus(mixed, {A10_4Q: 2}).steps} == {RemoveVgpu, CreateVgpu}
 
 
 def test_what_others_made_is_adopted_with_its_id() -> None:
     foreign = LiveVgpu(VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11"), A10_12Q, GPU, None)
     one = board(GPU)
     one = replace(one, host=replace(one.host, live=(foreign,)))
-    plan = plan_carving(one, {A10_12Q: 2})
+    plan = plan_vgpus(one, {A10_12Q: 2})
     assert [type(step) for step in plan.steps] == [CreateVgpu]
-    assert plan_carving(one, {A10_12Q: 1}).met
+    assert plan_vgpus(one, {A10_12Q: 1}).met
 
 
 @BOARDS
 def test_after_a_reboot_pods_find_what_they_had(empty: GpuState) -> None:
     """The kubelet starts containers again from the answer that it kept, with the ids in it."""
-    before = carved(empty, {A10_4Q: 6})
+    before = with_vgpus(empty, {A10_4Q: 6})
     had = before.host.live[4]
     assert isinstance(had.type, str)
-    plan = plan_carving(replace(empty, remembered={had.id: had.type}), {A10_4Q: 2})
+    plan = plan_vgpus(replace(empty, remembered={had.id: had.type}), {A10_4Q: 2})
     assert made(plan)[had.id] == had.slot
     assert len(made(plan)) == 2
 
 
 def test_an_id_that_somebody_else_chose_comes_back_too() -> None:
     chosen = VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11")
-    plan = plan_carving(replace(board(*VFS), remembered={chosen: A10_4Q}), {A10_4Q: 1})
+    plan = plan_vgpus(replace(board(*VFS), remembered={chosen: A10_4Q}), {A10_4Q: 1})
     assert list(made(plan)) == [chosen]
 
 
 def test_what_somebody_is_removing_keeps_its_place() -> None:
     """A held mdev is no longer shown as soon as its removal starts, and still takes its part of the GPU."""
-    two = carved(board(GPU), {A10_12Q: 2})
+    two = with_vgpus(board(GPU), {A10_12Q: 2})
     shown, hidden = two.host.live
     one = replace(two, host=replace(two.host, live=(shown,)), leaving={hidden.id: A10_12Q})
-    plan = plan_carving(one, {A10_12Q: 2})
+    plan = plan_vgpus(one, {A10_12Q: 2})
     assert plan.steps == ()
     assert codes(plan) == [ReasonCode.UNBIND_PENDING]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "code"),
+    ("desired", "code"),
     [
         ({A10_4Q: 7}, ReasonCode.NO_ROOM),
         ({A10_12Q: 2, A10_12C: 1}, ReasonCode.NO_ROOM),
         ({A10_4Q: 1, A10_12Q: 1}, ReasonCode.SIZES_DIFFER),
     ],
 )
-def test_what_can_never_be_is_refused_before_anything_is_removed(wanted: dict[VgpuType, int], code: ReasonCode) -> None:
-    plan = plan_carving(carved(board(GPU), {A10_8Q: 3}), wanted)
+def test_what_can_never_be_is_refused_before_anything_is_removed(
+    desired: dict[VgpuType, int], code: ReasonCode
+) -> None:
+    plan = plan_vgpus(with_vgpus(board(GPU), {A10_8Q: 3}), desired)
     assert (plan.steps, codes(plan)) == ((), [code])
 
 
 def test_too_few_vfs_are_told() -> None:
-    plan = plan_carving(board(*VFS[:4]), {A10_4Q: 6})
+    plan = plan_vgpus(board(*VFS[:4]), {A10_4Q: 6})
     assert (plan.steps, codes(plan)) == ((), [ReasonCode.NO_ROOM])
     one = board(*VFS[:7])
     one = replace(one, host=replace(one.host, quarantined={VFS[0]: "EIO", VFS[1]: "EIO"}))
-    assert codes(plan_carving(one, {A10_4Q: 6})) == [ReasonCode.NO_ROOM]
-    assert not {VFS[0], VFS[1]} & set(made(plan_carving(one, {A10_4Q: 5})).values())
+    assert codes(plan_vgpus(one, {A10_4Q: 6})) == [ReasonCode.NO_ROOM]
+    assert not {VFS[0], VFS[1]} & set(made(plan_vgpus(one, {A10_4Q: 5})).values())
 
 
 def test_nothing_follows_from_what_could_not_be_read() -> None:
     odd = Unread(HostPath("/sys/bus/mdev/devices"), errno=5)
-    one = carved(board(GPU), {A10_8Q: 3})
+    one = with_vgpus(board(GPU), {A10_8Q: 3})
     unread = replace(one, host=replace(one.host, live=(*one.host.live[:2], replace(one.host.live[2], type=odd))))
     for blind in (unread, replace(one, host=replace(one.host, unread=(odd,)))):
-        plan = plan_carving(blind, {A10_4Q: 6})
+        plan = plan_vgpus(blind, {A10_4Q: 6})
         assert (plan.steps, codes(plan)) == ((), [ReasonCode.UNREAD])
 
 
@@ -222,16 +224,16 @@ def test_sets_of_vfs_are_switched_as_one() -> None:
     sets = {VgpuType(f"{number} VFs"): 1 for number in (2, 4, 8)}
     one = GpuState(VgpuHost(GPU, Framework.SRIOV_VF, {GPU: sets}))
     one = replace(one, host=replace(one.host, live=(LiveVgpu(VgpuId(GPU), VgpuType("4 VFs"), GPU, None),)))
-    plan = plan_carving(one, {VgpuType("8 VFs"): 1})
+    plan = plan_vgpus(one, {VgpuType("8 VFs"): 1})
     assert [step.text.split(": ")[1].split()[0] for step in plan.steps] == ["remove", "create"]
-    assert plan_carving(used(one, VgpuId(GPU)), {VgpuType("8 VFs"): 1}).steps == ()
+    assert plan_vgpus(used(one, VgpuId(GPU)), {VgpuType("8 VFs"): 1}).steps == ()
 
 
 def test_names_of_one_type_add_up() -> None:
     """`DC-1-24QGFX` and `DC-1-24Q` are one type to the host, as are its own name and that of configs."""
     function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)
-    wish = DesiredVgpus({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
-    plan = plan_gpu(function, board(*VFS), wish)
+    desired_vgpus = DesiredVgpus({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
+    plan = plan_gpu(function, board(*VFS), desired_vgpus)
     assert [step.type for step in plan.steps if isinstance(step, CreateVgpu)] == [A10_4Q] * 3
     unknown = plan_gpu(function, board(*VFS), DesiredVgpus({"A10-4Q": 1, "A10-5Q": 1}))
     assert (unknown.steps, codes(unknown)) == ((), [ReasonCode.NO_SUCH_TYPE])

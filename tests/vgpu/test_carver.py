@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from carvedhost import Carver, codes
+from carvedhost import VgpuHost, codes
 
 from changes import change_vgpus, inputs
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
@@ -32,52 +32,52 @@ FLEX = PciAddress("0000:4d:00.0")
     ("machine", "gpu", "card"), [("2xA10-vgpu", A10, "A10"), ("4xL40S", L40S, "L40S"), ("4xT4", T4, "T4")]
 )
 def test_one_config_after_another(machine: str, gpu: PciAddress, card: str, tmp_path: Path) -> None:
-    host = Carver(machine, tmp_path)
+    host = VgpuHost(machine, tmp_path)
     for name, count in ((f"{card}-4Q", 4), (f"{card}-8Q", 2), (f"{card}-4Q", 2), (f"{card}-4Q", 3)):
-        assert host.carve_types(gpu, {name: count}) == ()
+        assert host.apply_types(gpu, {name: count}) == ()
         assert host.carries(gpu) == {name: count}
-        assert host.carve_types(gpu, {name: count}) == ()
+        assert host.apply_types(gpu, {name: count}) == ()
         assert host.steps == []
-    assert host.carve(gpu) == ()
+    assert host.apply_vgpus(gpu) == ()
     assert host.carries(gpu) == {}
 
 
 def test_the_same_config_has_the_same_ids_after_a_reboot(tmp_path: Path) -> None:
-    host = Carver("2xA10-vgpu", tmp_path)
-    host.carve(A10, A10_4Q=6)
+    host = VgpuHost("2xA10-vgpu", tmp_path)
+    host.apply_vgpus(A10, A10_4Q=6)
     before = host.types(A10)
-    again = Carver("2xA10-vgpu", tmp_path)
-    again.carve(A10, A10_4Q=6)
+    again = VgpuHost("2xA10-vgpu", tmp_path)
+    again.apply_vgpus(A10, A10_4Q=6)
     assert again.types(A10) == before
 
 
 def test_a_machines_vgpu_stays_and_it_hears_nothing(tmp_path: Path) -> None:
-    host = Carver("4xT4", tmp_path)
-    host.carve(T4, T4_8Q=2)
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_8Q=2)
     mine, other = host.types(T4)
-    machine = host.kernel.start_machine(host.group_of(mine))
-    reasons = host.carve(T4, T4_4Q=4)
+    machine = host.kernel.start_vm(host.group_of(mine))
+    reasons = host.apply_vgpus(T4, T4_4Q=4)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert f"qemu-system-x86 (pid {machine.pid})" in reasons[0].text
     assert list(host.types(T4)) == [mine]
     assert host.kernel.vfio.requests == []
-    host.kernel.end_machine(machine)
-    assert host.carve(T4, T4_4Q=4) == ()
+    host.kernel.end_vm(machine)
+    assert host.apply_vgpus(T4, T4_4Q=4) == ()
     assert host.carries(T4) == {"T4-4Q": 4}
     assert other not in host.types(T4)
 
 
 def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None:
     """It came after the look that the plan was made from: the lease finds it."""
-    host = Carver("4xT4", tmp_path)
-    host.carve(T4, T4_8Q=2)
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_8Q=2)
     first, second = sorted(host.types(T4))
     steps: list[str] = []
 
     def start(step: Step | RollBack) -> None:
         steps.append(step.text)
         if len(steps) == 1:
-            host.kernel.start_machine(host.group_of(second))
+            host.kernel.start_vm(host.group_of(second))
 
     reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, start)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
@@ -89,27 +89,27 @@ def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None
 
 def test_a_vgpu_whose_own_node_could_not_be_told_is_not_removed(tmp_path: Path) -> None:
     """A machine may have it open by that node, and nobody could be seen to."""
-    host = Carver("4xT4", tmp_path)
-    host.carve(T4, T4_8Q=1)
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_8Q=1)
     (mine,) = before = host.types(T4)
     host.kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{mine}/vfio-dev"), errno.EIO)
-    assert codes(host.carve(T4)) == [ReasonCode.UNREAD]
+    assert codes(host.apply_vgpus(T4)) == [ReasonCode.UNREAD]
     assert host.types(T4) == before
     host.kernel.faults.heal()
-    assert host.carve(T4) == ()
+    assert host.apply_vgpus(T4) == ()
 
 
 @pytest.mark.parametrize("users", [2, 8])
 def test_machines_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Path, users: int) -> None:
     """An agent without the host's processes sees nobody who has a group open; a lease does."""
-    host = Carver("4xT4", tmp_path)
-    host.carve(T4, T4_2Q=8)
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_2Q=8)
     there = sorted(host.types(T4))
     for vgpu in there[-users:]:
-        host.kernel.start_machine(host.group_of(vgpu))
+        host.kernel.start_vm(host.group_of(vgpu))
     host.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     for _ in range(2):
-        reasons = host.carve(T4, T4_4Q=4)
+        reasons = host.apply_vgpus(T4, T4_4Q=4)
         assert codes(reasons) == [ReasonCode.VGPU_IN_USE] * users
         assert "/dev/vfio/" in reasons[0].text
         assert sorted(host.types(T4)) == there[-users:]
@@ -117,74 +117,74 @@ def test_machines_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Pat
 
 
 def test_a_pods_vgpu_stays_before_the_pods_machine_has_opened_it(tmp_path: Path) -> None:
-    host = Carver("4xT4", tmp_path)
-    host.carve(T4, T4_8Q=2)
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_8Q=2)
     mine = min(host.types(T4))
     host.given = inputs(holdings=(Holding(T4, mine, VgpuType("GRID T4-8Q"), "pod default/vm-a", seen_this_boot=True),))
-    reasons = host.carve(T4)
+    reasons = host.apply_vgpus(T4)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert "pod default/vm-a" in reasons[0].text
     assert list(host.types(T4)) == [mine]
 
 
 def test_what_fails_half_the_way_leaves_what_was_there(tmp_path: Path) -> None:
-    host = Carver("4xT4", tmp_path)
+    host = VgpuHost("4xT4", tmp_path)
     before = host.types(T4)
     assert set(before.values()) == {"T4-8Q"}
     host.kernel.faults.refuse(
         HostPath(f"/sys/class/mdev_bus/{T4}/mdev_supported_types/nvidia-232/create"), errno.ENOSPC
     )
-    reasons = host.carve(T4, T4_4Q=4)
+    reasons = host.apply_vgpus(T4, T4_4Q=4)
     assert codes(reasons) == [ReasonCode.STEP_FAILED]
     assert "No space left on device" in reasons[0].text
     assert host.types(T4) == before
 
 
 def test_more_than_fits_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
-    host = Carver("2xA10-vgpu", tmp_path)
-    host.carve(A10, A10_8Q=3)
+    host = VgpuHost("2xA10-vgpu", tmp_path)
+    host.apply_vgpus(A10, A10_8Q=3)
     before = host.types(A10)
-    assert codes(host.carve(A10, A10_4Q=7)) == [ReasonCode.NO_ROOM]
-    assert codes(host.carve(A10, A10_5Q=1)) == [ReasonCode.NO_SUCH_TYPE]
-    assert codes(host.carve(A10, A10_4Q=1, A10_8Q=1)) == [ReasonCode.SIZES_DIFFER]
+    assert codes(host.apply_vgpus(A10, A10_4Q=7)) == [ReasonCode.NO_ROOM]
+    assert codes(host.apply_vgpus(A10, A10_5Q=1)) == [ReasonCode.NO_SUCH_TYPE]
+    assert codes(host.apply_vgpus(A10, A10_4Q=1, A10_8Q=1)) == [ReasonCode.SIZES_DIFFER]
     assert (host.steps, host.types(A10)) == ([], before)
 
 
 def test_vfs_are_switched_on_where_vgpus_stand_on_them(tmp_path: Path) -> None:
-    host = Carver("2xA10-vgpu", tmp_path)
-    assert host.carve(A10, A10_12Q=2) == ()
+    host = VgpuHost("2xA10-vgpu", tmp_path)
+    assert host.apply_vgpus(A10, A10_12Q=2) == ()
     assert host.carries(A10) == {"A10-12Q": 2}
     assert ("sriov-manage", "-e", A10) in host.tools.commands
 
 
 def test_a_gpu_that_a_process_uses_gets_no_vfs(tmp_path: Path) -> None:
     """Its driver would let it go for a moment."""
-    host = Carver("2xA10-vgpu", tmp_path)
+    host = VgpuHost("2xA10-vgpu", tmp_path)
     number = next(
         line.partition(":")[2].strip()
         for line in host.kernel.read(HostPath(f"/proc/driver/nvidia/gpus/{A10}/information")).decode().splitlines()
         if line.startswith("Device Minor")
     )
     process = host.kernel.start_process("python3", f"/dev/nvidia{number}")
-    reasons = host.carve(A10, A10_12Q=2)
+    reasons = host.apply_vgpus(A10, A10_12Q=2)
     assert codes(reasons) == [ReasonCode.IN_USE]
     assert f"python3 (pid {process.pid})" in reasons[0].text
     assert host.tools.commands == []
 
 
-def test_a_gpu_for_machines_is_not_carved(tmp_path: Path) -> None:
-    host = Carver("2xA10", tmp_path)
-    assert codes(host.carve(ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
-    assert host.carve(ON_VFIO) == (), "it carries none, as is wished"
-    assert codes(host.carve(PciAddress("0000:00:1f.0"))) == [ReasonCode.NO_VGPU_HOST]
+def test_a_gpu_for_machines_is_not_with_vgpus(tmp_path: Path) -> None:
+    host = VgpuHost("2xA10", tmp_path)
+    assert codes(host.apply_vgpus(ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
+    assert host.apply_vgpus(ON_VFIO) == (), "it carries none, as is wished"
+    assert codes(host.apply_vgpus(PciAddress("0000:00:1f.0"))) == [ReasonCode.NO_VGPU_HOST]
 
 
 def test_a_vf_that_refuses_is_passed_over_and_told(tmp_path: Path) -> None:
-    host = Carver("4xL40S", tmp_path)
-    assert host.carve(L40S) == ()
+    host = VgpuHost("4xL40S", tmp_path)
+    assert host.apply_vgpus(L40S) == ()
     slot = min(scan(host.kernel).vgpu_hosts[L40S].slots)
     host.kernel.faults.refuse(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), errno.EIO)
-    reasons = host.carve(L40S, L40S_12Q=4)
+    reasons = host.apply_vgpus(L40S, L40S_12Q=4)
     assert codes(reasons) == [ReasonCode.VF_REJECTED_TYPE]
     assert slot in reasons[0].text
     assert host.carries(L40S) == {"L40S-12Q": 4}
@@ -192,38 +192,38 @@ def test_a_vf_that_refuses_is_passed_over_and_told(tmp_path: Path) -> None:
 
 
 def test_a_set_of_vfs_that_splits_a_gpu_is_changed_as_one(tmp_path: Path) -> None:
-    host = Carver("2xFlex170", tmp_path)
-    assert host.carve_types(FLEX, {"16 VFs": 1}) == ()
+    host = VgpuHost("2xFlex170", tmp_path)
+    assert host.apply_types(FLEX, {"16 VFs": 1}) == ()
     assert len(scan(host.kernel).functions[FLEX].virtfns) == 16
-    assert host.carve_types(FLEX, {}) == ()
+    assert host.apply_types(FLEX, {}) == ()
     assert scan(host.kernel).functions[FLEX].virtfns == ()
 
 
 def test_a_machine_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
-    host = Carver("2xFlex170", tmp_path)
+    host = VgpuHost("2xFlex170", tmp_path)
     vf = scan(host.kernel).functions[FLEX].virtfns[0]
     host.kernel.rebind(vf, "vfio-pci")
     group = scan(host.kernel).functions[vf].iommu_group
     assert isinstance(group, int)
-    host.kernel.start_machine(IommuGroup(group))
-    assert codes(host.carve_types(FLEX, {"16 VFs": 1})) == [ReasonCode.VGPU_IN_USE]
+    host.kernel.start_vm(IommuGroup(group))
+    assert codes(host.apply_types(FLEX, {"16 VFs": 1})) == [ReasonCode.VGPU_IN_USE]
     assert host.kernel.vfio.requests == []
 
 
-def test_two_do_not_carve_one_gpu_at_a_time(tmp_path: Path) -> None:
-    host = Carver("4xT4", tmp_path)
+def test_two_do_not_change_vgpus_one_gpu_at_a_time(tmp_path: Path) -> None:
+    host = VgpuHost("4xT4", tmp_path)
     inventory = observe(host.site, host.given, None).inventory
     unit = inventory.gpus[T4].unit
     taken = gate_at(host.site.locks).change(unit, lambda: slots_of(inventory.facts.functions, inventory.units[unit]))
     with taken, pytest.raises(UnitBusyError, match="another process"):
-        host.carve(T4)
+        host.apply_vgpus(T4)
 
 
 def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
-    host = Carver("4xT4", tmp_path)
-    host.carve(T4, T4_4Q=4)
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_4Q=4)
     first, second, *_ = host.types(T4)
-    host.kernel.start_machine(host.group_of(second))
+    host.kernel.start_vm(host.group_of(second))
     before = observe(host.site, host.given, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
@@ -236,11 +236,11 @@ def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
 
 
 def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Path) -> None:
-    host = Carver("4xT4", tmp_path)
-    host.carve(T4, T4_8Q=2)
+    host = VgpuHost("4xT4", tmp_path)
+    host.apply_vgpus(T4, T4_8Q=2)
     first = observe(host.site, host.given, None).inventory
     mine = min(host.types(T4))
-    host.kernel.start_machine(host.group_of(mine))
+    host.kernel.start_vm(host.group_of(mine))
     reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert mine in host.types(T4)
@@ -248,16 +248,16 @@ def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Pa
 
 
 def test_a_gpu_that_has_gone_since_it_was_seen_is_told(tmp_path: Path) -> None:
-    host = Carver("4xT4", tmp_path)
+    host = VgpuHost("4xT4", tmp_path)
     first = observe(host.site, host.given, None).inventory
     host.kernel.unplug(T4)
     reasons = change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert codes(reasons) == [ReasonCode.NO_VGPU_HOST]
 
 
-def test_a_gpu_that_another_lock_guards_by_now_is_not_carved(tmp_path: Path) -> None:
+def test_a_gpu_that_another_lock_guards_by_now_is_not_with_vgpus(tmp_path: Path) -> None:
     """It shares its group with a function that was not there when its unit was looked for."""
-    host = Carver("4xT4", tmp_path)
+    host = VgpuHost("4xT4", tmp_path)
     first = observe(host.site, host.given, None).inventory
     before = host.types(T4)
     group = host.kernel.pci.functions[T4].group
@@ -272,26 +272,26 @@ def test_a_gpu_that_another_lock_guards_by_now_is_not_carved(tmp_path: Path) -> 
 WHOLE = DesiredVgpus(whole=True)
 
 
-def test_a_gpu_that_is_wanted_whole_carries_nothing_and_has_no_vfs(tmp_path: Path) -> None:
-    host = Carver("4xL40S", tmp_path)
-    host.carve(L40S, L40S_8Q=3)
-    assert host.wish(L40S, WHOLE) == ()
+def test_a_gpu_that_is_desired_whole_carries_nothing_and_has_no_vfs(tmp_path: Path) -> None:
+    host = VgpuHost("4xL40S", tmp_path)
+    host.apply_vgpus(L40S, L40S_8Q=3)
+    assert host.desired_vgpus(L40S, WHOLE) == ()
     assert host.kernel.pci.functions[L40S].virtfns == []
     assert host.steps[-1] == f"{L40S}: switch its VFs off"
-    assert host.wish(L40S, WHOLE) == ()
+    assert host.desired_vgpus(L40S, WHOLE) == ()
     assert host.steps == []
 
 
 def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
-    host = Carver("4xL40S", tmp_path)
-    assert host.carve(L40S) == ()
+    host = VgpuHost("4xL40S", tmp_path)
+    assert host.apply_vgpus(L40S) == ()
     vfs = list(host.kernel.pci.functions[L40S].virtfns)
     host.kernel.rebind(vfs[1], "vfio-pci")
-    assert codes(host.wish(L40S, WHOLE)) == [ReasonCode.VFS_ENABLED]
+    assert codes(host.desired_vgpus(L40S, WHOLE)) == [ReasonCode.VFS_ENABLED]
     host.kernel.rebind(vfs[1], "nvidia")
     uses = host.kernel.start_process("nvidia-smi", "/dev/nvidia0")
-    assert codes(host.wish(L40S, WHOLE)) == [ReasonCode.IN_USE]
-    host.kernel.end_machine(uses)
+    assert codes(host.desired_vgpus(L40S, WHOLE)) == [ReasonCode.IN_USE]
+    host.kernel.end_vm(uses)
     typed: list[str] = []
 
     def make_one(step: Step | RollBack) -> None:
@@ -311,19 +311,19 @@ def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize("on_vf", [True, False])
 def test_vfs_that_a_process_of_the_host_uses_stay(tmp_path: Path, *, on_vf: bool) -> None:
     """All VFs of a set go at once, and a native driver's users hold nothing that could be leased."""
-    host = Carver("2xFlex170", tmp_path)
-    assert host.carve_types(FLEX, {"16 VFs": 1}) == ()
+    host = VgpuHost("2xFlex170", tmp_path)
+    assert host.apply_types(FLEX, {"16 VFs": 1}) == ()
     vfs = scan(host.kernel).functions[FLEX].virtfns
     function = host.kernel.pci.functions[vfs[3] if on_vf else FLEX]
     host.kernel.tree.place(HostPath(f"{function.folder}/drm/renderD129/dev"), constant("226:129"))
     host.kernel.tree.place(HostPath("/dev/dri/renderD129"), DeviceNode(os.makedev(226, 129)))
     process = host.kernel.start_process("ffmpeg", "/dev/dri/renderD129")
-    assert codes(host.carve_types(FLEX, {})) == [ReasonCode.IN_USE]
+    assert codes(host.apply_types(FLEX, {})) == [ReasonCode.IN_USE]
     assert scan(host.kernel).functions[FLEX].virtfns == vfs
     host.kernel.processes.hide()
-    assert codes(host.carve_types(FLEX, {})) == [ReasonCode.PROCESSES_NOT_VISIBLE]
+    assert codes(host.apply_types(FLEX, {})) == [ReasonCode.PROCESSES_NOT_VISIBLE]
     assert scan(host.kernel).functions[FLEX].virtfns == vfs
     host.kernel.processes.hide(hidden=False)
-    host.kernel.end_machine(process)
-    assert host.carve_types(FLEX, {}) == ()
+    host.kernel.end_vm(process)
+    assert host.apply_types(FLEX, {}) == ()
     assert scan(host.kernel).functions[FLEX].virtfns == ()

@@ -9,7 +9,7 @@ from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model import catalog, pciids
 from gpuvirt.model.catalog import Card, CardType
 from gpuvirt.model.profiles import Series, parse_profile, profile_name
-from gpuvirt.sim.machine import shared_boards
+from gpuvirt.sim.machine import shared_cards
 
 CARDS = catalog.cards()
 TYPES = [(card, one) for card in CARDS for one in card.types()]
@@ -157,7 +157,7 @@ def test_of_maxwell_and_pascal_there_is_what_sources_tell(gpu: str) -> None:
 
 def test_simulated_boards_carry_what_the_catalog_says() -> None:
     seen = 0
-    for board in shared_boards().values():
+    for board in shared_cards().values():
         for function in board.functions:
             for card in catalog.cards_of(parse_pci_id(function.id), None):
                 for one in board.vgpu_types:
@@ -231,8 +231,8 @@ def test_there_is_no_gpu_instance_of_time_sliced_and_unknown_types() -> None:
 
 
 def test_types_on_one_kind_of_gpu_instance_add_up() -> None:
-    wished = {parse_profile("DC-1-24C"): 2, parse_profile("DC-1-24Q"): 1, parse_profile("DC-1-2QGFX"): 9}
-    assert catalog.gpu_instances(card_of("10de:2bb5"), wished) == {"1g.24gb+gfx": 4}
+    desired_counts = {parse_profile("DC-1-24C"): 2, parse_profile("DC-1-24Q"): 1, parse_profile("DC-1-2QGFX"): 9}
+    assert catalog.gpu_instances(card_of("10de:2bb5"), desired_counts) == {"1g.24gb+gfx": 4}
     assert catalog.gpu_instances(card_of("10de:2236"), {parse_profile("A10-4Q"): 6}) == {}
 
 

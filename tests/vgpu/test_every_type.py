@@ -14,12 +14,12 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model import catalog
 from gpuvirt.model.catalog import Card, CardType
 from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.desiredvgpus import Book, ConfigName, config_gpus, resolve
 from gpuvirt.model.invalid import Origin, Source
-from gpuvirt.model.vgpuwanted import Book, ConfigName, config_gpus, resolve
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
-from gpuvirt.sim.builder import build_machine
-from gpuvirt.sim.machine import BoardSpec, FunctionSpec, MachineSpec, SlotSpec
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.vgpu import VgpuTypeSpec
 from thoroughness import examples
@@ -28,7 +28,7 @@ GPU = PciAddress("0000:65:00.0")
 EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not one.profile.is_mig]
 
 
-def host_with(card: Card, framework: Framework) -> MachineSpec:
+def host_with(card: Card, framework: Framework) -> HostSpec:
     """Return a machine with one such card, which knows the types of the catalog."""
     types = tuple(
         VgpuTypeSpec(id=number, name=VgpuType(f"NVIDIA {one.profile.text}"), size=f"{one.profile.gb}G", most=one.most)
@@ -43,35 +43,35 @@ def host_with(card: Card, framework: Framework) -> MachineSpec:
         native_driver="nvidia",
     )
     on_vfs = framework is Framework.VENDOR_VFIO
-    board = BoardSpec(
+    board = CardSpec(
         functions=(function,), vgpus=framework, vgpu_types=types, total_vfs=32 if on_vfs else None, vgpus_on_vfs=on_vfs
     )
     slot = SlotSpec(at=GPU, board="card", group=1, vfs=32 if on_vfs else 0)
-    return MachineSpec(about=card.board, slots=(slot,), boards={"card": board})
+    return HostSpec(about=card.board, slots=(slot,), boards={"card": board})
 
 
-def carve(site: Site, wish: DesiredVgpus) -> list[str]:
-    return [reason.text for reason in change_vgpus(site, GPU, wish, NOBODY, lambda _: None)]
+def apply_vgpus(site: Site, desired_vgpus: DesiredVgpus) -> list[str]:
+    return [reason.text for reason in change_vgpus(site, GPU, desired_vgpus, NOBODY, lambda _: None)]
 
 
 @given(st.sampled_from(EVERY), st.sampled_from([Framework.MDEV, Framework.VENDOR_VFIO]))
 @settings(max_examples=examples(60), deadline=None)
 def test_a_type_by_its_name(asked: tuple[Card, CardType], framework: Framework) -> None:
-    card, wished = asked
-    kernel = build_machine(host_with(card, framework))
+    card, desired_counts = asked
+    kernel = build_host(host_with(card, framework))
     with TemporaryDirectory() as folder:
         site = Site(kernel, SimTools(kernel), Path(folder) / "drivers.json", Path(folder) / "locks")
         seen = observe(site, NOBODY, None)
         board = seen.gpu_state(GPU)
         assert board is not None
-        config = ConfigName(wished.profile.text, Source(Origin.SETTINGS, "settings"))
-        wish = resolve(config, Book(), config_gpus(seen.inventory, {GPU: board})).wishes[GPU]
-        if framework is Framework.VENDOR_VFIO and wished.most > 32:
+        config = ConfigName(desired_counts.profile.text, Source(Origin.SETTINGS, "settings"))
+        desired_vgpus = resolve(config, Book(), config_gpus(seen.inventory, {GPU: board})).desired_by_gpu[GPU]
+        if framework is Framework.VENDOR_VFIO and desired_counts.most > 32:
             return  # it has no more VFs here
-        assert carve(site, wish) == []
+        assert apply_vgpus(site, desired_vgpus) == []
         after = observe(site, NOBODY, None)
         live = Counter(str(vgpu.live.type) for vgpu in after.inventory.vgpus.values())
-        assert live == {f"NVIDIA {wished.profile.text}": wished.most}
-        assert plan_vgpus(after, GPU, wish).met
-        assert carve(site, DesiredVgpus()) == []
+        assert live == {f"NVIDIA {desired_counts.profile.text}": desired_counts.most}
+        assert plan_vgpus(after, GPU, desired_vgpus).met
+        assert apply_vgpus(site, DesiredVgpus()) == []
         assert scan(kernel).vgpu_hosts[GPU].live == ()

@@ -36,7 +36,7 @@ from gpuvirt.model.change.steps import (
     SetScheduler,
     VgpuStep,
 )
-from gpuvirt.model.change.vgpuplanning import plan_carving
+from gpuvirt.model.change.vgpuplanning import plan_vgpus
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.paths import HostPath
@@ -50,7 +50,7 @@ TYPES = {str(number): vgpu_type for number, vgpu_type in enumerate(MOST)}
 BEST, EQUAL = Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.EQUAL_SHARE)
 ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
 
-WISHES = [
+SPEC_FIELDS = [
     DesiredVgpus(),
     DesiredVgpus({"A30-12C": 2}, Sizes.EQUAL, EQUAL),
     DesiredVgpus({"A30-4C": 6}, Sizes.EQUAL),
@@ -72,12 +72,12 @@ def board() -> GpuState:
     return GpuState(host, most=MOST, card=A30, smi=SmiReport(modes, TYPES, BEST))
 
 
-def named(wish: DesiredVgpus) -> dict[VgpuType, int]:
-    return {NAMES[name]: number for name, number in wish.types.items()}
+def named(desired_vgpus: DesiredVgpus) -> dict[VgpuType, int]:
+    return {NAMES[name]: number for name, number in desired_vgpus.types.items()}
 
 
-def planned(one: GpuState, wish: DesiredVgpus) -> VgpuPlan:
-    return plan_carving(one, named(wish), wish)
+def planned(one: GpuState, desired_vgpus: DesiredVgpus) -> VgpuPlan:
+    return plan_vgpus(one, named(desired_vgpus), desired_vgpus)
 
 
 class Gpu:
@@ -172,38 +172,40 @@ def used(one: GpuState, *ids: VgpuId) -> GpuState:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(WISHES), min_size=1, max_size=5), st.data())
-def test_any_way_leads_there_and_nobody_loses_anything(wishes: list[DesiredVgpus], data: st.DataObject) -> None:
+@given(st.lists(st.sampled_from(SPEC_FIELDS), min_size=1, max_size=5), st.data())
+def test_any_way_leads_there_and_nobody_loses_anything(desired_by_gpu: list[DesiredVgpus], data: st.DataObject) -> None:
     one = board()
-    for wish in wishes:
+    for desired_vgpus in desired_by_gpu:
         ids = [vgpu.id for vgpu in one.host.live]
         one = used(one, *data.draw(st.sets(st.sampled_from(ids)) if ids else st.just(set())))
-        plan = planned(one, wish)
+        plan = planned(one, desired_vgpus)
         assert plan.refusals == ()
         one = after(one, plan)  # asserts that no step touches what is used, and that each can be taken
-        again = planned(one, wish)
+        again = planned(one, desired_vgpus)
         assert again.steps == (), "a plan that was carried out leaves nothing to do"
         assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}
-        one = after(used(one), planned(used(one), wish))
-        assert carried(one) == named(wish), "once all are free"
-        assert planned(one, wish).met
+        one = after(used(one), planned(used(one), desired_vgpus))
+        assert carried(one) == named(desired_vgpus), "once all are free"
+        assert planned(one, desired_vgpus).met
 
 
 @settings(deadline=None)
-@given(st.sampled_from(WISHES), st.sampled_from(WISHES))
-def test_what_both_wishes_want_keeps_its_ids_through_every_switch(first: DesiredVgpus, second: DesiredVgpus) -> None:
+@given(st.sampled_from(SPEC_FIELDS), st.sampled_from(SPEC_FIELDS))
+def test_what_both_desired_states_want_keeps_its_ids_through_every_switch(
+    first: DesiredVgpus, second: DesiredVgpus
+) -> None:
     before = after(board(), planned(board(), first))
     there = after(before, planned(before, second))
     common = {(vgpu.id, vgpu.type) for vgpu in before.host.live} & {(vgpu.id, vgpu.type) for vgpu in there.host.live}
     assert Counter(vgpu_type for _, vgpu_type in common) == Counter(named(first)) & Counter(named(second))
 
 
-@pytest.mark.parametrize("wish", [one for one in WISHES if one.types])
-def test_a_vgpu_in_use_stands_before_every_switch(wish: DesiredVgpus) -> None:
-    for first in WISHES:
+@pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
+def test_a_vgpu_in_use_stands_before_every_switch(desired_vgpus: DesiredVgpus) -> None:
+    for first in SPEC_FIELDS:
         there = after(board(), planned(board(), first))
         busy = used(there, *(vgpu.id for vgpu in there.host.live[:1]))
-        plan = planned(busy, wish)
+        plan = planned(busy, desired_vgpus)
         if any(isinstance(step, SetMigMode | SetMixedSizes) for step in plan.steps):
             assert not busy.host.live
         elif plan.pending:
@@ -211,8 +213,8 @@ def test_a_vgpu_in_use_stands_before_every_switch(wish: DesiredVgpus) -> None:
 
 
 @pytest.mark.parametrize("field", ["mixed_sizes", "can_mix_sizes", "mig", "mig_pending", "gpu_instances"])
-@pytest.mark.parametrize("wish", [one for one in WISHES if one.types])
-def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: DesiredVgpus, field: str) -> None:
+@pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
+def test_nothing_follows_from_a_mode_that_could_not_be_read(desired_vgpus: DesiredVgpus, field: str) -> None:
     one = board()
     assert one.smi is not None
     said = {
@@ -223,8 +225,8 @@ def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: DesiredVgpus, 
         "gpu_instances": replace(one.smi.modes, gpu_instances=ODD),
     }
     blind = replace(one, smi=replace(one.smi, modes=said[field]))
-    plan = planned(blind, wish)
-    irrelevant = field == "can_mix_sizes" or (field == "mixed_sizes" and wish.sizes is None)
+    plan = planned(blind, desired_vgpus)
+    irrelevant = field == "can_mix_sizes" or (field == "mixed_sizes" and desired_vgpus.sizes is None)
     assert bool(plan.refusals) is not irrelevant
     assert bool(plan.steps) is irrelevant
 
@@ -232,31 +234,31 @@ def test_nothing_follows_from_a_mode_that_could_not_be_read(wish: DesiredVgpus, 
 def test_instances_of_cards_that_are_not_known_are_left_alone() -> None:
     mig = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=(GpuInstance(1, "1g.6gb", 14, 0, 1),))
     one = replace(board(), card=None, smi=SmiReport(mig, TYPES))
-    wish = DesiredVgpus({"A30-1-6C": 1})
-    assert [reason.code for reason in planned(one, wish).refusals] == [ReasonCode.NO_ROOM]
+    desired_vgpus = DesiredVgpus({"A30-1-6C": 1})
+    assert [reason.code for reason in planned(one, desired_vgpus).refusals] == [ReasonCode.NO_ROOM]
     offering = replace(one, host=replace(one.host, slots={VFS[0]: {NAMES["A30-1-6C"]: 1}}))
-    assert [type(step) for step in planned(offering, wish).steps] == [CreateVgpu]
+    assert [type(step) for step in planned(offering, desired_vgpus).steps] == [CreateVgpu]
 
 
 def test_a_scheduler_is_read_again_when_it_was_not_understood() -> None:
     one = board()
     assert one.smi is not None
     blind = replace(one, smi=replace(one.smi, scheduler=ODD))
-    wish = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
-    plan = planned(blind, wish)
+    desired_vgpus = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
+    plan = planned(blind, desired_vgpus)
     assert {type(step) for step in plan.steps} == {CreateVgpu}
-    done = planned(replace(blind, host=after(one, plan).host), wish)
+    done = planned(replace(blind, host=after(one, plan).host), desired_vgpus)
     assert [reason.code for reason in done.refusals] == [ReasonCode.UNREAD]
 
 
 def test_a_pod_whose_machine_does_not_run_yet_does_not_keep_the_scheduler() -> None:
     """After a restart of the host pods have their vGPUs at once, and the driver has forgotten its scheduler."""
-    wish = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
+    desired_vgpus = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
     one = after(board(), planned(board(), DesiredVgpus({"A30-4C": 2})))
     held = replace(one, users=dict.fromkeys((vgpu.id for vgpu in one.host.live), ("pod default/vm-a",)))
-    assert [type(step) for step in planned(held, wish).steps] == [SetScheduler]
+    assert [type(step) for step in planned(held, desired_vgpus).steps] == [SetScheduler]
     runs = used(one, *(vgpu.id for vgpu in one.host.live))
-    assert [reason.code for reason in planned(runs, wish).pending] == [ReasonCode.VGPU_IN_USE]
+    assert [reason.code for reason in planned(runs, desired_vgpus).pending] == [ReasonCode.VGPU_IN_USE]
 
 
 # --- placements
@@ -267,18 +269,18 @@ def test_a_pod_whose_machine_does_not_run_yet_does_not_keep_the_scheduler() -> N
 def test_what_fits_is_what_can_be_laid_out(counts: dict[int, int]) -> None:
     places = {one.profile.gb: one.placements for one in A30.types() if one.placements}
     counts = {gb: number for gb, number in counts.items() if gb in places}
-    wanted = [gb for gb, number in counts.items() for _ in range(number)]
+    desired = [gb for gb, number in counts.items() for _ in range(number)]
     types = {NAMES[f"A30-{gb}C"]: number for gb, number in counts.items()}
-    assert mixedsizes.fits(A30, types) is _laid_out(wanted, places, 0)
+    assert mixedsizes.fits(A30, types) is _laid_out(desired, places, 0)
 
 
-def _laid_out(wanted: list[int], places: Mapping[int, tuple[int, ...]], taken: int) -> bool:
+def _laid_out(desired: list[int], places: Mapping[int, tuple[int, ...]], taken: int) -> bool:
     """Try every placement, one vGPU after another."""
-    if not wanted:
+    if not desired:
         return True
-    span = (1 << wanted[0]) - 1
-    free = [place for place in places[wanted[0]] if not (span << place) & taken]
-    return any(_laid_out(wanted[1:], places, taken | span << place) for place in free)
+    span = (1 << desired[0]) - 1
+    free = [place for place in places[desired[0]] if not (span << place) & taken]
+    return any(_laid_out(desired[1:], places, taken | span << place) for place in free)
 
 
 def test_cards_without_placements_go_by_their_numbers() -> None:

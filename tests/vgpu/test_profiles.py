@@ -89,7 +89,7 @@ BLACKWELL = [VgpuType(f"NVIDIA RTX Pro 6000 Blackwell DC-{size}") for size in ("
 
 
 @pytest.mark.parametrize(
-    ("wished", "known", "meant"),
+    ("desired_counts", "known", "meant"),
     [
         ("DC-1-24QGFX", BLACKWELL, "NVIDIA RTX Pro 6000 Blackwell DC-1-24Q"),
         ("DC-1-24Q", BLACKWELL, "NVIDIA RTX Pro 6000 Blackwell DC-1-24Q"),
@@ -102,8 +102,8 @@ BLACKWELL = [VgpuType(f"NVIDIA RTX Pro 6000 Blackwell DC-{size}") for size in ("
         ("A10-4Q", [], None),
     ],
 )
-def test_which_of_the_hosts_types_is_meant(wished: str, known: list[VgpuType], meant: str | None) -> None:
-    assert profiles.host_type(parse_profile(wished), known) == meant
+def test_which_of_the_hosts_types_is_meant(desired_counts: str, known: list[VgpuType], meant: str | None) -> None:
+    assert profiles.host_type(parse_profile(desired_counts), known) == meant
 
 
 def test_what_a_card_is_called_is_in_its_types() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from carvedhost import Carver
+from carvedhost import VgpuHost
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +20,9 @@ from gpuvirt.model.change.scheduling import refuse, registry_scheduler, registry
 from gpuvirt.model.moduleoption import FILE
 from gpuvirt.node.moduleoptions import read_kept
 from gpuvirt.paths import HostRoots
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 
 T4, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
 EQUAL_4, FIXED = Scheduler(SchedulerPolicy.EQUAL_SHARE, 4), Scheduler(SchedulerPolicy.FIXED_SHARE)
@@ -32,22 +32,22 @@ class Place:
     """A simulated host with four T4, and a folder for its modprobe files."""
 
     def __init__(self, folder: Path, machine: str = "4xT4") -> None:
-        self.carver = Carver(machine, folder)
-        self.here = vfiohost.Host(self.carver.site, self.carver.given, {}, {}, folder)
+        self.vgpu_host = VgpuHost(machine, folder)
+        self.here = vfiohost.Host(self.vgpu_host.site, self.vgpu_host.given, {}, {}, folder)
         self.roots = HostRoots.under(folder / "host")
         self.roots.local(FILE).parent.mkdir(parents=True)
 
-    def set(self, gpu: str, wanted: Scheduler, *, persist: bool = False, dry_run: bool = False) -> int:
+    def set(self, gpu: str, desired: Scheduler, *, persist: bool = False, dry_run: bool = False) -> int:
         """Return how the command ends."""
         try:
-            order = Order(wanted, persist=persist, dry_run=dry_run)
+            order = Order(desired, persist=persist, dry_run=dry_run)
             schedulers.set_(self.here, self.roots, gpu, order, as_json=True)
         except typer.Exit as end:
             return end.exit_code
         return 0
 
     def has(self, gpu: PciAddress) -> Scheduler:
-        found = vgpuscheduler.read_scheduler(self.carver.tools, gpu)
+        found = vgpuscheduler.read_scheduler(self.vgpu_host.tools, gpu)
         assert isinstance(found, Scheduler)
         return found
 
@@ -72,10 +72,10 @@ def test_it_is_set_once_and_shown(place: Place, capsys: Said) -> None:
 
 
 def test_vgpus_stay_as_they_are(place: Place) -> None:
-    place.carver.wish(T4, DesiredVgpus({"T4-4Q": 3}))
-    before = place.carver.types(T4)
+    place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 3}))
+    before = place.vgpu_host.types(T4)
     assert place.set(T4, EQUAL_4) == 0
-    assert place.carver.types(T4) == before
+    assert place.vgpu_host.types(T4) == before
 
 
 def test_a_dry_run_changes_nothing(place: Place, capsys: Said) -> None:
@@ -100,8 +100,8 @@ def test_what_is_to_last_is_kept_in_the_modprobe_file(place: Place, capsys: Said
 
 
 def test_machines_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys: Said) -> None:
-    place.carver.wish(T4, DesiredVgpus({"T4-8Q": 2}))
-    machine = place.carver.kernel.start_machine(place.carver.group_of(min(place.carver.types(T4))))
+    place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-8Q": 2}))
+    machine = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
     assert place.set(T4, EQUAL_4, persist=True) == 1
     said = json.loads(capsys.readouterr().out)
     assert [reason["code"] for reason in said["reasons"]] == ["VgpuInUse"]
@@ -121,7 +121,7 @@ def test_a_file_of_somebody_elses_is_left_alone(place: Place, capsys: Said) -> N
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpu", "wanted", "code"),
+    ("machine", "gpu", "desired", "code"),
     [
         ("2xA30", "0000:17:00.0", EQUAL_4, "SchedulerUnfit"),
         ("2xA10-vgpu", "0000:4b:00.0", FIXED, "SchedulerUnfit"),
@@ -131,17 +131,17 @@ def test_a_file_of_somebody_elses_is_left_alone(place: Place, capsys: Said) -> N
     ],
 )
 def test_what_does_not_take_it_is_refused_and_nothing_is_kept(
-    machine: str, gpu: str, wanted: Scheduler, code: str, tmp_path: Path, capsys: Said
+    machine: str, gpu: str, desired: Scheduler, code: str, tmp_path: Path, capsys: Said
 ) -> None:
     place = Place(tmp_path, machine)
-    assert place.set(gpu, wanted, persist=True) == 1
+    assert place.set(gpu, desired, persist=True) == 1
     said = json.loads(capsys.readouterr().out)
     assert ([reason["code"] for reason in said["reasons"]], said["persisted"]) == ([code], False)
     assert not place.roots.local(FILE).exists()
 
 
 def test_a_host_without_the_program_is_told(tmp_path: Path) -> None:
-    export(build_machine(load_machine("4xT4")), tmp_path / "host")
+    export(build_host(load_host("4xT4")), tmp_path / "host")
     shown = called("vgpu", "scheduler", "get", "--host-root", "host", cwd=tmp_path)
     assert shown.returncode == 1
     assert b"no nvidia-smi in" in shown.stdout
@@ -153,9 +153,9 @@ def test_a_host_without_the_program_is_told(tmp_path: Path) -> None:
 
 @given(st.sampled_from(SchedulerPolicy), st.none() | st.integers(1, 30))
 def test_what_is_kept_is_what_was_set(policy: SchedulerPolicy, timeslice_ms: int | None) -> None:
-    wanted = Scheduler(policy, timeslice_ms)
-    if not refuse(GpuModes(T4), wanted):
-        assert registry_scheduler(registry_value(wanted)) == wanted
+    desired = Scheduler(policy, timeslice_ms)
+    if not refuse(GpuModes(T4), desired):
+        assert registry_scheduler(registry_value(desired)) == desired
 
 
 def test_values_that_are_not_ours_are_no_scheduler() -> None:

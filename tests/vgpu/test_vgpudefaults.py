@@ -9,12 +9,12 @@ import yaml
 
 from commandline import called
 from gpuvirt.facts.ids import PciAddress, PciId, parse_pci_id
-from gpuvirt.model import catalog, vgpuconfig, vgpuwish
+from gpuvirt.model import catalog, configchoice, vgpuconfig
+from gpuvirt.model.configchoice import ConfigGpu
 from gpuvirt.model.nearness import nearest
 from gpuvirt.model.profiles import parse_profile
 from gpuvirt.model.vgpudefaults import builtin_configs
 from gpuvirt.model.vgpuentries import Entry
-from gpuvirt.model.vgpuwish import ConfigGpu
 
 BUILTIN = builtin_configs()
 RTX_PRO_6000, RTX_PRO_4500 = parse_pci_id("10de:2bb5"), parse_pci_id("10de:2c3a")
@@ -24,10 +24,10 @@ SHARED_IDS = {parse_pci_id("10de:25b6"), parse_pci_id("10de:1e78")}
 """Ids of two cards each; NVIDIA's `default` has two entries for each, of which one fails on any board (V6)."""
 
 
-def wanted(name: str, device: PciId, subsystem: PciId | None = None) -> dict[str, int] | None:
+def desired(name: str, device: PciId, subsystem: PciId | None = None) -> dict[str, int] | None:
     gpu = ConfigGpu(ADDRESS, device, subsystem, 0)
-    wish = vgpuwish.wanted(BUILTIN[name], [gpu]).gpus.get(ADDRESS)
-    return {profile.text: count for profile, count in wish.types.items()} if wish else None
+    desired_vgpus = configchoice.desired(BUILTIN[name], [gpu]).gpus.get(ADDRESS)
+    return {profile.text: count for profile, count in desired_vgpus.types.items()} if desired_vgpus else None
 
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
@@ -47,7 +47,7 @@ def test_types_that_two_cards_share_the_name_of_are_counted_for_each(path: Path)
     theirs = {name: entries for name, entries in shipped.read(path).items() if name.startswith("DC-")}
     assert len(theirs) == 75
     for name, (entry,) in theirs.items():
-        large, small = (wanted(name, device) for device in (RTX_PRO_6000, RTX_PRO_4500))
+        large, small = (desired(name, device) for device in (RTX_PRO_6000, RTX_PRO_4500))
         (theirs_count,) = entry.types.values()
         assert (large or small) == {name: theirs_count}, name
 
@@ -57,8 +57,8 @@ def test_types_that_two_cards_share_the_name_of_are_counted_for_each(path: Path)
     [("DC-16Q", 6, 2), ("DC-1-8C", 12, 4), ("DC-24Q", 4, None), ("DC-1-16Q", None, 2), ("DC-1-8CGFX", 12, None)],
 )
 def test_numbers_of_the_two_cards_whose_types_are_called_dc(name: str, large: int | None, small: int | None) -> None:
-    assert wanted(name, RTX_PRO_6000) == ({name: large} if large else None)
-    assert wanted(name, RTX_PRO_4500) == ({name: small} if small else None)
+    assert desired(name, RTX_PRO_6000) == ({name: large} if large else None)
+    assert desired(name, RTX_PRO_4500) == ({name: small} if small else None)
 
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
@@ -68,7 +68,7 @@ def test_the_default_is_theirs_wherever_theirs_works(path: Path) -> None:
     for entry in theirs:
         device = next(one.device for one in entry.filters or ())
         if device not in SHARED_IDS:
-            assert wanted("default", device) == {profile.text: n for profile, n in entry.types.items()}
+            assert desired("default", device) == {profile.text: n for profile, n in entry.types.items()}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_default_is_theirs_wherever_theirs_works(path: Path) -> None:
     ],
 )
 def test_the_default_is_two_of_half_the_framebuffer(device: str, subsystem: str, name: str) -> None:
-    assert wanted("default", parse_pci_id(device), parse_pci_id(subsystem)) == {name: 2}
+    assert desired("default", parse_pci_id(device), parse_pci_id(subsystem)) == {name: 2}
 
 
 @pytest.mark.parametrize("name", ["GRID P100-8Q", "GRID_P100-8Q", "grid_p100-8q", "p100-8q"])
@@ -114,7 +114,7 @@ def test_every_named_config_makes_as_many_as_fit_on_each_card_that_has_the_type(
         for one in card.types():
             for profile in (one.profile, *one.spelled):
                 for ids in card.ids:
-                    assert wanted(profile.text, ids.device, ids.subsystem) == {profile.text: one.most}
+                    assert desired(profile.text, ids.device, ids.subsystem) == {profile.text: one.most}
 
 
 @pytest.mark.parametrize("name", ["A10-5Q", "A10", "", "Default", "DC-1-24QNOME", "A10-4Q ", "XX-4Q"])

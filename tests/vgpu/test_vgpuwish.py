@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType, parse_pci_id
-from gpuvirt.model import vgpuconfig, vgpuwish
+from gpuvirt.model import configchoice, vgpuconfig
+from gpuvirt.model.configchoice import ConfigGpu
+from gpuvirt.model.desiredvgpus import Book, ConfigName, read_book, resolve
 from gpuvirt.model.devicefilter import DeviceFilter
-from gpuvirt.model.heard import ConfigText
 from gpuvirt.model.invalid import Origin, Source
+from gpuvirt.model.observed import ConfigText
 from gpuvirt.model.profiles import parse_profile
 from gpuvirt.model.vgpuentries import Entry, NoteCode, Sizes
-from gpuvirt.model.vgpuwanted import Book, ConfigName, read_book, resolve
-from gpuvirt.model.vgpuwish import ConfigGpu
 
 A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb8", "25b6", "ffff"))
 
@@ -39,11 +39,12 @@ def entries(text: str) -> tuple[Entry, ...]:
 
 def told(text: str, *devices: PciId | ConfigGpu) -> tuple[Mapping[int, str], list[NoteCode]]:
     """Return the types that each GPU is to have, by its index, and the codes of the notes."""
-    wishes = vgpuwish.wanted(entries(text), gpus(*devices))
+    desired_by_gpu = configchoice.desired(entries(text), gpus(*devices))
     types = {
-        int(gpu[5:7], 16): " ".join(f"{one}:{n}" for one, n in wish.types.items()) for gpu, wish in wishes.gpus.items()
+        int(gpu[5:7], 16): " ".join(f"{one}:{n}" for one, n in desired_vgpus.types.items())
+        for gpu, desired_vgpus in desired_by_gpu.gpus.items()
     }
-    return types, [one.code for one in wishes.notes]
+    return types, [one.code for one in desired_by_gpu.notes]
 
 
 A10_4Q = "{devices: all, vgpu-devices: {A10-4Q: 6}}"
@@ -111,17 +112,21 @@ T4_4Q = "{devices: all, vgpu-devices: {T4-4Q: 4}}"
         (T4_4Q.replace("}}", "}, sizes: mixed}"), [T4], {0: "T4-4Q:4"}, [NoteCode.NEVER_MIXED]),
     ],
 )
-def test_what_is_wanted_of_a_node(
+def test_what_is_desired_of_a_node(
     text: str, devices: list[PciId], types: dict[int, str], notes: list[NoteCode]
 ) -> None:
     assert told(text, *devices) == (types, notes)
 
 
-def test_a_wish_says_all_that_its_entry_does() -> None:
+def test_a_desired_state_says_all_that_its_entry_does() -> None:
     text = "{devices: all, vgpu-devices: {A10-4Q: 2}, scheduler: equal-share, sizes: equal}"
     (entry,) = entries(text)
-    (wish,) = vgpuwish.wanted([entry], gpus(A10)).gpus.values()
-    assert (wish.scheduler, wish.sizes, wish.place) == (entry.scheduler, Sizes.EQUAL, "f:2: $.vgpu-configs.mine[0]")
+    (desired_vgpus,) = configchoice.desired([entry], gpus(A10)).gpus.values()
+    assert (desired_vgpus.scheduler, desired_vgpus.sizes, desired_vgpus.place) == (
+        entry.scheduler,
+        Sizes.EQUAL,
+        "f:2: $.vgpu-configs.mine[0]",
+    )
 
 
 BOTH = ", ".join(
@@ -130,7 +135,7 @@ BOTH = ", ".join(
 
 
 @pytest.mark.parametrize(
-    ("subsystem", "types", "wished"),
+    ("subsystem", "types", "desired_counts"),
     [
         (PciId(0x10DE, 0x14A9), (), "A16-8Q:2"),
         (PciId(0x10DE, 0x157E), (), "A2-8Q:2"),
@@ -144,17 +149,17 @@ BOTH = ", ".join(
     ],
 )
 def test_cards_of_one_device_id_are_told_by_the_board_or_by_what_the_host_calls_its_types(
-    subsystem: PciId | None, types: tuple[str, ...], wished: str | None
+    subsystem: PciId | None, types: tuple[str, ...], desired_counts: str | None
 ) -> None:
     gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(one) for one in types))
     found, notes = told(BOTH, gpu)
-    assert found == ({0: wished} if wished else {})
-    assert notes == ([] if wished else [NoteCode.CARD_UNDECIDED])
+    assert found == ({0: desired_counts} if desired_counts else {})
+    assert notes == ([] if desired_counts else [NoteCode.CARD_UNDECIDED])
 
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
 @pytest.mark.parametrize(
-    ("device", "subsystem", "wished"),
+    ("device", "subsystem", "desired_counts"),
     [
         ("10de:25b6", "10de:14a9", "A16-8Q"),
         ("10de:25b6", "10de:157e", "A2-8Q"),
@@ -163,12 +168,12 @@ def test_cards_of_one_device_id_are_told_by_the_board_or_by_what_the_host_calls_
     ],
 )
 def test_the_file_that_nvidia_ships_is_right_here_on_the_cards_that_it_fails_on(
-    path: Path, device: str, subsystem: str, wished: str
+    path: Path, device: str, subsystem: str, desired_counts: str
 ) -> None:
     gpu = ConfigGpu(address(0), parse_pci_id(device), parse_pci_id(subsystem), 0)
-    wishes = vgpuwish.wanted(shipped.read(path)["default"], [gpu])
-    assert wishes.gpus[gpu.address].types == {parse_profile(wished): 2}
-    assert wishes.notes == ()
+    desired_by_gpu = configchoice.desired(shipped.read(path)["default"], [gpu])
+    assert desired_by_gpu.gpus[gpu.address].types == {parse_profile(desired_counts): 2}
+    assert desired_by_gpu.notes == ()
 
 
 def test_a_board_that_no_filter_names_is_said() -> None:
@@ -176,10 +181,10 @@ def test_a_board_that_no_filter_names_is_said() -> None:
         "all", "[1]"
     )
     gpu = ConfigGpu(address(0), A2_A16, PciId(0x1028, 7), 0)
-    wishes = vgpuwish.wanted(entries(text), [gpu, *gpus(gpu, A10)[1:]])
-    assert list(wishes.gpus) == [address(1)]
-    assert [one.code for one in wishes.notes] == [NoteCode.OTHER_BOARD]
-    assert "filters for its device id name other boards, not its subsystem 1028:0007" in wishes.notes[0].message
+    desired_by_gpu = configchoice.desired(entries(text), [gpu, *gpus(gpu, A10)[1:]])
+    assert list(desired_by_gpu.gpus) == [address(1)]
+    assert [one.code for one in desired_by_gpu.notes] == [NoteCode.OTHER_BOARD]
+    assert "filters for its device id name other boards, not its subsystem 1028:0007" in desired_by_gpu.notes[0].message
 
 
 ENTRIES = st.builds(
@@ -195,7 +200,7 @@ GPUS = st.lists(st.sampled_from([A10, T4, A2_A16, UNKNOWN]), max_size=4).map(lam
 def test_a_gpu_gets_what_an_entry_for_it_says_and_never_loses_it_to_an_earlier_one(
     several: list[Entry], node: list[ConfigGpu]
 ) -> None:
-    wishes = vgpuwish.wanted(several, node)
+    desired_by_gpu = configchoice.desired(several, node)
     for gpu in node:
         mine = [
             one
@@ -203,24 +208,24 @@ def test_a_gpu_gets_what_an_entry_for_it_says_and_never_loses_it_to_an_earlier_o
             if (one.indices is None or gpu.index in one.indices)
             and (one.filters is None or any(f.device == gpu.device for f in one.filters))
         ]
-        wish = wishes.gpus.get(gpu.address)
-        if wish is None:
-            assert not mine or wishes.notes
+        desired_vgpus = desired_by_gpu.gpus.get(gpu.address)
+        if desired_vgpus is None:
+            assert not mine or desired_by_gpu.notes
             continue
         last = mine[-1]
-        assert wish.types in [one.types for one in mine if one.picks_as(last)]
+        assert desired_vgpus.types in [one.types for one in mine if one.picks_as(last)]
         if all(not one.picks_as(last) for one in mine[:-1]):
-            assert wish.types == last.types
+            assert desired_vgpus.types == last.types
 
 
 @given(st.lists(ENTRIES, max_size=5), GPUS, st.data())
 def test_gpus_do_not_depend_on_each_other_nor_on_the_order_they_are_told_in(
     several: list[Entry], node: list[ConfigGpu], data: st.DataObject
 ) -> None:
-    every = vgpuwish.wanted(several, node).gpus
-    assert vgpuwish.wanted(several, data.draw(st.permutations(node))).gpus == every
+    every = configchoice.desired(several, node).gpus
+    assert configchoice.desired(several, data.draw(st.permutations(node))).gpus == every
     for gpu in node:
-        alone = vgpuwish.wanted(several, [gpu]).gpus
+        alone = configchoice.desired(several, [gpu]).gpus
         assert alone.get(gpu.address) == every.get(gpu.address)
 
 
@@ -228,8 +233,8 @@ def test_a_card_that_is_not_known_yet_is_undecided_and_not_invalid() -> None:
     text = ConfigText(f"version: v1\nvgpu-configs: {{mine: [{A10_4Q}, {T4_4Q}]}}", "f")
     book, config = read_book(text, Book()), ConfigName("mine", Source(Origin.LABEL, "label nvidia.com/vgpu.config"))
     later = resolve(config, book, gpus(UNKNOWN))
-    assert (later.trouble, [one.code for one in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
+    assert (later.problem, [one.code for one in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
     decided = resolve(config, book, gpus(A2_A16))
-    assert decided.trouble is not None
-    assert decided.trouble.where == "label nvidia.com/vgpu.config"
+    assert decided.problem is not None
+    assert decided.problem.where == "label nvidia.com/vgpu.config"
     assert resolve(config, book, gpus(T4, UNKNOWN)).undecided == ()

@@ -12,9 +12,9 @@ import pytest
 from gpuvirt.apps.node import pages
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import Registration
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.probes import MOST_CONNECTIONS, Answer, Probes
@@ -170,9 +170,9 @@ async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None
 async def test_metrics_say_how_vgpus_share_a_gpus_time(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
     kernel = machine("4xT4")
     first, second = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
-    kernel.vfs.carriers[first].carving.scheduler = Scheduler(SchedulerPolicy.FIXED_SHARE, 4)
+    kernel.vfs.carriers[first].vgpu_host.scheduler = Scheduler(SchedulerPolicy.FIXED_SHARE, 4)
     async with running_node(
-        kernel, tmp_path, Settings(modes={first: WantedMode.VGPU, second: WantedMode.VGPU})
+        kernel, tmp_path, Settings(modes={first: DesiredMode.VGPU, second: DesiredMode.VGPU})
     ) as node:
         await node.advance(60)
         found = samples(metrics.page(node.view, node.agent.telemetry))
@@ -214,7 +214,7 @@ async def test_the_page_is_what_prometheus_reads(
 async def test_ready_when_everything_is_registered(two_a10: SimNode) -> None:
     ready = pages(two_a10.agent)["/readyz"]
     assert ready() == Answer(503, f"{A10} is not registered\n")
-    two_a10.agent.hear_registration(ResourceName(A10), Registration(registered=True))
+    two_a10.agent.observe_registration(ResourceName(A10), Registration(registered=True))
     await two_a10.settle()
     assert ready() == Answer(200, "ok\n")
     assert pages(two_a10.agent)["/healthz"]().status == 200

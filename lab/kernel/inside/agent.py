@@ -115,7 +115,7 @@ class Port:
             while line:
                 line = line[os.write(self._fd, line) :]
 
-    def hear(self) -> dict[str, Value]:
+    def observe(self) -> dict[str, Value]:
         """Return the next line."""
         while b"\n" not in self._rest:
             data = os.read(self._fd, 1 << 16)
@@ -123,8 +123,8 @@ class Port:
                 time.sleep(0.05)
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
-        heard: dict[str, Value] = json.loads(line)
-        return heard
+        observed: dict[str, Value] = json.loads(line)
+        return observed
 
 
 def answer(agent: Agent, name: str, arguments: list[str]) -> dict[str, Value]:
@@ -143,7 +143,7 @@ def main() -> None:
     port, agent = Port(), Agent()
     stop = agent.kernel.on_uevent(lambda: port.say({"uevent": 1}))  # it would end if nobody kept this
     port.say({"ready": 1})
-    while request := port.hear():
+    while request := port.observe():
         arguments = request["arguments"]
         assert isinstance(arguments, list)  # noqa: S101
         port.say({"number": request["number"], **answer(agent, str(request["call"]), arguments)})

@@ -11,9 +11,9 @@ from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election
-from gpuvirt.cluster.operator.controller import Controller, Hands
+from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
 from gpuvirt.cluster.operator.decisions import Home
-from gpuvirt.tasks import keep_going, until_told_to_stop
+from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
@@ -41,10 +41,10 @@ class Process:
         self.term: Controller | None = None
         """What leads now; None while another process does."""
         self._options = options
-        self._hands = Hands(Client(options.credentials), options.clock, random)
+        self._dependencies = ControllerDependencies(Client(options.credentials), options.clock, random)
         me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
         candidacy = Candidacy(options.home.namespace, CONTROLLER_LEASE, me)
-        self._election = Election(self._hands.client, candidacy, options.clock, random)
+        self._election = Election(self._dependencies.client, candidacy, options.clock, random)
 
     async def run(self) -> None:
         """Run for ever."""
@@ -57,7 +57,7 @@ class Process:
             group.create_task(self._election.run(self._lead) if options.elects else self._lead())
 
     async def _lead(self) -> None:
-        self.term = Controller(self._hands, self._options.home)
+        self.term = Controller(self._dependencies, self._options.home)
         try:
             await self.term.run()
         finally:
@@ -83,16 +83,16 @@ class Process:
         if self.term is None:
             return None if self._election.leader is not None else "no process is known to lead"
         if self.term.decisions is None:
-            why = "; ".join(str(error) for error in self.term.troubles())
+            why = "; ".join(str(error) for error in self.term.problems())
             return f"not all was heard yet: {why}" if why else "not all was heard yet"
         return None
 
 
-async def run_until_told_to_stop(options: ControllerOptions) -> None:
+async def run_until_stopped(options: ControllerOptions) -> None:
     """Run the controller until SIGTERM or SIGINT; its lease is given back, so that another leads at once."""
     if options.home.image is None:
         log.warning(
             "gpuvirt's own image is not known, so this controller deploys nothing to any node, though it labels nodes"
             " and writes GpuNodes; set --image or GPUVIRT_IMAGE"
         )
-    await until_told_to_stop(Process(options).run())
+    await until_stopped(Process(options).run())

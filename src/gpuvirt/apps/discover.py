@@ -9,20 +9,20 @@ from random import Random
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.discovery import Labels
 from gpuvirt.node.discoverer import LOOK_S, Discoverer, unread_line
-from gpuvirt.node.lane import Lane, ThreadLane
+from gpuvirt.node.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import exposition
 from gpuvirt.web.probes import Answer, Page, Probes
@@ -40,7 +40,7 @@ class DiscoverOptions:
     listen: tuple[str, int] | None = None
     """Where probes and metrics are served."""
     clock: Clock = field(default_factory=RealClock)
-    lanes: Callable[[str], Lane] = ThreadLane
+    workers: Callable[[str], SerialWorker] = ThreadWorker
     every_s: float = LOOK_S
     """From one look at the host to the next."""
 
@@ -50,23 +50,25 @@ class Discovery:
 
     def __init__(self, options: DiscoverOptions) -> None:
         self._options = options
-        self._discoverer = Discoverer(options.kernel, options.lanes("watching"), options.clock, options.every_s)
+        self._discoverer = Discoverer(options.kernel, options.workers("watching"), options.clock, options.every_s)
         random = Random()  # noqa: S311  it keeps nodes apart, and no secrets
-        self._desk = Desk(Client(options.credentials), options.node, options.clock, random)
-        self._keys = NodeKeys(self._desk)
-        self._heard: Metadata | None = None
+        self._dependencies = KeeperDependencies(Client(options.credentials), options.node, options.clock, random)
+        self._keys = NodeKeys(self._dependencies)
+        self._observed: Metadata | None = None
         """What the node says, None while that was not heard or there is no such node."""
-        self._troubles: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
 
     async def run(self) -> None:
         """Look and label for ever; what fails at the API server is tried again."""
         options, clock = self._options, self._options.clock
         cell = self._discoverer.labels
         claim = Claim(lambda _: Keys(dict(cell.get())), cell.telling)
-        nodes = Reflector(self._desk.client, Collection(NODES, Node, options.node), clock, self._desk.random)
+        nodes = Reflector(
+            self._dependencies.client, Collection(NODES, Node, options.node), clock, self._dependencies.random
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._discoverer.run())
-            group.create_task(keep_going("node", lambda: nodes.run(self._hear, self._told("node")), clock))
+            group.create_task(keep_going("node", lambda: nodes.run(self._observe, self._told("node")), clock))
             group.create_task(keep_going("labels", lambda: self._keys.run([claim], self._told("labels")), clock))
             if options.listen is not None:
                 host, port = options.listen
@@ -75,12 +77,12 @@ class Discovery:
 
     def missing(self) -> list[str]:
         """Return what is missing until the node says all that there is to say; nothing when it does."""
-        seen, heard = self._discoverer.seen, self._heard
+        seen, observed = self._discoverer.seen, self._observed
         missing = ["the host was not looked at yet"] if seen is None else [unread_line(one) for one in seen.unread]
-        missing += self._troubles.values()
-        if heard is None:
+        missing += self._problems.values()
+        if observed is None:
             missing.append(f"node {self._options.node} was not heard of yet")
-        elif patch := patch_of([Keys(dict(self._discoverer.labels.get()))], heard):
+        elif patch := patch_of([Keys(dict(self._discoverer.labels.get()))], observed):
             missing.append(f"the node has not the labels yet: {', '.join(patch.metadata.labels)}")
         return missing
 
@@ -111,16 +113,16 @@ class Discovery:
             exposition.gauge("gpuvirt_info", "The version.", ("version",), [((__version__,), 1.0)]),
         )
 
-    def _hear(self, news: News[Node]) -> None:
-        node = news.objects.get(self._desk.key)
-        self._heard = node.metadata if node is not None else None
-        self._keys.hear(news)
+    def _observe(self, delta: Delta[Node]) -> None:
+        node = delta.objects.get(self._dependencies.key)
+        self._observed = node.metadata if node is not None else None
+        self._keys.observe(delta)
 
     def _told(self, who: str) -> Tell:
         def tell(error: ApiError | None) -> None:
-            before = self._troubles.pop(who, None)
+            before = self._problems.pop(who, None)
             if error is not None:
-                self._troubles[who] = str(error)
+                self._problems[who] = str(error)
             if error is not None and str(error) != before:
                 log.warning("%s; it is tried again", error)
 

@@ -17,7 +17,7 @@ from gpuvirt.model.kubevirt import KubeVirt
 from gpuvirt.model.ledger import Ledger
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
-from gpuvirt.node import onelook, statefile
+from gpuvirt.node import snapshot, statefile
 from gpuvirt.paths import KubeletPaths
 
 
@@ -29,7 +29,7 @@ class Surroundings:
     settings: Settings
     ids: PciIds
     clock: Clock
-    ledger: Ledger = onelook.EMPTY
+    ledger: Ledger = snapshot.EMPTY
     state_file: Path | None = None
     """Where an agent that runs keeps its picture."""
     procs: Iterable[Path] = ()
@@ -46,7 +46,7 @@ def gather(kernel: Kernel, around: Surroundings) -> Evidence:
         boot_id = facts.platform.boot_id
         view = statefile.read(around.state_file, around.clock.now(), boot_id, around.procs)
     if view is None:
-        view = onelook.picture(facts, around.settings, around.ids, around.clock, around.ledger)
+        view = snapshot.picture(facts, around.settings, around.ids, around.clock, around.ledger)
     return Evidence(
         setup=read_setup(kernel, facts, (gpu.function for gpu in inventory.gpus.values())),
         inventory=inventory,

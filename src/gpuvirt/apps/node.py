@@ -14,25 +14,25 @@ from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.processes import read_kubelets
-from gpuvirt.kubelet.holders import HolderWatch
+from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.observed import ConfigText
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.model.view import AgentView
-from gpuvirt.node import inlets
+from gpuvirt.node import desiredstatestore
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change import site as change
 from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
-from gpuvirt.node.lane import Lane, ThreadLane
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.markers import Markers
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.tasks import keep_going, until_told_to_stop
+from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
@@ -58,15 +58,15 @@ class NodeOptions:
     ids: PciIds
     cdi_folder: Path | None = None
     plugin_only: bool = False
-    carves_only: bool = False
+    vgpus_only: bool = False
     """Whether another's device plugin offers what is carved here."""
     config_file: Path | None = None
     """A file of vGPU configs that is followed, in the place of the cluster's ConfigMap."""
     listen: tuple[str, int] | None = None
     """Where probes and metrics are served."""
     clock: Clock = field(default_factory=RealClock)
-    pace: Pace = field(default_factory=Pace)
-    lanes: Callable[[str], Lane] = ThreadLane
+    intervals: Intervals = field(default_factory=Intervals)
+    workers: Callable[[str], SerialWorker] = ThreadWorker
     markers: Markers | None = None
     node_name: NodeName | None = None
     """What the cluster calls this node."""
@@ -82,9 +82,9 @@ class NodeOptions:
     """The folder of the gates, by which commands and this agent agree; None for an agent that has no `/run`."""
 
 
-async def run_until_told_to_stop(options: NodeOptions) -> None:
+async def run_until_stopped(options: NodeOptions) -> None:
     """Run the agent until SIGTERM or SIGINT; returns with the sockets gone and the ledger written."""
-    await until_told_to_stop(run(options))
+    await until_stopped(run(options))
 
 
 async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None = None) -> None:
@@ -96,23 +96,28 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
         await _wait_for(options.kubelet.device_plugins, options.clock)
     with _only_agent(options):
         recorded = RecordedAllocations(options.kubelet)
-        agent = Agent(_site(options, recorded), options.settings, options.ids, _who_we_are(options), options.pace)
+        agent = Agent(_site(options, recorded), options.settings, options.ids, _who_we_are(options), options.intervals)
         if started is not None:
             started(agent)
         async with asyncio.TaskGroup() as group:
             group.create_task(_settle_memory(options.clock))
             group.create_task(agent.run())
             resend = _start_plugins(group, agent, options)
-            holders = HolderWatch(
-                options.kubelet, recorded, lambda: read_kubelets(options.kernel), options.clock, options.pace, resend
+            account = AccountWatch(
+                options.kubelet,
+                recorded,
+                lambda: read_kubelets(options.kernel),
+                options.clock,
+                options.intervals,
+                resend,
             )
-            group.create_task(keep_going("holders", lambda: holders.run(agent), options.clock))
+            group.create_task(keep_going("holders", lambda: account.run(agent), options.clock))
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if (path := options.config_file) is not None:
-                file = ConfigFile(path, options.lanes("configs"), options.clock, options.pace)
+                file = ConfigFile(path, options.workers("configs"), options.clock, options.intervals)
                 group.create_task(
-                    keep_going("config file", lambda: file.run(agent.hear_wish, agent.hear_trouble), options.clock)
+                    keep_going("config file", lambda: file.run(agent.take_request, agent.report_problem), options.clock)
                 )
             if options.listen is not None:
                 host, port = options.listen
@@ -132,7 +137,7 @@ def _only_agent(options: NodeOptions) -> Iterator[None]:
         own.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         own.chmod(PRIVATE)
     with ExitStack() as stack:
-        if not options.carves_only and options.kubelet.device_plugins.is_dir():
+        if not options.vgpus_only and options.kubelet.device_plugins.is_dir():
             stack.enter_context(only_agent(options.kubelet.device_plugins))
         if own.is_dir():
             stack.enter_context(only_agent(own))
@@ -141,14 +146,14 @@ def _only_agent(options: NodeOptions) -> Iterator[None]:
 
 def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions) -> Callable[[], None]:
     """Start what offers devices to the kubelet, where the agent does; return what has it send its lists again."""
-    if options.carves_only:
+    if options.vgpus_only:
         return lambda: None
     compat = options.settings.compat
     plugins = Plugins(
         agent,
         options.kubelet,
         options.clock,
-        options.pace,
+        options.intervals,
         unknown_numa_is_node_0=compat.unknown_numa_is_node_0,
     )
     group.create_task(_offer(plugins, options))
@@ -221,23 +226,23 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
     return Site(
         kernel=options.kernel,
         clock=options.clock,
-        watching=options.lanes("watching"),
-        writing=options.lanes("writing"),
-        giving=options.lanes("giving"),
+        watching=options.workers("watching"),
+        writing=options.workers("writing"),
+        giving=options.workers("giving"),
         recorded=recorded.read,
         ledger=options.ledger,
         state_file=options.state_file,
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
         markers=options.markers,
-        moving=Moving(options.moves, options.lanes) if options.moves is not None else None,
+        moving=Moving(options.moves, options.workers) if options.moves is not None else None,
         gates=options.gates,
-        wishes=options.ledger.with_name(inlets.FILE) if options.node_name is not None else None,
+        desired_by_gpu=options.ledger.with_name(desiredstatestore.FILE) if options.node_name is not None else None,
         node_name=options.node_name,
         vgpu_configs=options.vgpu_configs,
-        carves_only=options.carves_only,
-        hears_spec=options.cluster is not None and not options.carves_only,
-        awaits_controller=options.awaits_controller and options.cluster is not None and not options.carves_only,
-        tells_scheduler=options.cluster is not None and not options.carves_only,
+        vgpus_only=options.vgpus_only,
+        hears_spec=options.cluster is not None and not options.vgpus_only,
+        awaits_controller=options.awaits_controller and options.cluster is not None and not options.vgpus_only,
+        tells_scheduler=options.cluster is not None and not options.vgpus_only,
         sees_processes=not options.plugin_only,
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.controller import ControllerOptions, run_until_told_to_stop
+from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.addresses import address_of
@@ -75,4 +75,4 @@ def controller(  # noqa: PLR0913  one parameter an option
         elects=leader_elect,
         listen=address_of(listen),
     )
-    asyncio.run(run_until_told_to_stop(served))
+    asyncio.run(run_until_stopped(served))

@@ -17,16 +17,16 @@ from gpuvirt.cli.vgpustory import VgpuStory, cast_of
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model import pciids
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import load_machine
+from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 
 DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
@@ -57,8 +57,8 @@ async def play(machine: str, folder: Path) -> None:
         await story.tell(more=cast is not None)
     second = machine if cast is not None else WITH_VGPUS if machine == DEFAULT else None
     if second is not None:
-        modes: dict[str, WantedMode] = dict.fromkeys(cast.gpus, WantedMode.VGPU) if cast is not None else {}
-        settings = Settings(modes=modes) if modes else Settings(mode=WantedMode.VGPU)
+        modes: dict[str, DesiredMode] = dict.fromkeys(cast.gpus, DesiredMode.VGPU) if cast is not None else {}
+        settings = Settings(modes=modes) if modes else Settings(mode=DesiredMode.VGPU)
         async with _stage(second, folder / "two", settings) as stage:
             vgpus = VgpuStory(stage, chapter=story.chapter)
             await vgpus.tell_vgpus(same_host=second == machine)
@@ -69,8 +69,8 @@ async def play(machine: str, folder: Path) -> None:
 @asynccontextmanager
 async def _stage(machine: str, folder: Path, settings: Settings) -> AsyncIterator[Stage]:
     """Have an agent and a kubelet on a machine."""
-    spec = load_machine(machine)
-    kernel, clock = build_machine(spec, where=machine), RealClock()
+    spec = load_host(machine)
+    kernel, clock = build_host(spec, where=machine), RealClock()
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
     options = NodeOptions(
         kernel=kernel,
@@ -83,12 +83,12 @@ async def _stage(machine: str, folder: Path, settings: Settings) -> AsyncIterato
         moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks"),
         clock=clock,
         # Everything that an agent does in seconds, in tenths.
-        pace=Pace(
+        intervals=Intervals(
             nodes_s=0.2,
             brief_s=0.3,
             users_s=1.0,
-            holders_s=0.5,
-            holders_after_allocation_s=0.1,
+            allocations_s=0.5,
+            allocations_after_allocation_s=0.1,
             kubelet_s=0.2,
             reconcile_s=0.9,
         ),

@@ -9,7 +9,7 @@ from gpuvirt.cli import options, render
 from gpuvirt.cli.options import Output
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.node import onelook, statefile
+from gpuvirt.node import snapshot, statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
@@ -35,10 +35,10 @@ def devices(
     kernel, clock = RealKernel(roots), RealClock()
     # A simulated host has a /proc of its own, in which no agent is.
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
-    view = statefile.read(roots.run / statefile.FILE, clock.now(), onelook.boot_id(kernel), procs)
+    view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(kernel), procs)
     if view is None:
-        ledger = onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
-        view = onelook.take(kernel, settings, ids, clock, ledger)
+        ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+        view = snapshot.take(kernel, settings, ids, clock, ledger)
     if output is Output.JSON:
         render.json_lines(view)
     else:

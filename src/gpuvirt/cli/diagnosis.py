@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.tables import console, paragraph, printable, say
+from gpuvirt.model.explanation import NOT_REACHED, Standing, Way
 from gpuvirt.model.findings import Area, Finding, Report, Result, worst
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.way import NOT_REACHED, Standing, Way
 
 STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 WAY_STYLES = {Standing.OK: "green", Standing.BLOCKED: "bold red", Standing.SKIPPED: "dim"}

@@ -15,12 +15,12 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.hardware import sighting
+from gpuvirt.hardware import discovery
 from gpuvirt.hardware.kernel import Kernel, RealKernel
 from gpuvirt.model.discovery import labels_of
 from gpuvirt.node.discoverer import unread_line
 from gpuvirt.paths import HostRoots
-from gpuvirt.tasks import until_told_to_stop
+from gpuvirt.tasks import until_stopped
 
 
 def discover(  # noqa: PLR0913  one parameter an option
@@ -53,7 +53,7 @@ def discover(  # noqa: PLR0913  one parameter an option
     set_up(log_format)
     found = _needed(apiserver.credentials_of(kubeconfig, context))
     discovery = Discovery(DiscoverOptions(kernel, found, node, address_of(listen)))
-    asyncio.run(until_told_to_stop(discovery.run()))
+    asyncio.run(until_stopped(discovery.run()))
 
 
 def _needed(found: Credentials | None) -> Credentials:
@@ -67,7 +67,7 @@ def _needed(found: Credentials | None) -> Credentials:
 
 def _once(kernel: Kernel, node: NodeName | None, credentials: Credentials | None) -> None:
     """Print labels as `kubectl label node` takes them; end with 1 where something could not be told."""
-    seen = sighting.look(kernel)
+    seen = discovery.look(kernel)
     labels = labels_of(seen, before=seen)  # who looks once has waited for what they wanted to wait for
     for label, value in labels.items():
         print(f"{label}={value}" if value is not None else f"{label}-")

@@ -6,7 +6,7 @@ import typer
 
 from gpuvirt.apps.doctor import diagnose
 from gpuvirt.cli import apiserver, diagnosis, options
-from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
+from gpuvirt.cli.evidencehost import KubeVirtAt, Where, surroundings
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.render import json_lines
 from gpuvirt.model.reasons.codes import Level

@@ -16,13 +16,13 @@ from typing import Annotated, TypeVar
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
+from gpuvirt.apps.node import NodeOptions, run_until_stopped
 from gpuvirt.cli import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_name
 from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node import statefile
 from gpuvirt.node.change.site import site_of
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -188,12 +188,12 @@ def _run(place: _Place, kubeconfig: Path | None) -> None:
         kubelet=place.kubelet,
         ledger=place.roots.local(options.LEDGER),
         state_file=place.roots.run / statefile.FILE,
-        settings=Settings(mode=WantedMode.VGPU, vgpu_config=place.default_config),
+        settings=Settings(mode=DesiredMode.VGPU, vgpu_config=place.default_config),
         ids=options.read_pci_ids(None, place.roots),
-        carves_only=True,
+        vgpus_only=True,
         config_file=place.config_file,
         node_name=place.node,
         cluster=cluster,
         moves=site_of(kernel, place.roots, place.driver_root),
     )
-    asyncio.run(run_until_told_to_stop(run))
+    asyncio.run(run_until_stopped(run))

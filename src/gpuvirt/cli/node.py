@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.node import NodeOptions, run_until_told_to_stop
+from gpuvirt.apps.node import NodeOptions, run_until_stopped
 from gpuvirt.cli import apiserver, options
 from gpuvirt.cli.addresses import ListenOption, address_of
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.settings import CdiUse, Settings
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.node import cdifiles, statefile
 from gpuvirt.node.change.site import site_of
 from gpuvirt.node.markers import Markers
@@ -90,7 +90,7 @@ def node(  # noqa: PLR0913  one parameter an option
         awaits_controller=await_controller,
         listen=address_of(listen),
     )
-    asyncio.run(run_until_told_to_stop(run))
+    asyncio.run(run_until_stopped(run))
 
 
 def _plugin_only_settings(config: Path | None) -> Settings:
@@ -106,6 +106,6 @@ def _plugin_only_settings(config: Path | None) -> Settings:
         raise ConfigError(
             "GPUs can't be moved with --plugin-only, which may not write to the host; expected unmanaged",
             where=str(config),
-            path="$.mode" if settings.mode is not WantedMode.UNMANAGED else "$.modes",
+            path="$.mode" if settings.mode is not DesiredMode.UNMANAGED else "$.modes",
         )
     return settings

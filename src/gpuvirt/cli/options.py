@@ -10,7 +10,7 @@ from gpuvirt import documents
 from gpuvirt.apps.logs import LogFormat
 from gpuvirt.errors import ConfigError
 from gpuvirt.model import pciids, settings, vgpuconfig
-from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.observed import ConfigText
 from gpuvirt.model.pciids import Deferred, PciIds, Texts
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths

@@ -12,14 +12,14 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
-from gpuvirt.kubelet.podresources import Held
+from gpuvirt.kubelet.podresources import Consumers
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.change.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry, Holders, Ledger, allocations_of, settle
+from gpuvirt.model.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node import onelook
+from gpuvirt.node import snapshot
 from gpuvirt.node.change.gaterecord import Reading
 from gpuvirt.node.change.inputs import Account
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -27,7 +27,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 
 @dataclass(frozen=True, slots=True)
 class PodAccount:
-    """Asks anew at each call: what was true at a command's start may not be when it has the unit's lock."""
+    """Asks again at each call: what was true at a command's start may not be when it has the unit's lock."""
 
     kernel: Kernel
     roots: HostRoots
@@ -50,7 +50,7 @@ class PodAccount:
         """Return what pods have of a host."""
         allocations, ledger, entries = self._read(inventory)
         lost = [entry for entry in entries if (vgpu := entry.target.vgpu) is not None and vgpu not in inventory.vgpus]
-        same_boot = ledger.boot_id == onelook.boot_id(self.kernel)
+        same_boot = ledger.boot_id == snapshot.boot_id(self.kernel)
         holdings = (*_holdings(inventory, allocations), *holdings_of(lost, same_boot=same_boot))
         known = allocations.by_gpu(inventory)
         pods = known if allocations.unknown is None else Unknown(allocations.unknown, known)
@@ -59,19 +59,21 @@ class PodAccount:
     def _read(self, inventory: Inventory) -> tuple[PodAllocations, Ledger, tuple[Entry, ...]]:
         held, unknown = self._by_kubelet()
         try:
-            ledger = onelook.load_ledger(*self.ledgers)
+            ledger = snapshot.load_ledger(*self.ledgers)
         except (OSError, DamagedError) as error:
-            ledger, unknown = onelook.EMPTY, unknown or _unknown(f"the agent's ledger: {error}")
+            ledger, unknown = snapshot.EMPTY, unknown or _unknown(f"the agent's ledger: {error}")
         entries = ledger.entries
         if held is not None and unknown is None:  # an entry counts until the kubelet must know of it
-            holders = Holders(RealClock().now(), held)
-            entries = settle(settle(entries, holders), holders)
-        by_ledger = {(entry.resource, entry.device): entry.holder for entry in entries}
-        allocations = [Allocation(*key, holder) for key, holder in by_ledger.items() if key not in (held or {})]
+            account = KubeletAccount(RealClock().now(), held)
+            entries = settle(settle(entries, account), account)
+        by_ledger = {(entry.resource, entry.device): entry.allocated_to for entry in entries}
+        allocations = [
+            Allocation(*key, allocated_to) for key, allocated_to in by_ledger.items() if key not in (held or {})
+        ]
         allocations += allocations_of(held or {})
         return map_allocations(inventory, allocations, None if self.assume_unallocated else unknown), ledger, entries
 
-    def _by_kubelet(self) -> tuple[Held | None, Reason | None]:
+    def _by_kubelet(self) -> tuple[Consumers | None, Reason | None]:
         """Return what the kubelet says, None without a kubelet, and why it is not all."""
         try:
             return read_account(self.kubelet, read_kubelets(self.kernel)), None

@@ -91,7 +91,7 @@ def resources_table(resources: Iterable[ResourceView]) -> Table:
             resource.name,
             str(len(resource.devices)),
             str(sum(device.healthy for device in resource.devices)),
-            str(sum(device.holder is not None for device in resource.devices)),
+            str(sum(device.allocated_to is not None for device in resource.devices)),
             "yes" if resource.registered else f"no: {because.code}" if because else NOTHING,
         )
     return made

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from gpuvirt.cli import render, vgpuhost
-from gpuvirt.cli.inlane import in_lane
+from gpuvirt.cli.inworker import in_worker
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.vfiohost import Host
 from gpuvirt.errors import DamagedError
@@ -86,8 +86,8 @@ def get(here: Host, roots: HostRoots, addresses: Collection[str], *, as_json: bo
 
 
 def _gpus(seen: Observation) -> list[PciAddress]:
-    boards = vgpuhost.gpu_states(seen)
-    return [gpu for gpu in boards if seen.inventory.facts.functions[gpu].id.vendor == NVIDIA]
+    gpu_states = vgpuhost.gpu_states(seen)
+    return [gpu for gpu in gpu_states if seen.inventory.facts.functions[gpu].id.vendor == NVIDIA]
 
 
 def _row(seen: Observation, gpu: PciAddress, kept: Scheduler | None) -> SchedulerRow:
@@ -131,7 +131,7 @@ def _set(here: Host, roots: HostRoots, seen: Observation, gpu: PciAddress, order
     plan = byhand.scheduling(seen, gpu, order.scheduler)
     steps, reasons = tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending)
     if plan.steps and not order.dry_run:
-        found = in_lane(
+        found = in_worker(
             gpu,
             lambda: byhand.set_scheduler(here.site, gpu, order.scheduler, here.inputs, lambda _: None, seen.inventory),
             steps,

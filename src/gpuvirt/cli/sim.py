@@ -20,11 +20,11 @@ from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
 from gpuvirt.node.files import replace_file
 from gpuvirt.sim import programs
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.durations import parse_durations
 from gpuvirt.sim.importing import import_archive
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import load_machine, machine_names
+from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.vgpumanager import VgpuManager
 
@@ -59,7 +59,7 @@ class MachineRow:
 @app.command()
 def machines(*, output: options.OutputFormat = Output.TABLE) -> None:
     """List the machines that can be simulated."""
-    rows = [MachineRow(name, load_machine(name).about) for name in machine_names()]
+    rows = [MachineRow(name, load_host(name).about) for name in host_names()]
     if output is Output.JSON:
         render.json_lines(rows)
         return
@@ -86,7 +86,7 @@ def run(
     acts as a kernel does. With --snapshot, and where nothing can be mounted (the extra `sim`, libfuse 3 or /dev/fuse
     is missing), it is a snapshot in files: they can be read and edited, but nothing acts, and the programs refuse.
     """
-    spec = load_machine(machine)
+    spec = load_host(machine)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the program, which ends by it or does not
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
         root, kubelet_dir = Path(folder) / "host", Path(folder) / "kubelet"
@@ -150,7 +150,7 @@ def mount(
         if manager is not VgpuManager.NONE:
             print(f"try: PATH={programs.search_path(folder.absolute(), manager)}:$PATH nvidia-smi", flush=True)
 
-    kernel = build_machine(load_machine(machine), where=machine, wait=True)
+    kernel = build_host(load_host(machine), where=machine, wait=True)
     kernel.blocking.durations = durations
     with _opened(record) as file:
         serve(kernel, folder, nodes, ready, manager, Record(file, RealClock()))

@@ -199,14 +199,14 @@ class Story:
 
     def holders(self) -> set[str]:
         """Return the pods that have something, by their names."""
-        found = (device.holder for one in self._view.resources for device in one.devices)
-        return {holder.rpartition("/")[2] for holder in found if holder is not None}
+        found = (device.allocated_to for one in self._view.resources for device in one.devices)
+        return {allocated_to.rpartition("/")[2] for allocated_to in found if allocated_to is not None}
 
     def _holder(self, resource: ResourceView, pod: Pod) -> str | None:
         """Return the holder of a pod's device as the agent's view names it."""
         shown = next((one for one in self._view.resources if one.name == resource.name), None)
         devices = shown.devices if shown is not None else ()
-        return next((one.holder for one in devices if one.holder and pod.name in one.holder), None)
+        return next((one.allocated_to for one in devices if one.allocated_to and pod.name in one.allocated_to), None)
 
     def counts(self, title: str, counts: Mapping[str, int]) -> None:
         """Show how many there are of each."""

@@ -7,8 +7,8 @@ import typer
 from gpuvirt import __version__
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(desired: bool) -> None:
+    if desired:
         print(f"gpuvirt {__version__}")
         raise typer.Exit
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli import options, vfiohost, vfiorender
-from gpuvirt.cli.inlane import changed_in_lane
+from gpuvirt.cli.inworker import changed_in_worker
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vfiorender import Result
@@ -153,7 +153,7 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
         for unit, members in sorted(seen.inventory.units.items())
         if not set(heads).isdisjoint(members)
     }
-    plans = {unit: plan_unit(state, unit, wanted) for unit, wanted in units.items()}
+    plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
     if host.inputs.forced and not dry_run:
         _ask(plans.values())
     results: list[Result] = []
@@ -188,5 +188,5 @@ def _ask(plans: Iterable[Plan]) -> None:
 def _changed(host: Host, desired: DesiredUnit, would: Result, seen: Inventory, *, quiet: bool) -> Result:
     """Change one unit in a lane, which is left behind where the kernel puts it to sleep."""
     intent = next(iter(would.steps), None)
-    taken, outcome = changed_in_lane(host.ground, UnitId(would.unit), desired, seen, intent, quiet=quiet)
+    taken, outcome = changed_in_worker(host.ground, UnitId(would.unit), desired, seen, intent, quiet=quiet)
     return replace(would, steps=taken, reasons=outcome.reasons)

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from gpuvirt.cli import options
-from gpuvirt.cli.inlane import Ground
+from gpuvirt.cli.inworker import Ground
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import InvalidIdError
@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView
-from gpuvirt.node import onelook, statefile
+from gpuvirt.node import snapshot, statefile
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, site_of
 from gpuvirt.paths import HostRoots, KubeletPaths
@@ -29,7 +29,7 @@ class Host:
     inputs: Inputs
     managed: Mapping[PciAddress, str]
     """The modes that the agent keeps GPUs in."""
-    carved: Mapping[PciAddress, str]
+    vgpu_configs: Mapping[PciAddress, str]
     """The vGPU configs by which the agent keeps GPUs carved."""
     agent_folder: Path
     """The folder that an agent of this host locks."""
@@ -51,22 +51,22 @@ def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False) 
     """Return the host that is meant, with what its agent keeps."""
     site = site_of(account.kernel, account.roots)
     view = _view(account.roots, account.kubelet, site)
-    managed = {gpu.address: gpu.wanted for gpu in view.gpus if gpu.wanted is not None and view.agent is not None}
-    carved = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
-    names = onelook.read_ledger(*account.ledgers).type_names
+    managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
+    vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
+    names = snapshot.read_ledger(*account.ledgers).type_names
     inputs = Inputs(account.account, names, frozenset(parsed(also)), force, readings=account.readings)
-    return Host(site, inputs, managed, carved, account.roots.local(options.LEDGER).parent)
+    return Host(site, inputs, managed, vgpu_configs, account.roots.local(options.LEDGER).parent)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: Site) -> NodeView:
     """Return the agent's picture, or one taken now, with what pods had by its ledger."""
     clock = RealClock()
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
-    view = statefile.read(roots.run / statefile.FILE, clock.now(), onelook.boot_id(site.kernel), procs)
+    view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(site.kernel), procs)
     if view is not None:
         return view
-    ledger = onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
-    return onelook.take(site.kernel, Settings(), options.read_pci_ids(None, roots), clock, ledger)
+    ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+    return snapshot.take(site.kernel, Settings(), options.read_pci_ids(None, roots), clock, ledger)
 
 
 def parsed(texts: Iterable[str]) -> Iterable[PciAddress]:

@@ -77,7 +77,9 @@ def _roots(host_root: Path) -> HostRoots:
     return replace(roots, proc=own) if shows_all(own) and not shows_all(roots.proc) else roots
 
 
-def _manage(wish: DesiredDriver, account: PodAccount, device_id: str | None, *, every: bool, nvswitches: bool) -> None:
+def _manage(
+    desired: DesiredDriver, account: PodAccount, device_id: str | None, *, every: bool, nvswitches: bool
+) -> None:
     if every == (device_id is not None):
         raise typer.BadParameter("give exactly one of --all and --device-id")
     host = vfiohost.host(account)
@@ -85,7 +87,7 @@ def _manage(wish: DesiredDriver, account: PodAccount, device_id: str | None, *, 
         typer.echo(f"{device_id}: {why}", err=True)
         return
     chosen = Chosen([device_id] if device_id else (), every, nvswitches, vendor=NVIDIA)
-    vfio.change(host, DesiredGpu(wish), chosen, Output.TABLE, dry_run=False)
+    vfio.change(host, DesiredGpu(desired), chosen, Output.TABLE, dry_run=False)
 
 
 def _why_skipped(host: Host, device_id: str, *, nvswitches: bool) -> str | None:

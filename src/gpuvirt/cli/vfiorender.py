@@ -42,7 +42,7 @@ class Row:
     address: PciAddress
     driver: str | None
     group: int | None
-    companions: dict[str, str | None]
+    siblings: dict[str, str | None]
     """The other functions of its slot, with their drivers."""
     on_vfio: bool
     steps: tuple[str, ...]
@@ -62,7 +62,7 @@ def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as
     table = Table(COLUMNS)
     for row in shown:
         group = NOTHING if row.group is None else str(row.group)
-        table.add(row.address, row.driver or NOTHING, group, _companions(row), _answer(row))
+        table.add(row.address, row.driver or NOTHING, group, _siblings(row), _answer(row))
     table.print(out)
     for reason in dict.fromkeys(chain.from_iterable(row.reasons for row in shown)):
         render.say_reason(out, reason)
@@ -97,7 +97,7 @@ def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> Row:
         address=address,
         driver=_driver(gpu.function),
         group=gpu.function.iommu_group if isinstance(gpu.function.iommu_group, int) else None,
-        companions={one: _driver(functions[one]) for one in gpu.companions},
+        siblings={one: _driver(functions[one]) for one in gpu.siblings},
         on_vfio=gpu.function.on_vfio,
         steps=tuple(step.text for step in plan.steps),
         reasons=plan.refusals,
@@ -108,9 +108,9 @@ def _driver(function: PciFunction) -> str | None:
     return None if isinstance(function.driver, Unread) else function.driver
 
 
-def _companions(row: Row) -> str:
+def _siblings(row: Row) -> str:
     return (
-        ", ".join(f"{one.rpartition(':')[2]} ({driver or 'no driver'})" for one, driver in row.companions.items())
+        ", ".join(f"{one.rpartition(':')[2]} ({driver or 'no driver'})" for one, driver in row.siblings.items())
         or NOTHING
     )
 

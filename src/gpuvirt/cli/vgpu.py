@@ -83,7 +83,9 @@ def types(
     here = vgpuhost.host(host_root, kubelet_dir)
     seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))
-    rows = vgpurender.types_of({gpu: board for gpu, board in vgpuhost.gpu_states(seen).items() if gpu in chosen})
+    rows = vgpurender.types_of(
+        {gpu: gpu_state for gpu, gpu_state in vgpuhost.gpu_states(seen).items() if gpu in chosen}
+    )
     render.json_lines(rows) if output is Output.JSON else vgpurender.types(rows)
 
 

@@ -15,10 +15,10 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.gpustate import GpuState
+from gpuvirt.model.configchoice import desired
+from gpuvirt.model.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.profiles import resolve_type
 from gpuvirt.model.vgpuentries import Entry, Note
-from gpuvirt.model.vgpuwanted import carve_wish, config_gpus
-from gpuvirt.model.vgpuwish import wanted
 from gpuvirt.node.change.observation import Observation, observe
 
 
@@ -46,7 +46,7 @@ def apply(where: Where, config_file: str | None, selected: str | None, *, rebind
     entries = configs[vgpuconfigs.select(configs, selected)]
     here, seen = _seen(where)
     driver = DesiredDriver.NATIVE if rebind else None
-    desired = {gpu: DesiredGpu(driver, vgpus) for gpu, vgpus in _wished(seen, entries, notes).items()}
+    desired = {gpu: DesiredGpu(driver, vgpus) for gpu, vgpus in _desired(seen, entries, notes).items()}
     _carry(where, here, seen, desired, dry_run=dry_run)
 
 
@@ -58,7 +58,10 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
         _tell(notes)
         return
     _, seen = _seen(where)
-    results = [vgpuhost.would(seen, gpu, DesiredGpu(vgpus=wish)) for gpu, wish in _wished(seen, entries, notes).items()]
+    results = [
+        vgpuhost.would(seen, gpu, DesiredGpu(vgpus=desired_vgpus))
+        for gpu, desired_vgpus in _desired(seen, entries, notes).items()
+    ]
     vgpurender.results(results, as_json=where.as_json, dry_run=True)
     if any(result.steps or result.reasons for result in results):
         raise typer.Exit(1)
@@ -68,18 +71,18 @@ def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: b
     """Make vGPUs on a GPU beside those that it carries; end with 1 where that fails."""
     here, seen = _seen(where)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
-    board = seen.gpu_state(gpu)
-    wished = Counter(_there(board))
-    name = resolve_type(vgpu_type, board.known_types) if board is not None else None
-    wished[name or vgpu_type] += count
-    _carry(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(wished))}, dry_run=dry_run)
+    gpu_state = seen.gpu_state(gpu)
+    desired_counts = Counter(_there(gpu_state))
+    name = resolve_type(vgpu_type, gpu_state.known_types) if gpu_state is not None else None
+    desired_counts[name or vgpu_type] += count
+    _carry(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts))}, dry_run=dry_run)
 
 
 def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
     """Remove vGPUs that nobody has; end with 1 where one stays."""
     here, seen = _seen(where)
-    boards = vgpuhost.gpu_states(seen)
-    owner = {one.id: gpu for gpu, board in boards.items() for one in board.host.live}
+    gpu_states = vgpuhost.gpu_states(seen)
+    owner = {one.id: gpu for gpu, gpu_state in gpu_states.items() for one in gpu_state.host.live}
     chosen = [VgpuId(one.lower()) for one in dict.fromkeys(ids)]
     if missing := [one for one in chosen if one not in owner]:
         raise typer.BadParameter(f"{missing[0]}: there is no such vGPU on this host (gpuvirt vgpu list)")
@@ -97,28 +100,30 @@ def _seen(where: Where) -> tuple[Host, Observation]:
     return here, observe(here.site, here.inputs, None)
 
 
-def _wished(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, DesiredVgpus]:
+def _desired(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, DesiredVgpus]:
     """Return what a config wants of each GPU that it is for, and say what is odd about it."""
-    found = wanted(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
+    found = desired(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
     _tell((*notes, *found.notes))
-    return {gpu: carve_wish(wish) for gpu, wish in found.gpus.items()}
+    return {gpu: desired_vgpus_of(desired_vgpus) for gpu, desired_vgpus in found.gpus.items()}
 
 
 def _carry(
     where: Where, here: Host, seen: Observation, desired: Mapping[PciAddress, DesiredGpu], *, dry_run: bool
 ) -> None:
     results: list[Result] = []
-    for gpu, wanted_gpu in sorted(desired.items()):
-        would = vgpuhost.would(seen, gpu, wanted_gpu)
+    for gpu, desired_gpu in sorted(desired.items()):
+        would = vgpuhost.would(seen, gpu, desired_gpu)
         leave = dry_run or not (would.steps or would.reasons)
-        results.append(would if leave else vgpuhost.changed(here, seen, gpu, wanted_gpu, quiet=where.as_json))
+        results.append(would if leave else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.as_json))
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 
 
-def _there(board: GpuState | None) -> list[str]:
-    return [one.type for one in board.host.live if not isinstance(one.type, Unread)] if board is not None else []
+def _there(gpu_state: GpuState | None) -> list[str]:
+    return (
+        [one.type for one in gpu_state.host.live if not isinstance(one.type, Unread)] if gpu_state is not None else []
+    )
 
 
 def _tell(notes: Iterable[Note]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from gpuvirt.cli import vfiohost
-from gpuvirt.cli.inlane import beside, changed_in_lane, in_lane, teller
+from gpuvirt.cli.inworker import beside, changed_in_worker, in_worker, teller
 from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
@@ -45,19 +45,19 @@ def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> Result:
     unit = {gpu: desired}
     plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
     steps = (*(step.text for step in plan.steps), *plan.later)
-    return Result(gpu, steps, plan.reasons, _wished(desired))
+    return Result(gpu, steps, plan.reasons, _desired(desired))
 
 
 def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> Result:
     """Bring a GPU to what is desired, and return how that went; `seen` tells its unit."""
-    if (managed := _managed(here, gpu, _wished(desired))) is not None:
+    if (managed := _managed(here, gpu, _desired(desired))) is not None:
         return managed
     unit = seen.inventory.gpus[gpu].unit
     plan = plan_unit(seen.unit_state({gpu: desired}), unit, {gpu: desired})
     takes_away = bool(plan.drivers.steps) or any(phase.destroys for phase in plan.vgpus)
     intent = next((step.text for step in plan.steps), None) if takes_away else None
-    taken, outcome = changed_in_lane(here.ground, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
-    return Result(gpu, taken, outcome.reasons, _wished(desired))
+    taken, outcome = changed_in_worker(here.ground, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
+    return Result(gpu, taken, outcome.reasons, _desired(desired))
 
 
 def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
@@ -76,15 +76,15 @@ def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, qui
                 return (refusal,)
             return byhand.remove(here.site, gpu, vgpu, here.inputs, tell, seen.inventory)
 
-    found = in_lane(gpu, job, taken)
+    found = in_worker(gpu, job, taken)
     return Result(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)
 
 
-def _wished(desired: DesiredGpu) -> dict[str, int]:
+def _desired(desired: DesiredGpu) -> dict[str, int]:
     return dict(desired.vgpus.types) if desired.vgpus is not None else {}
 
 
-def _managed(here: Host, gpu: PciAddress, wished: dict[str, int] | None = None) -> Result | None:
+def _managed(here: Host, gpu: PciAddress, desired_counts: dict[str, int] | None = None) -> Result | None:
     """Return why a GPU is left to the agent, None where it is not."""
-    config = here.carved.get(gpu)
-    return None if config is None else Result(gpu, (), (refusals.carved(gpu, config),), wished)
+    config = here.vgpu_configs.get(gpu)
+    return None if config is None else Result(gpu, (), (refusals.vgpus_managed(gpu, config),), desired_counts)

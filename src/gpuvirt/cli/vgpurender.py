@@ -35,7 +35,7 @@ class Result:
     gpu: PciAddress
     steps: tuple[str, ...]
     reasons: tuple[Reason, ...]
-    wished: dict[str, int] | None = None
+    desired_counts: dict[str, int] | None = None
     """What it is to carry; None where something alone is to go."""
 
 
@@ -64,7 +64,7 @@ class TypeRow:
     """How many more could be made as the GPU is carved now."""
 
 
-def rows_of(boards: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:
+def rows_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:
     """Return the vGPUs that there are."""
     return [
         VgpuRow(
@@ -73,25 +73,25 @@ def rows_of(boards: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:
             gpu,
             one.slot,
             one.group if isinstance(one.group, int) else None,
-            board.users.get(one.id, ()),
+            gpu_state.users.get(one.id, ()),
         )
-        for gpu, board in boards.items()
-        for one in sorted(board.host.live, key=lambda one: (one.slot, one.id))
+        for gpu, gpu_state in gpu_states.items()
+        for one in sorted(gpu_state.host.live, key=lambda one: (one.slot, one.id))
     ]
 
 
-def types_of(boards: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
+def types_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
     """Return what each GPU carries of each type, and could still make."""
     return [
         TypeRow(
             gpu,
             vgpu_type,
             profile_name(vgpu_type),
-            sum(1 for one in board.host.live if one.type == vgpu_type),
-            sum(left.get(vgpu_type, 0) for left in board.host.slots.values()),
+            sum(1 for one in gpu_state.host.live if one.type == vgpu_type),
+            sum(left.get(vgpu_type, 0) for left in gpu_state.host.slots.values()),
         )
-        for gpu, board in boards.items()
-        for vgpu_type in board.known_types
+        for gpu, gpu_state in gpu_states.items()
+        for vgpu_type in gpu_state.known_types
     ]
 
 
@@ -132,8 +132,8 @@ def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
             out.print(step, soft_wrap=True)
         for reason in result.reasons:
             render.say_reason(out, reason, style="yellow")
-        if not result.reasons and result.wished is not None:
-            carries = ", ".join(f"{count} {name}" for name, count in sorted(result.wished.items())) or "no vGPU"
+        if not result.reasons and result.desired_counts is not None:
+            carries = ", ".join(f"{count} {name}" for name, count in sorted(result.desired_counts.items())) or "no vGPU"
             would = "would then carry" if dry_run and result.steps else "carries"
             already = "" if result.steps else " already"
             say(out, f"{result.gpu}: {would} {carries}{already}", style="green")

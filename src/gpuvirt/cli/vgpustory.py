@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from gpuvirt.cli.story import DemoStuckError, Stage, Story
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model.heard import Heard, NodeRequest, StateName
 from gpuvirt.model.naming import from_type
+from gpuvirt.model.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.vgpudefaults import builtin_configs
 from gpuvirt.sim.kernel import SimKernel
@@ -40,8 +40,8 @@ def cast_of(kernel: SimKernel) -> Cast | None:
     for first in (carrier for _, carrier in sorted(kernel.vfs.carriers.items())):
         asked = _smaller_type(first)
         if asked is not None:
-            known = first.carving.all_types
-            alike = (gpu for gpu, carrier in kernel.vfs.carriers.items() if carrier.carving.all_types == known)
+            known = first.vgpu_host.all_types
+            alike = (gpu for gpu, carrier in kernel.vfs.carriers.items() if carrier.vgpu_host.all_types == known)
             resources = frozenset(f"nvidia.com/{from_type(spec.name)}" for spec in known)
             return Cast(tuple(sorted(alike)), resources, asked)
     return None
@@ -53,11 +53,11 @@ def _smaller_type(carrier: Carrier) -> VgpuTypeSpec | None:
     As many fit in mixed-size mode, so that the GPU may be in either. On VFs of vendor VFIO it is time-sliced: they
     don't name MIG-backed types once all are taken.
     """
-    cut = bool(carrier.carving.profiles) and carrier.framework is Framework.MDEV
+    cut = bool(carrier.vgpu_host.profiles) and carrier.framework is Framework.MDEV
     configs = builtin_configs()
     fitting = (
         spec
-        for spec in carrier.carving.all_types
+        for spec in carrier.vgpu_host.all_types
         if (spec.profile is not None) == cut
         and spec.most >= MORE_THAN_DEFAULT
         and (not spec.places or len(spec.places) >= spec.most)
@@ -114,7 +114,7 @@ class VgpuStory(Story):
         self.say(self._told(), "yellow")
 
     def _label(self, config: str | None) -> None:
-        self.agent.hear_wish(NodeRequest(Heard(config), Heard(None)))
+        self.agent.take_request(NodeRequest(Observed(config), Observed(None)))
 
     def _has(self, gpus: int) -> bool:
         """Return whether the kubelet counts the vGPUs that the label asks for, of so many GPUs."""

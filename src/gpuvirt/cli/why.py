@@ -7,14 +7,14 @@ import typer
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli import apiserver, diagnosis, options, whyvm
-from gpuvirt.cli.machine import KubeVirtAt, Where, surroundings
+from gpuvirt.cli.evidencehost import KubeVirtAt, Where, surroundings
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.render import json_lines
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import ObjectName
+from gpuvirt.model.explaining import walk
 from gpuvirt.model.target import is_target, object_target
 from gpuvirt.model.vmevidence import ObjectKind
-from gpuvirt.model.walk import walk
 
 ClusterFile = Annotated[
     Path | None,

@@ -12,11 +12,11 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.vms.evidence import ask
 from gpuvirt.facts.ids import ObjectName
 from gpuvirt.model import vmexplanation
+from gpuvirt.model.explanation import NOT_REACHED
 from gpuvirt.model.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.model.vmexplanation import Explanation
 from gpuvirt.model.vmfindings import in_words
 from gpuvirt.model.vmnodes import NodeVerdict
-from gpuvirt.model.way import NOT_REACHED
 
 NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
 

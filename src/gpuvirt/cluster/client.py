@@ -66,8 +66,8 @@ class Collection(Generic[T]):
 
     def query(self, **more: str) -> str:
         """Return the query that selects them, with more parameters."""
-        wanted = {"metadata.name": self.name, "spec.nodeName": self.on_node}
-        fields = ",".join(f"{field}={value}" for field, value in wanted.items() if value is not None)
+        desired = {"metadata.name": self.name, "spec.nodeName": self.on_node}
+        fields = ",".join(f"{field}={value}" for field, value in desired.items() if value is not None)
         selected = {"fieldSelector": fields, "labelSelector": self.labelled}
         return urlencode({key: value for key, value in selected.items() if value} | more)
 

@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class EventDraft:
     """One thing that has changed."""
 
     kind: Kind
@@ -85,15 +85,14 @@ class _Created(msgspec.Struct, frozen=True):
     metadata: Metadata
 
 
-def events_of(news: Iterable[tuple[About, Happening]], by: Reporter, at: datetime) -> list[Event]:
+def events_of(delta: Iterable[tuple[About, EventDraft]], by: Reporter, at: datetime) -> list[Event]:
     """Return events of one moment, a microsecond apart: the moment is part of an event's name."""
     return [
-        event_of(happening, about, by, at + timedelta(microseconds=number))
-        for number, (about, happening) in enumerate(news)
+        event_of(event, about, by, at + timedelta(microseconds=number)) for number, (about, event) in enumerate(delta)
     ]
 
 
-def event_of(happening: Happening, about: About, by: Reporter, at: datetime) -> Event:
+def event_of(event: EventDraft, about: About, by: Reporter, at: datetime) -> Event:
     """Return an event; its name is the object's and the moment, as for all events."""
     return Event(
         metadata=_Metadata(f"{about.name}.{int(at.timestamp() * 1_000_000):x}", about.namespace or HOME),
@@ -101,10 +100,10 @@ def event_of(happening: Happening, about: About, by: Reporter, at: datetime) -> 
         reporting_controller=by.controller,
         reporting_instance=by.instance,
         action="Report",
-        reason=happening.reason,
+        reason=event.reason,
         regarding=about,
-        note=happening.note[:MOST_NOTE],
-        type=happening.kind,
+        note=event.note[:MOST_NOTE],
+        type=event.kind,
     )
 
 

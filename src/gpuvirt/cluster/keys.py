@@ -24,15 +24,15 @@ class Patch(msgspec.Struct, frozen=True):
     metadata: Keys
 
 
-def patch_of(wanted: Sequence[Keys], heard: Metadata) -> Patch | None:
+def patch_of(desired: Sequence[Keys], observed: Metadata) -> Patch | None:
     """Return what an object lacks; None where that is nothing."""
-    labels = _missing([one.labels for one in wanted], heard.labels)
-    annotations = _missing([one.annotations for one in wanted], heard.annotations)
+    labels = _missing([one.labels for one in desired], observed.labels)
+    annotations = _missing([one.annotations for one in desired], observed.annotations)
     return Patch(Keys(labels, annotations)) if labels or annotations else None
 
 
-def _missing(wanted: Sequence[dict[str, str | None]], has: dict[str, str]) -> dict[str, str | None]:
-    return {key: value for keys in wanted for key, value in keys.items() if has.get(key) != value}
+def _missing(desired: Sequence[dict[str, str | None]], has: dict[str, str]) -> dict[str, str | None]:
+    return {key: value for keys in desired for key, value in keys.items() if has.get(key) != value}
 
 
 def patched(whole: Fields, patch: Patch) -> Fields:

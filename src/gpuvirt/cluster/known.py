@@ -32,7 +32,7 @@ class Known(Generic[T]):
         """The object; None where there is none, or nothing was heard."""
         return self.word.item if self.word is not None else None
 
-    def hear(self, item: T | None) -> None:
+    def observe(self, item: T | None) -> None:
         """Take what the watch says."""
         self.word = Word(item)
 

@@ -40,7 +40,7 @@ class Platform:
 
 
 @dataclass(frozen=True, slots=True)
-class Oddity:
+class MalformedEntry:
     """An entry that is not what its place promises, and that was passed over."""
 
     path: HostPath
@@ -67,6 +67,6 @@ class Facts:
     """Who has a device open whose own node is gone, since its driver is to let go; it has no driver link any more."""
     device_ids: DeviceIds = field(default_factory=DeviceIds)
     """What other programs call the GPUs."""
-    oddities: tuple[Oddity, ...] = ()
+    malformed_entries: tuple[MalformedEntry, ...] = ()
     unread: tuple[Unread, ...] = ()
     """Folders that could not be listed; what they hold is as the look before saw it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, FunctionKind, PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts, Oddity, User
+from gpuvirt.facts.snapshot import Facts, MalformedEntry, User
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware import iommu, pci
 from gpuvirt.hardware.kernel import Kernel
@@ -102,7 +102,7 @@ class DeviceReading:
                 continue
             self._read.add(address)
             found = pci.read_again(self._kernel, before, reset=device.had_tenant)
-            if isinstance(found, Oddity):
+            if isinstance(found, MalformedEntry):
                 self._functions[address] = None
             elif found is not before:
                 self._functions[address] = found

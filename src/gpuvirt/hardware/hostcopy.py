@@ -15,11 +15,11 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread, kind_of
 from gpuvirt.facts.sysfs import IOMMU_GROUPS, MDEV_PARENTS, MDEVS, PCI_DEVICES, device_path, mdev_path
-from gpuvirt.hardware import attributes, discretion, iommu, pci
+from gpuvirt.hardware import attributes, iommu, pci, redaction
 from gpuvirt.hardware.copying import Copying, joined
-from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platformcopy import copy_platform
+from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.paths import HostPath
 
 IDS = ("vendor", "device", "class")
@@ -55,7 +55,7 @@ LEFT_OUT: Mapping[str, str] = {
     "configuration space": f"{CONFIG_BYTES} bytes are copied of GPUs and NVSwitches, {HEADER_BYTES} of others",
     "other PCI functions": "what has nothing to do with GPUs is copied by its ids, class, driver and IOMMU group alone",
     "processes": "who has a device open is told by node.json and doctor.json alone",
-    **discretion.LEFT_OUT,
+    **redaction.LEFT_OUT,
 }
 """What a copy leaves out on purpose, and why."""
 
@@ -194,7 +194,7 @@ def _of_interest(
     groups: Mapping[PciAddress, str | None],
 ) -> list[PciAddress]:
     """Return display controllers, accelerators, NVIDIA's bridges, their slots, their groups, and bridges above."""
-    slots = {slot_of(address) for address, code in classes.items() if _is_wanted(code)}
+    slots = {slot_of(address) for address, code in classes.items() if _is_desired(code)}
     of_slots = [address for address in classes if slot_of(address) in slots]
     shared = {groups[address] for address in of_slots} - {None}
     members = [address for address in classes if address in of_slots or groups[address] in shared]
@@ -202,7 +202,7 @@ def _of_interest(
     return [address for address in classes if address in above or address in members]
 
 
-def _is_wanted(code: int | None) -> bool:
+def _is_desired(code: int | None) -> bool:
     return code is None or code >> 16 in {0x03, 0x12} or code >> 8 == 0x0680
 
 

@@ -19,7 +19,7 @@ from gpuvirt.facts.pci import (
     Unread,
     kind_of,
 )
-from gpuvirt.facts.snapshot import Oddity
+from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes, iommu
 from gpuvirt.hardware.kernel import Kernel
@@ -73,7 +73,7 @@ def _read_pair(kernel: Kernel, vendor_path: HostPath, device_path: HostPath) -> 
 
 def read_function(
     kernel: Kernel, address: PciAddress, before: PciFunction | None, *, again: bool = False
-) -> PciFunction | Oddity:
+) -> PciFunction | MalformedEntry:
     """Return a function, or why there is none at that address.
 
     `before` is the same function as it was seen last: what can't be read now is taken from there, and listed as unread.
@@ -90,9 +90,9 @@ def read_function(
         return read(found_id, found_class)
     problem = found_class if isinstance(found_id, PciId) else found_id
     if not isinstance(problem, Unread):
-        return Oddity(device_path(address), "went away while it was read, or is no PCI function")
+        return MalformedEntry(device_path(address), "went away while it was read, or is no PCI function")
     if before is None:
-        return Oddity(problem.path, f"can't be understood: {problem.said}")
+        return MalformedEntry(problem.path, f"can't be understood: {problem.said}")
     reading.unread.append(problem)
     return read(before.id, before.class_code)
 
@@ -110,13 +110,13 @@ def _is_as_before(kernel: Kernel, before: PciFunction) -> bool:
         return False
 
 
-def read_again(kernel: Kernel, before: PciFunction, *, reset: bool) -> PciFunction | Oddity:
+def read_again(kernel: Kernel, before: PciFunction, *, reset: bool) -> PciFunction | MalformedEntry:
     """Return a function that was read a moment ago as it is now, or why there is none at its address any more.
 
     Harmless attributes stay as they were, and so does what can reset it where `reset` does not ask for that.
     """
     found = read_function(kernel, before.address, before, again=True)
-    if isinstance(found, Oddity) or not reset:
+    if isinstance(found, MalformedEntry) or not reset:
         return found
     return replace(found, reset=read_reset(kernel, before.address))
 

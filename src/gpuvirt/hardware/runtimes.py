@@ -98,8 +98,8 @@ def _matches(kernel: Kernel, pattern: str) -> Iterator[HostPath | Unread]:
             listing = read_listing(kernel, folder or "/")
             if isinstance(listing.names, Unread):
                 yield listing.names
-            wanted = part.replace("[^", "[!")
-            matching += [f"{folder}/{name}" for name in listing.known if fnmatchcase(name, wanted)]
+            desired = part.replace("[^", "[!")
+            matching += [f"{folder}/{name}" for name in listing.known if fnmatchcase(name, desired)]
         found = [path for path in matching if not ACTING.match(path)][: MOST_FILES + 1]
     yield from map(HostPath, found)
 

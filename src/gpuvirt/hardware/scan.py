@@ -13,7 +13,7 @@ from typing import TypeVar
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, FunctionKind, PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts, Oddity, Platform
+from gpuvirt.facts.snapshot import Facts, MalformedEntry, Platform
 from gpuvirt.facts.sysfs import PCI_DEVICES, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.hardware import attributes, egm, iommu, pci
@@ -64,7 +64,7 @@ def _scanned(look: "_Look", taken: Mapping[PciAddress, PciFunction], *, brief: b
         users=look.before.users,
         users_of_lost_nodes=look.before.users_of_lost_nodes,
         device_ids=look.before.device_ids,
-        oddities=tuple(look.oddities),
+        malformed_entries=tuple(look.malformed_entries),
         unread=tuple(look.unread),
     )
 
@@ -86,7 +86,7 @@ def with_device_ids(kernel: Kernel, facts: Facts) -> Facts:
 class _Look:
     kernel: Kernel
     before: Facts
-    oddities: list[Oddity] = field(default_factory=list)
+    malformed_entries: list[MalformedEntry] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
     def told(self, found: T | Unread, before: T) -> T:
@@ -107,11 +107,11 @@ class _Look:
             try:
                 address = parse_pci_address(name)
             except InvalidIdError as error:
-                self.oddities.append(Oddity(device_path(name), str(error)))
+                self.malformed_entries.append(MalformedEntry(device_path(name), str(error)))
                 continue
             read = taken.get(address) or pci.read_function(self.kernel, address, self.before.functions.get(address))
-            if isinstance(read, Oddity):
-                self.oddities.append(read)
+            if isinstance(read, MalformedEntry):
+                self.malformed_entries.append(read)
             else:
                 found[address] = read
         return found
@@ -127,7 +127,7 @@ class _Look:
                 found |= before
             else:
                 found |= probe.hosts
-                self.oddities += probe.oddities
+                self.malformed_entries += probe.malformed_entries
         return found
 
     def carriers(

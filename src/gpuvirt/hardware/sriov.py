@@ -48,11 +48,11 @@ def enable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress, count: int | None 
     if not isinstance(total, int):
         found = total.said if isinstance(total, Unread) else "it has no SR-IOV"
         raise VfsUnchangedError(f"no VFs were switched on at {gpu}: {pci.attribute(gpu, 'sriov_totalvfs')}: {found}")
-    wanted = total if count is None else count
-    missing = _missing(kernel, tools, gpu, enable=True) if wanted == total else NOT_ITS_WORK
+    desired = total if count is None else count
+    missing = _missing(kernel, tools, gpu, enable=True) if desired == total else NOT_ITS_WORK
     if missing is not None:
-        _write(kernel, gpu, wanted, missing)
-    _expect(kernel, gpu, wanted)
+        _write(kernel, gpu, desired, missing)
+    _expect(kernel, gpu, desired)
 
 
 def disable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress) -> None:

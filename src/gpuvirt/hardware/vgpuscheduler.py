@@ -89,26 +89,26 @@ def read_scheduler(tools: Tools, gpu: PciAddress) -> Scheduler | Unread:
     return parse_state(tools.nvidia_smi("vgpu", "-ss", "-i", gpu), gpu)
 
 
-def set_scheduler(tools: Tools, gpu: PciAddress, wanted: Scheduler) -> None:
+def set_scheduler(tools: Tools, gpu: PciAddress, desired: Scheduler) -> None:
     """Let a GPU's vGPUs share its time in another way, at once and until the driver is loaded again.
 
     Raises ToolError (exit code 19: machines run), also where the GPU says otherwise afterwards.
     """
     options = parse_help(tools.nvidia_smi("vgpu", "set-scheduler-state", "-h"))
-    arguments = [options.policy, NUMBERS[wanted.policy]]
-    if wanted.timeslice_ms is not None:
+    arguments = [options.policy, NUMBERS[desired.policy]]
+    if desired.timeslice_ms is not None:
         if options.time_slice is None:
             raise ToolError(
                 "this nvidia-smi has no option for a time slice whose unit it tells; leave the time slice out"
             )
-        arguments += [options.time_slice, str(wanted.timeslice_ms * options.units_per_ms)]
+        arguments += [options.time_slice, str(desired.timeslice_ms * options.units_per_ms)]
     tools.nvidia_smi("vgpu", "set-scheduler-state", "-i", gpu, *arguments)
     found = read_scheduler(tools, gpu)
-    if isinstance(found, Unread) or found.policy is not wanted.policy:
+    if isinstance(found, Unread) or found.policy is not desired.policy:
         said = found.seen if isinstance(found, Unread) else found.policy
-        raise ToolError(f"the scheduler of {gpu} was set to {wanted.policy}, and nvidia-smi vgpu -ss says {said}")
-    if wanted.timeslice_ms not in {None, found.timeslice_ms}:
+        raise ToolError(f"the scheduler of {gpu} was set to {desired.policy}, and nvidia-smi vgpu -ss says {said}")
+    if desired.timeslice_ms not in {None, found.timeslice_ms}:
         raise ToolError(
-            f"the time slice of {gpu} was set to {wanted.timeslice_ms} ms, and nvidia-smi vgpu -ss says"
+            f"the time slice of {gpu} was set to {desired.timeslice_ms} ms, and nvidia-smi vgpu -ss says"
             f" {found.timeslice_ms} ms"
         )

@@ -12,7 +12,7 @@ import msgspec
 
 from gpuvirt.documents import from_json
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
-from gpuvirt.kubelet.podresources import Held
+from gpuvirt.kubelet.podresources import Consumers
 from gpuvirt.model.ledger import Consumer
 from gpuvirt.paths import KubeletPaths
 
@@ -64,7 +64,7 @@ def parse(content: bytes) -> Checkpoint:
     return from_json(content, Checkpoint, null_is_absent=True)
 
 
-def holders(checkpoint: Checkpoint) -> Mapping[tuple[ResourceName, DeviceId], Consumer]:
+def consumers(checkpoint: Checkpoint) -> Mapping[tuple[ResourceName, DeviceId], Consumer]:
     """Return who has which device."""
     return {
         (ResourceName(entry.resource_name), device): Consumer(
@@ -75,7 +75,7 @@ def holders(checkpoint: Checkpoint) -> Mapping[tuple[ResourceName, DeviceId], Co
     }
 
 
-def without_gone(paths: KubeletPaths, in_file: Held, in_api: Held) -> Held:
+def without_gone(paths: KubeletPaths, in_file: Consumers, in_api: Consumers) -> Consumers:
     """Return what pods have that are not gone.
 
     The checkpoint's folder is the same whatever `--root-dir` a kubelet has, so the pods' folder can be another
@@ -88,7 +88,7 @@ def without_gone(paths: KubeletPaths, in_file: Held, in_api: Held) -> Held:
     return {key: one for key, one in in_file.items() if key in in_api or has_folder[one.pod_uid] is not False}
 
 
-def gone(before: Held, after: Held) -> frozenset[PodUid]:
+def gone(before: Consumers, after: Consumers) -> frozenset[PodUid]:
     """Return the pods of which nothing is left by `without_gone`."""
     uids = (frozenset(one.pod_uid for one in held.values() if one.pod_uid is not None) for held in (before, after))
     return next(uids) - next(uids)

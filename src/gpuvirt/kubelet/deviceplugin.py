@@ -94,7 +94,7 @@ class DevicePlugin:
         self._silent = True
 
     def speak(self) -> None:
-        """Tell the kubelet again, which has just registered the resource anew."""
+        """Tell the kubelet again, which has just registered the resource again."""
         if self._silent:
             self._silent = False
             self.resend()

@@ -11,32 +11,32 @@ from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import without_gone
-from gpuvirt.kubelet.podresources import Held, PodResourcesUnheardError, ask_holders
+from gpuvirt.kubelet.podresources import Consumers, PodResourcesUnknownError, ask_consumers
 from gpuvirt.paths import KubeletPaths
 
 
 class AccountUnknownError(GpuvirtError):
     """It is not known what pods have; `known` is the part that is."""
 
-    def __init__(self, seen: str, known: Held) -> None:
+    def __init__(self, seen: str, known: Consumers) -> None:
         super().__init__(seen)
         self.known = known
 
 
-def read_account(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> Held | None:
+def read_account(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> Consumers | None:
     """Return what pods have, None on a host that has no kubelet; raise AccountUnknownError.
 
     `kubelets` are the pids of the kubelets that run.
     """
-    written, trouble = _written(paths.checkpoint)
-    if trouble is None and written is None and has_no_kubelet(paths, kubelets):
+    written, problem = _written(paths.checkpoint)
+    if problem is None and written is None and has_no_kubelet(paths, kubelets):
         return None
-    told, unheard = _told(paths.pod_resources_socket)
+    told, unknown = _told(paths.pod_resources_socket)
     known = {**without_gone(paths, written or {}, told or {}), **(told or {})}
-    if trouble is not None:
-        raise AccountUnknownError(trouble, known)
-    if unheard is not None and kubelets != ():
-        raise AccountUnknownError(f"{running_text(kubelets)}; {unheard}", known)
+    if problem is not None:
+        raise AccountUnknownError(problem, known)
+    if unknown is not None and kubelets != ():
+        raise AccountUnknownError(f"{running_text(kubelets)}; {unknown}", known)
     if written is None and (told is None or any("/" in resource for resource, _ in told)):
         raise AccountUnknownError(f"no {paths.checkpoint}, though {paths.root} is there or a kubelet runs", known)
     return known
@@ -47,10 +47,10 @@ def has_no_kubelet(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> b
     return kubelets == () and _is_absent(paths.root)
 
 
-def _written(path: Path) -> tuple[Held | None, str | None]:
+def _written(path: Path) -> tuple[Consumers | None, str | None]:
     """Return what the checkpoint says, None without one, and why it could not be read."""
     try:
-        return checkpoint.holders(checkpoint.parse(path.read_bytes())), None
+        return checkpoint.consumers(checkpoint.parse(path.read_bytes())), None
     except FileNotFoundError:
         return None, None
     except OSError as error:
@@ -59,13 +59,13 @@ def _written(path: Path) -> tuple[Held | None, str | None]:
         return None, f"{path}: {error}"
 
 
-def _told(socket: Path) -> tuple[Held | None, str | None]:
+def _told(socket: Path) -> tuple[Consumers | None, str | None]:
     """Return what the API says, and why it could not be heard."""
     try:
         if _is_absent(socket):
             return None, f"no {socket}"
-        return ask_holders(socket), None
-    except PodResourcesUnheardError as error:
+        return ask_consumers(socket), None
+    except PodResourcesUnknownError as error:
         return None, str(error)
 
 

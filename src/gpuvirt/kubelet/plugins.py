@@ -18,7 +18,7 @@ from gpuvirt.kubelet.registration import RegistrationFailedError, register
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.view import NodeView, Registration, ResourceView
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import backoff_s
 
@@ -45,12 +45,18 @@ class Plugins:
     """The plugins of all resources."""
 
     def __init__(
-        self, agent: Agent, paths: KubeletPaths, clock: Clock, pace: Pace, *, unknown_numa_is_node_0: bool = False
+        self,
+        agent: Agent,
+        paths: KubeletPaths,
+        clock: Clock,
+        intervals: Intervals,
+        *,
+        unknown_numa_is_node_0: bool = False,
     ) -> None:
         self._agent = agent
         self._paths = paths
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._unknown_numa_is_node_0 = unknown_numa_is_node_0
         self._plugins: dict[ResourceName, DevicePlugin] = {}
         self._attempts: dict[ResourceName, _Attempts] = {}
@@ -115,7 +121,7 @@ class Plugins:
                     group.create_task(self._tend(plugin, kubelet))
             now_s = self._clock.monotonic_s()
             pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
-            await self._due.wait_for(self._clock, min([until_tick_s(now_s, self._pace.kubelet_s), *pauses]))
+            await self._due.wait_for(self._clock, min([until_tick_s(now_s, self._intervals.kubelet_s), *pauses]))
 
     def _needs_tending(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> bool:
         attempts = self._attempts[plugin.resource]
@@ -153,13 +159,13 @@ class Plugins:
             plugin.speak()
         plugin.streamless_since_s = self._clock.monotonic_s()
         self._agent.telemetry.registrations[plugin.resource, "ok"] += 1
-        self._agent.hear_registration(plugin.resource, Registration(registered=True))
+        self._agent.observe_registration(plugin.resource, Registration(registered=True))
         log.info("registered", extra={"resource": plugin.resource, "socket": str(plugin.path)})
 
     def _is_unwatched(self, plugin: DevicePlugin) -> bool:
         if plugin.streams:
             return False
-        return self._clock.monotonic_s() - plugin.streamless_since_s >= self._pace.streamless_s
+        return self._clock.monotonic_s() - plugin.streamless_since_s >= self._intervals.streamless_s
 
     def _fail(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None, reason: Reason) -> None:
         attempts = self._attempts[plugin.resource]
@@ -169,4 +175,4 @@ class Plugins:
         self._say(plugin.resource, reason)
 
     def _say(self, resource: ResourceName, reason: Reason) -> None:
-        self._agent.hear_registration(resource, Registration(registered=False, because=reason))
+        self._agent.observe_registration(resource, Registration(registered=False, because=reason))

@@ -22,12 +22,12 @@ MOST_MESSAGE_BYTES = 16 << 20
 OPTIONS = [("grpc.max_receive_message_length", MOST_MESSAGE_BYTES)]
 
 
-class PodResourcesUnheardError(GpuvirtError):
+class PodResourcesUnknownError(GpuvirtError):
     """The API is not there, or does not answer."""
 
 
 Devices = frozenset[tuple[ResourceName, DeviceId]]
-Held = Mapping[tuple[ResourceName, DeviceId], Consumer]
+Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
 
 def ask_allocatable(socket: Path) -> Devices:
@@ -37,10 +37,10 @@ def ask_allocatable(socket: Path) -> Devices:
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{ALLOCATABLE}")
             return _devices(call(b"", timeout=TIMEOUT_S))
         except grpc.RpcError as error:
-            raise PodResourcesUnheardError(f"{socket}: {error}") from error
+            raise PodResourcesUnknownError(f"{socket}: {error}") from error
 
 
-def ask_holders(socket: Path) -> Held:
+def ask_consumers(socket: Path) -> Consumers:
     """Return what `PodResources.holders` does, and wait for it."""
     with grpc.insecure_channel(f"unix:{socket}", options=OPTIONS) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{LIST}")
@@ -48,10 +48,10 @@ def ask_holders(socket: Path) -> Held:
         try:
             return _held(answer.result())
         except grpc.RpcError as error:
-            raise PodResourcesUnheardError(f"{socket}: {answer.code().name}: {answer.details()}") from error
+            raise PodResourcesUnknownError(f"{socket}: {answer.code().name}: {answer.details()}") from error
 
 
-def _held(answer: bytes) -> Held:
+def _held(answer: bytes) -> Consumers:
     found: dict[tuple[ResourceName, DeviceId], Consumer] = {}
     for pod in pb.ListPodResourcesResponse.FromString(answer).pod_resources:
         for container in pod.containers:
@@ -85,7 +85,7 @@ class PodResources:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
 
-    async def holders(self) -> Held:
+    async def consumers(self) -> Consumers:
         """Return who has which device; raise PodResourcesUnheardError."""
         return _held(await self._ask(LIST))
 
@@ -99,7 +99,7 @@ class PodResources:
     async def _ask(self, method: str) -> bytes:
         """Make a call whose request is an empty message."""
         if not self._socket.exists():
-            raise PodResourcesUnheardError(f"no {self._socket}")
+            raise PodResourcesUnknownError(f"no {self._socket}")
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=OPTIONS)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")
@@ -107,7 +107,7 @@ class PodResources:
             return await call(b"", timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             await self.close()
-            raise PodResourcesUnheardError(f"{self._socket}: {error.code().name}: {error.details()}") from error
+            raise PodResourcesUnknownError(f"{self._socket}: {error.code().name}: {error.details()}") from error
 
     async def close(self) -> None:
         """Let go of the connection."""

@@ -9,7 +9,7 @@ from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.kubelet import KubeletConfig, KubeletFacts
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.podresources import PodResourcesUnheardError, ask_allocatable
+from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
 from gpuvirt.paths import HostPath, KubeletPaths
 
 CONFIG = "config.yaml"
@@ -54,7 +54,7 @@ def _counted(paths: KubeletPaths) -> tuple[str, dict[str, frozenset[str]] | Unre
     """Return what it counts, and where that was found: it tells, or has written it down."""
     try:
         told = ask_allocatable(paths.pod_resources_socket) if paths.pod_resources_socket.exists() else None
-    except (PodResourcesUnheardError, OSError):  # an old kubelet, one that has ended, or not ours to ask
+    except (PodResourcesUnknownError, OSError):  # an old kubelet, one that has ended, or not ours to ask
         told = None
     if told is None:
         return str(paths.checkpoint), _written(paths.checkpoint)

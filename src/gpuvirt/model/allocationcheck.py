@@ -41,7 +41,7 @@ def why_refused(
             or next(_other_nodes(before, now, device), None)
         )
     changed = changed or _other_members(before, members, device)
-    return changed or next(symptoms(now, _NOBODY, device, former, holders_heard=True), None)
+    return changed or next(symptoms(now, _NOBODY, device, former, allocations_known=True), None)
 
 
 def what_became(inventory: Inventory, device: Candidate, why_not: Reason | None) -> Reason | None:

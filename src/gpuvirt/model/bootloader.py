@@ -85,11 +85,11 @@ def drop_arguments(setup: Setup, *arguments: str) -> tuple[str, ...]:
 
 
 def remake_initramfs(setup: Setup) -> str:
-    """Return how this host's initial file system is made anew."""
+    """Return how this host's initial file system is made again."""
     there: set[str] = {presence.path for presence in setup.boot_files if presence.there is True}
     if "/usr/sbin/update-initramfs" in there:
         return "update-initramfs -u -k all"
-    return "dracut --force --regenerate-all" if "/usr/bin/dracut" in there else "# make the initramfs anew"
+    return "dracut --force --regenerate-all" if "/usr/bin/dracut" in there else "# make the initramfs again"
 
 
 def _systemd_boot(there: set[str], together: str) -> tuple[str, ...]:

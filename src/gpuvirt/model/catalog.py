@@ -130,28 +130,30 @@ class Card:
             for series in row.series:
                 yield self._type(row, Series(series))
 
-    def find(self, wished: Profile) -> CardType | None:
+    def find(self, requested: Profile) -> CardType | None:
         """Return the type that a name means on this card: of that very name, else of the name without its suffix."""
-        return self._named(wished) or self._named(wished.bare)
+        return self._named(requested) or self._named(requested.bare)
 
-    def gpu_instance(self, wished: Profile) -> GpuInstance | None:
+    def gpu_instance(self, requested: Profile) -> GpuInstance | None:
         """Return the GPU instance that a MIG-backed type stands on; None for time-sliced and unknown ones.
 
         The size comes from the type; a suffix that is no part of the host's name says what the instance has beside.
         """
-        found = self.find(wished)
-        if found is None or found.gpu_instance is None or wished.suffix is found.profile.suffix:
+        found = self.find(requested)
+        if found is None or found.gpu_instance is None or requested.suffix is found.profile.suffix:
             return found.gpu_instance if found else None
         size = found.gpu_instance.profile.partition("+")[0]
-        attribute = _ATTRIBUTES[wished.suffix] if wished.suffix else ""
+        attribute = _ATTRIBUTES[requested.suffix] if requested.suffix else ""
         return GpuInstance(f"{size}{attribute}", found.gpu_instance.each)
 
-    def _named(self, wished: Profile) -> CardType | None:
-        if wished.gpu != self.gpu:
+    def _named(self, requested: Profile) -> CardType | None:
+        if requested.gpu != self.gpu:
             return None
-        wanted = (wished.gb, wished.slices, wished.suffix)
-        rows = (row for row in self._rows if (row.gb, row.slices, row.suffix) == wanted and wished.series in row.series)
-        return next((self._type(row, wished.series) for row in rows), None)
+        desired = (requested.gb, requested.slices, requested.suffix)
+        rows = (
+            row for row in self._rows if (row.gb, row.slices, row.suffix) == desired and requested.series in row.series
+        )
+        return next((self._type(row, requested.series) for row in rows), None)
 
     def _type(self, row: _Row, series: Series) -> CardType:
         profile = Profile(self.gpu, row.slices, row.gb, series, row.suffix)

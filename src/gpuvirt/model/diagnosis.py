@@ -44,7 +44,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.KUBELET, kubelet.registration),
     Check(Area.KUBELET, kubelet.counted),
     Check(Area.KUBELET, kubelet.policies),
-    Check(Area.KUBELET, kubelet.machines_near_gpus),
+    Check(Area.KUBELET, kubelet.vms_near_gpus),
     Check(Area.RUNTIME, runtime.container_cdi),
     Check(Area.KUBEVIRT, kubevirt.permitted_names),
     Check(Area.KUBEVIRT, kubevirt.near_misses),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from gpuvirt.facts.sighting import Sighting
+from gpuvirt.facts.discovery import Discovery
 from gpuvirt.model import osrelease
 
 PRESENT_LABEL = "gpuvirt.io/pci-10de.present"
@@ -22,7 +22,7 @@ _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_.-]")
 _NO_END = "_.-"
 
 
-def labels_of(now: Sighting, before: Sighting | None) -> Labels:
+def labels_of(now: Discovery, before: Discovery | None) -> Labels:
     """Return what a node is to say; what can't be told is not named.
 
     That there is no GPU is said once two looks have found none: one that is taken from the bus and found again, as for
@@ -36,14 +36,14 @@ def label_value(text: str) -> str | None:
     return _NOT_ALLOWED.sub("_", text).lstrip(_NO_END)[:MOST_VALUE].rstrip(_NO_END) or None
 
 
-def _present(now: Sighting, before: Sighting | None) -> Labels:
+def _present(now: Discovery, before: Discovery | None) -> Labels:
     if now.gpu:
         return {PRESENT_LABEL: PRESENT}
     gone = now.gpu is False and before is not None and before.gpu is False
     return {PRESENT_LABEL: None} if gone else {}
 
 
-def _system(now: Sighting) -> Labels:
+def _system(now: Discovery) -> Labels:
     if now.os_release.text is None:
         return {}
     system = osrelease.parse(now.os_release.text)

@@ -121,7 +121,7 @@ def _waits(all_traces: Iterable[Traces], now_s: float) -> Iterator[float]:
 
 
 def symptoms(
-    inventory: Inventory, holds: Holds, candidate: Candidate, former: Former, *, holders_heard: bool
+    inventory: Inventory, holds: Holds, candidate: Candidate, former: Former, *, allocations_known: bool
 ) -> Iterator[Reason]:
     """Yield what one look at the host shows against a device; `former` are the last pods that had functions."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
@@ -143,7 +143,7 @@ def symptoms(
         yield unhealthy.group_not_viable(
             candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
         )
-    if holders_heard and candidate.group not in holds.by_group:
+    if allocations_known and candidate.group not in holds.by_group:
         yield from _of_users(facts, candidate.id, candidate.group)
 
 
@@ -166,7 +166,7 @@ def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
 def _of_reset(inventory: Inventory, candidate: Candidate, function: PciFunction, former: Former) -> Iterator[Reason]:
     tenant = former.get(function.address) if candidate.target.vgpu is None else None
     if tenant is not None and is_reset(inventory.facts.functions, function.address, function.reset) is False:
-        yield why_withheld(function.address, tenant.holder)
+        yield why_withheld(function.address, tenant.allocated_to)
 
 
 def _missing_nodes(inventory: Inventory, group: IommuGroup) -> Iterator[str]:

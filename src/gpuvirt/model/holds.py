@@ -29,15 +29,17 @@ class Holds:
             others = self._in_group(candidate)
             if not others:
                 return candidate
-            return notoffered.group_held(candidate.id, candidate.group, others[0].device, others[0].holder)
+            return notoffered.group_held(candidate.id, candidate.group, others[0].device, others[0].allocated_to)
         if own.resource == candidate.named.resource:
             return candidate
         if own.resource not in self.ours or own.target.type != candidate.target.type:
-            return notoffered.held_under_other_name(candidate.id, own.holder, own.resource, candidate.named.resource)
+            return notoffered.held_under_other_name(
+                candidate.id, own.allocated_to, own.resource, candidate.named.resource
+            )
         return replace(candidate, named=replace(candidate.named, resource=own.resource))
 
     def in_the_way(
-        self, resource: ResourceName, wanted: Iterable[Candidate], unfinished: Container[str]
+        self, resource: ResourceName, desired: Iterable[Candidate], unfinished: Container[str]
     ) -> Reason | None:
         """Return why these devices can't be given together to one container, None when they can.
 
@@ -45,23 +47,23 @@ class Holds:
         same pod or a dead one, and what else it holds is in nobody's way. `unfinished` are the allocations of the
         container that asks.
         """
-        candidates = tuple(wanted)
+        candidates = tuple(desired)
         targets = {candidate.target for candidate in candidates}
         for candidate in candidates:
             own = self.by_target.get(candidate.target)
             if own is not None and own.resource != resource:
                 return notoffered.held_under_other_name(
-                    candidate.id, own.holder, own.resource, candidate.named.resource
+                    candidate.id, own.allocated_to, own.resource, candidate.named.resource
                 )
         renewed = [self.by_target[target] for target in targets if target in self.by_target]
         for candidate in candidates:
             for entry in self._in_group(candidate):
                 ours = any(entry.together_with(own) for own in renewed) or _comes_with(candidate, entry, unfinished)
                 if entry.target not in targets and not ours:
-                    return notoffered.group_held(candidate.id, candidate.group, entry.device, entry.holder)
+                    return notoffered.group_held(candidate.id, candidate.group, entry.device, entry.allocated_to)
         return None
 
-    def companions(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
+    def siblings(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
         """Yield the devices whose slot's other functions were just given to the container that asks."""
         for candidate in candidates:
             own, others = self.by_target.get(candidate.target), self._in_group(candidate)

@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.model import catalog
-from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.configchoice import ConfigGpu, GpuConfigs
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted, refused
+from gpuvirt.model.observed import ConfigText
 from gpuvirt.model.profiles import profile_name
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.vgpudefaults import DEFAULT, builtin_configs
-from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWishes
 
 
 def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
@@ -68,7 +68,7 @@ def no_config(
 
 
 def for_no_gpu(
-    source: Source, name: str, configs: Iterable[str], found: VgpuWishes, gpus: Iterable[ConfigGpu]
+    source: Source, name: str, configs: Iterable[str], found: GpuConfigs, gpus: Iterable[ConfigGpu]
 ) -> InvalidDesired:
     """Return that a config has nothing for any GPU of the node."""
     return invalid(
@@ -83,7 +83,7 @@ def for_no_gpu(
 
 
 def without_vgpus(
-    sources: Mapping[str, Source], config: str, wished: Collection[str], gpus: Iterable[ConfigGpu]
+    sources: Mapping[str, Source], config: str, desired: Collection[str], gpus: Iterable[ConfigGpu]
 ) -> tuple[InvalidDesired, ...]:
     """Return the GPUs that are named one by one for mode vgpu, and for which the config has nothing."""
     return tuple(
@@ -96,7 +96,7 @@ def without_vgpus(
             known=_types_of(gpu),
         )
         for gpu in gpus
-        if gpu.address in sources and gpu.address not in wished
+        if gpu.address in sources and gpu.address not in desired
     )
 
 

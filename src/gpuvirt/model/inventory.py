@@ -34,7 +34,7 @@ class Gpu:
     function: PciFunction
     mode: Mode
     unit: UnitId
-    companions: tuple[PciAddress, ...] = ()
+    siblings: tuple[PciAddress, ...] = ()
     """The other functions of its slot: audio, USB."""
     vgpu_host: VgpuHost | None = None
 
@@ -86,7 +86,7 @@ def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = No
             function=function,
             mode=mode_of(function, facts.vgpu_hosts.get(address)),
             unit=unit_of[address],
-            companions=tuple(other for other in sorted(slots[slot_of(address)]) if other != address),
+            siblings=tuple(other for other in sorted(slots[slot_of(address)]) if other != address),
             vgpu_host=facts.vgpu_hosts.get(address),
         )
         for address, function in sorted(facts.functions.items())

@@ -58,7 +58,7 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
+class KubeletAccount:
     """Which devices the kubelet says that pods have."""
 
     at: datetime
@@ -88,7 +88,7 @@ class Entry:
     """The host has booted since, and the kubelet has named no pod since that has the device."""
 
     @property
-    def holder(self) -> str:
+    def allocated_to(self) -> str:
         """Who has it, in words."""
         return self.consumer.text if self.consumer else "a pod that is being admitted"
 
@@ -109,7 +109,7 @@ class FormerTenant:
     """The boot of the host in which the pod had it; a reboot resets the function."""
 
     @property
-    def holder(self) -> str:
+    def allocated_to(self) -> str:
         """The pod in words."""
         return self.consumer.text if self.consumer else "a pod that the kubelet did not name"
 
@@ -130,7 +130,7 @@ class Ledger:
     type_names: Mapping[str, VgpuType] = field(default_factory=dict)
     """What vGPU types are called, by the host's ids of them."""
     boot_id: BootId | None = None
-    """The boot of the host in which the entries' groups were seen; the next one numbers groups anew."""
+    """The boot of the host in which the entries' groups were seen; the next one numbers groups again."""
     former: Former = field(default_factory=dict)
 
 
@@ -139,12 +139,12 @@ def allocations_of(devices: Mapping[tuple[ResourceName, DeviceId], Consumer]) ->
     return (Allocation(resource, device, consumer.text) for (resource, device), consumer in devices.items())
 
 
-def settle(entries: Iterable[Entry], holders: Holders | None) -> tuple[Entry, ...]:
+def settle(entries: Iterable[Entry], account: KubeletAccount | None) -> tuple[Entry, ...]:
     """Return the entries after the kubelet was heard; with None, which is not having heard it, nothing changes."""
     entries = tuple(entries)
-    if holders is None:
+    if account is None:
         return entries
-    return tuple(after for entry in entries if (after := _after(entry, holders)) is not None)
+    return tuple(after for entry in entries if (after := _after(entry, account)) is not None)
 
 
 def remember(former: Former, before: Iterable[Entry], after: Iterable[Entry], boot_id: BootId | None) -> Former:
@@ -162,14 +162,14 @@ def of_boot(former: Former, boot_id: BootId | None) -> Former:
     return former if len(same) == len(former) else same
 
 
-def adopt(entries: Iterable[Entry], holders: Holders | None, known: Known) -> tuple[Entry, ...]:
+def adopt(entries: Iterable[Entry], account: KubeletAccount | None, known: Known) -> tuple[Entry, ...]:
     """Return the entries with one for each device of this host that a pod has and that has none yet.
 
     A pod has a device under whatever resource's name, so that pods from before our time, and those of a plugin that we
     replace, get an entry too.
     """
     entries = tuple(entries)
-    if holders is None:
+    if account is None:
         return entries
     ours = {(entry.resource, entry.device) for entry in entries}
     found = [
@@ -179,10 +179,10 @@ def adopt(entries: Iterable[Entry], holders: Holders | None, known: Known) -> tu
             target=known[device][0],
             group=known[device][1],
             allocation=f"kubelet:{consumer.pod_uid or ''}:{consumer.namespace}/{consumer.pod}/{consumer.container}",
-            since=holders.at,
+            since=account.at,
             consumer=consumer,
         )
-        for (resource, device), consumer in holders.devices.items()
+        for (resource, device), consumer in account.devices.items()
         if device in known and (resource, device) not in ours
     ]
     return (*entries, *found) if found else entries
@@ -210,11 +210,11 @@ def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | N
     return entry.group if same_boot else None
 
 
-def _after(entry: Entry, holders: Holders) -> Entry | None:
-    consumer = holders.devices.get((entry.resource, entry.device))
+def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
+    consumer = account.devices.get((entry.resource, entry.device))
     if consumer is not None:
         return replace(entry, consumer=consumer, misses=0, earlier_boot=False)
-    if not holders.recorded or holders.at < entry.since + (UNCONFIRMED_FOR if entry.consumer is None else timedelta()):
+    if not account.recorded or account.at < entry.since + (UNCONFIRMED_FOR if entry.consumer is None else timedelta()):
         return entry
     missed = replace(entry, misses=entry.misses + 1)
     return missed if missed.misses < MISSES_TO_END else None

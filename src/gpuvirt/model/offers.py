@@ -65,7 +65,7 @@ class Offers:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class OfferInputs:
     """What offers rest on, besides what the host shows."""
 
     naming: Naming
@@ -73,11 +73,11 @@ class Ground:
     entries: tuple[Entry, ...]
     resources: frozenset[ResourceName]
     """Those that we have ever offered on this node."""
-    holders_heard: bool
+    allocations_known: bool
     now_s: float
     withdrawn: frozenset[PciAddress] = frozenset()
     """Functions that are to go back to the host."""
-    unwanted: frozenset[VgpuId] = frozenset()
+    undesired: frozenset[VgpuId] = frozenset()
     """vGPUs that are to be removed."""
     withheld: Mapping[ResourceName, Reason] = field(default_factory=dict)
     """Resources that are not to be offered; what pods have of them stays listed."""
@@ -89,21 +89,21 @@ class Ground:
     """The last pods of whole functions in this boot; none where functions may go on without a reset."""
 
 
-def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
+def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Offers:
     """Return what to offer now; `before` is what was offered last.
 
     A device that can't be read any more stays, unhealthy. One that is in somebody's hands stays listed whatever becomes
     of it: the kubelet would not start a pod's container again without the devices that it knows.
     """
-    holds = find_holds(ground.entries, ground.resources)
+    holds = find_holds(inputs.entries, inputs.resources)
     free: list[Candidate] = []
     withheld: dict[str, Reason] = {}
     held_back: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
-    for found in _candidates(inventory, ground):
-        standing = found if isinstance(found, Reason) else _as_held(inventory, ground, holds, found)
+    for found in _candidates(inventory, inputs):
+        standing = found if isinstance(found, Reason) else _as_held(inventory, inputs, holds, found)
         if isinstance(standing, Reason):
             withheld[standing.subject] = standing
-        elif (why := _why_held_back(ground, holds, standing)) is not None:
+        elif (why := _why_held_back(inputs, holds, standing)) is not None:
             withheld[standing.id] = why
             held_back[standing.named.resource].append(standing)
         else:
@@ -115,13 +115,15 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
     kept = {
         candidate: reason
         for candidate, reason in _kept(inventory, before, holds, keys, withheld)
-        if candidate.named.resource not in ground.withheld or candidate.target in holds.by_target
+        if candidate.named.resource not in inputs.withheld or candidate.target in holds.by_target
     }
     seen = {
-        _key(candidate): tuple(symptoms(inventory, holds, candidate, ground.former, holders_heard=ground.holders_heard))
+        _key(candidate): tuple(
+            symptoms(inventory, holds, candidate, inputs.former, allocations_known=inputs.allocations_known)
+        )
         for candidate in free
     } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
-    verdict = judge(before.verdict, seen, ground.now_s)
+    verdict = judge(before.verdict, seen, inputs.now_s)
     devices: defaultdict[ResourceName, dict[DeviceId, OfferedDevice]] = defaultdict(dict)
     for resource in before.by_resource:
         devices[resource] = {}
@@ -137,24 +139,24 @@ def make_offers(inventory: Inventory, ground: Ground, before: Offers) -> Offers:
     )
 
 
-def _as_held(inventory: Inventory, ground: Ground, holds: Holds, candidate: Candidate) -> Candidate | Reason:
+def _as_held(inventory: Inventory, inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Candidate | Reason:
     """Return a device as it may be offered while others are in use, or why it may not be."""
-    if candidate.carrier in ground.withdrawn and candidate.framework is None:
+    if candidate.carrier in inputs.withdrawn and candidate.framework is None:
         return notoffered.withdrawn(candidate.carrier)
-    if candidate.target.vgpu in ground.unwanted:
-        return notoffered.unwanted(candidate.id)
+    if candidate.target.vgpu in inputs.undesired:
+        return notoffered.undesired(candidate.id)
     held = candidate.target in holds.by_target
-    if not held and candidate.target.gpu in ground.blocked:
-        return refusals.blocked(candidate.id, ground.blocked[candidate.target.gpu])
-    if not held and ground.changing.covers(candidate.target):
+    if not held and candidate.target.gpu in inputs.blocked:
+        return refusals.blocked(candidate.id, inputs.blocked[candidate.target.gpu])
+    if not held and inputs.changing.covers(candidate.target):
         return refusals.changing(candidate.id, None)
-    if not ground.holders_heard and not held and possible.shares_group(inventory, ground.settings, candidate):
+    if not inputs.allocations_known and not held and possible.shares_group(inventory, inputs.settings, candidate):
         return refusals.allocations_unknown(candidate.id)
     return holds.as_held(candidate)
 
 
-def _why_held_back(ground: Ground, holds: Holds, candidate: Candidate) -> Reason | None:
-    reason = ground.withheld.get(candidate.named.resource)
+def _why_held_back(inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Reason | None:
+    reason = inputs.withheld.get(candidate.named.resource)
     return (
         replace(reason, subject=candidate.id)
         if reason is not None and candidate.target not in holds.by_target
@@ -180,9 +182,9 @@ def _key(candidate: Candidate) -> Key:
     return candidate.named.resource, candidate.id
 
 
-def _candidates(inventory: Inventory, ground: Ground) -> Iterator[Candidate | Reason]:
-    yield from possible.passthrough(inventory, ground.naming, ground.settings)
-    yield from possible.vgpus(inventory, ground.naming)
+def _candidates(inventory: Inventory, inputs: OfferInputs) -> Iterator[Candidate | Reason]:
+    yield from possible.passthrough(inventory, inputs.naming, inputs.settings)
+    yield from possible.vgpus(inventory, inputs.naming)
 
 
 def _kept(

@@ -37,7 +37,7 @@ def prefer(
     places: Mapping[DeviceId, Place],
     spread: Spread = Spread.SPREAD,
     *,
-    companions: Sequence[DeviceId] = (),
+    siblings: Sequence[DeviceId] = (),
 ) -> tuple[DeviceId, ...]:
     """Return the `size` devices to prefer, the ones that must be included first; fewer where there are no more.
 
@@ -49,7 +49,7 @@ def prefer(
     musts = tuple(dict.fromkeys(must_include))
     if len(musts) > size:
         raise PlacementError(f"{len(musts)} devices must be included in an allocation of {size}")
-    begun = [device for device in companions if device in available and device not in musts]
+    begun = [device for device in siblings if device in available and device not in musts]
     musts = (*musts, *begun[: size - len(musts)])
     rest = [device for device in dict.fromkeys(available) if device not in musts]
     nodes = _nodes(musts, rest, size - len(musts), places)

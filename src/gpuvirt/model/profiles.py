@@ -115,7 +115,7 @@ def profile_name(host_name: str) -> str:
     return words[-1] if words else ""
 
 
-def host_type(wished: Profile, known: Iterable[VgpuType]) -> VgpuType | None:
+def host_type(desired: Profile, known: Iterable[VgpuType]) -> VgpuType | None:
     """Return which of the types that a host knows is meant by a wished one; None where none is.
 
     The type of that very name is, else the one without the suffix. The reverse does not hold: `A100-1-5CME` is no
@@ -123,7 +123,7 @@ def host_type(wished: Profile, known: Iterable[VgpuType]) -> VgpuType | None:
     what it has made alike, so that what was made for a wish is seen to fulfil it.
     """
     named = {profile_name(one): one for one in sorted(known, reverse=True)}
-    return named.get(wished.text) or named.get(wished.bare.text)
+    return named.get(desired.text) or named.get(desired.bare.text)
 
 
 def card_names(types: Iterable[VgpuType]) -> frozenset[str]:

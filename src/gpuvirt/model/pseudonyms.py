@@ -36,7 +36,9 @@ class Pseudonyms:
         gpus = (*view.gpus, *view.functions)
         told = [user for gpu in gpus for user in gpu.users]
         told += [user for gpu in gpus for vgpu in gpu.vgpus for user in vgpu.users]
-        told += [device.holder for resource in view.resources for device in resource.devices if device.holder]
+        told += [
+            device.allocated_to for resource in view.resources for device in resource.devices if device.allocated_to
+        ]
         for text in sorted(told):
             _POD.sub(self._match, text)
 

@@ -7,8 +7,8 @@ import msgspec
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_config_map_name, parse_pci_address, parse_resource_name
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.gpumodes import DesiredMode, Modes
 from gpuvirt.model.naming import env_name
-from gpuvirt.model.wanted import Modes, WantedMode
 
 
 class Spread(StrEnum):
@@ -17,7 +17,7 @@ class Spread(StrEnum):
     SPREAD = "spread"
     """One on the GPU that has most to spare: machines disturb each other least."""
     PACK = "pack"
-    """One on the GPU that is fullest: other GPUs stay free to be carved anew."""
+    """One on the GPU that is fullest: other GPUs stay free to be carved again."""
 
 
 class CdiUse(StrEnum):
@@ -64,9 +64,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cdi: CdiUse = CdiUse.FILES
     """What is done with CDI: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()
-    mode: WantedMode = WantedMode.UNMANAGED
+    mode: DesiredMode = DesiredMode.UNMANAGED
     """What is wanted of all GPUs of the node: `unmanaged` leaves them as they are."""
-    modes: dict[str, WantedMode] = {}
+    modes: dict[str, DesiredMode] = {}
     """What is wanted of single GPUs instead: `"0000:65:00.0": passthrough`."""
     workload_label: bool = False
     """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `vm-passthrough`, `vm-vgpu`.
@@ -91,12 +91,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def manages(self) -> bool:
         """Return whether any GPU is to be brought anywhere."""
-        return self.workload_label or {self.mode, *self.modes.values()} != {WantedMode.UNMANAGED}
+        return self.workload_label or {self.mode, *self.modes.values()} != {DesiredMode.UNMANAGED}
 
     def offers(self, kind: FunctionKind) -> bool:
         """Return whether functions of a kind are offered."""
-        companions = {FunctionKind.AUDIO, FunctionKind.USB, FunctionKind.SERIAL, FunctionKind.NVSWITCH}
-        return kind in self.offer or (self.compat.offer_companions and kind in companions)
+        siblings = {FunctionKind.AUDIO, FunctionKind.USB, FunctionKind.SERIAL, FunctionKind.NVSWITCH}
+        return kind in self.offer or (self.compat.offer_companions and kind in siblings)
 
 
 def check(settings: Settings, *, where: str) -> Settings:

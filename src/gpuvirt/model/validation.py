@@ -12,9 +12,9 @@ from enum import StrEnum
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.inventory import Inventory, Mode
 from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import Workload
 
 
@@ -38,27 +38,27 @@ class Condition:
     """Why it does not hold."""
 
 
-def workload_of(mode: WantedMode, inventory: Inventory) -> Workload:
+def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
     """Return what a node is for: by its mode, and where it is unmanaged by what its GPUs are good for as they are."""
     match mode:
-        case WantedMode.CONTAINER:
+        case DesiredMode.CONTAINER:
             return Workload.CONTAINER
-        case WantedMode.VGPU:
+        case DesiredMode.VGPU:
             return Workload.VGPU
-        case WantedMode.PASSTHROUGH:
+        case DesiredMode.PASSTHROUGH:
             return Workload.PASSTHROUGH
-        case WantedMode.UNMANAGED:
+        case DesiredMode.UNMANAGED:
             modes = {gpu.mode for gpu in inventory.gpus.values()}
             return Workload.VGPU if Mode.VGPU in modes and Mode.PASSTHROUGH not in modes else Workload.PASSTHROUGH
 
 
-def conditions(inventory: Inventory, workload: Workload, wishes: DesiredDrivers) -> tuple[Condition, ...]:
+def conditions(inventory: Inventory, workload: Workload, desired_by_gpu: DesiredDrivers) -> tuple[Condition, ...]:
     """Return the state of each check."""
-    whole, carved = workload is Workload.PASSTHROUGH, workload is Workload.VGPU
+    whole, with_vgpus = workload is Workload.PASSTHROUGH, workload is Workload.VGPU
     return (
-        _condition(Check.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, wishes)),
-        _condition(Check.VGPU_MANAGER, needed=carved, against=_without_manager(inventory, wishes)),
-        _condition(Check.VGPU_DEVICES, needed=carved, against=_without_vgpus(inventory)),
+        _condition(Check.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, desired_by_gpu)),
+        _condition(Check.VGPU_MANAGER, needed=with_vgpus, against=_without_manager(inventory, desired_by_gpu)),
+        _condition(Check.VGPU_DEVICES, needed=with_vgpus, against=_without_vgpus(inventory)),
     )
 
 
@@ -67,9 +67,9 @@ def _condition(check: Check, *, needed: bool, against: Iterator[Reason]) -> Cond
     return Condition(check, reason is None, needed, reason)
 
 
-def _not_on_vfio(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[Reason]:
+def _not_on_vfio(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
     for address, gpu in inventory.gpus.items():
-        if not gpu.function.on_vfio and wishes.get(address) is not DesiredDriver.NATIVE:
+        if not gpu.function.on_vfio and desired_by_gpu.get(address) is not DesiredDriver.NATIVE:
             yield _why_not_on_vfio(address, gpu.function.driver)
 
 
@@ -80,8 +80,10 @@ def _why_not_on_vfio(address: PciAddress, driver: str | Unread | None) -> Reason
     return notoffered.no_driver(address, fix) if driver is None else notoffered.native_driver(address, driver, fix)
 
 
-def _without_manager(inventory: Inventory, wishes: DesiredDrivers) -> Iterator[Reason]:
-    carriers = [gpu for address, gpu in inventory.gpus.items() if wishes.get(address) is not DesiredDriver.PASSTHROUGH]
+def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
+    carriers = [
+        gpu for address, gpu in inventory.gpus.items() if desired_by_gpu.get(address) is not DesiredDriver.PASSTHROUGH
+    ]
     if not any(gpu.vgpu_host is not None for gpu in carriers):
         first = carriers[0].function.address if carriers else PciAddress("this host")
         yield notoffered.no_vgpus(

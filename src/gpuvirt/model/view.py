@@ -15,8 +15,8 @@ from gpuvirt.model.attachment import vm_nodes
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Gpu, Inventory, Mode, Vgpu, mode_of
 from gpuvirt.model.ledger import Entry
+from gpuvirt.model.malformed import malformed_entries
 from gpuvirt.model.naming import Naming
-from gpuvirt.model.oddities import oddities
 from gpuvirt.model.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.selectors import ResourceKind, selectors_of
@@ -50,7 +50,7 @@ class DeviceView:
     nodes: tuple[HostPath, ...] = ()
     """What a virtual machine opens to have it."""
     reasons: tuple[Reason, ...] = ()
-    holder: str | None = None
+    allocated_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ class GpuView:
     offered_as: ResourceName | None
     healthy: bool | None
     """Whether a virtual machine could use it as it is offered; None where it is not offered."""
-    wanted: str | None = None
+    desired: str | None = None
     """The mode that the agent keeps it in: `vgpu`; None where it is left alone."""
     vgpu_config: str | None = None
     """The vGPU config by which the agent keeps it carved; None where it does not."""
     scheduler: SchedulerView | None = None
     """None where that is not known: the agent asks of GPUs that it keeps in mode vgpu, and nobody else does."""
-    companions: tuple[PciAddress, ...] = ()
+    siblings: tuple[PciAddress, ...] = ()
     users: tuple[str, ...] = ()
     vgpus: tuple[VgpuView, ...] = ()
     vfs: int | None = None
@@ -173,7 +173,7 @@ class Sitter:
     registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
     notes: tuple[Reason, ...] = ()
     agent: AgentView | None = None
-    wishes: Mapping[PciAddress, str] = field(default_factory=dict)
+    desired_by_gpu: Mapping[PciAddress, str] = field(default_factory=dict)
     """The modes that GPUs are kept in, where they are not left alone."""
     vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
     """The vGPU configs by which GPUs are kept carved."""
@@ -204,7 +204,7 @@ def draw(sitter: Sitter, at: datetime) -> NodeView:
             if address in offered or (function.physfn is None and sitter.inventory.matters(function))
         ),
         resources=tuple(_resource(sitter, name) for name in sorted(sitter.offers.names)),
-        notes=(*sitter.notes, *oddities(facts)),
+        notes=(*sitter.notes, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
         agent=sitter.agent,
         workload=sitter.workload,
@@ -229,10 +229,10 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         numa_node=function.numa_node,
         offered_as=resource,
         healthy=device.health.healthy if device is not None else None,
-        wanted=sitter.wishes.get(function.address),
+        desired=sitter.desired_by_gpu.get(function.address),
         vgpu_config=sitter.vgpu_configs.get(function.address),
         scheduler=_scheduler(sitter.schedulers.get(function.address)),
-        companions=gpu.companions if gpu is not None else (),
+        siblings=gpu.siblings if gpu is not None else (),
         users=_users(sitter, function.address, group),
         vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
         vfs=len(function.virtfns),
@@ -267,7 +267,7 @@ def _vms(sitter: Sitter, device: str) -> tuple[str, ...]:
 
 def _users(sitter: Sitter, device: str, group: IommuGroup | Unread | None) -> tuple[str, ...]:
     """Return who uses a device: the pods that hold it, and processes of which no pod is known."""
-    pods = [entry.holder for entry in sitter.entries if entry.device == device]
+    pods = [entry.allocated_to for entry in sitter.entries if entry.device == device]
     if pods or not isinstance(group, int):
         return tuple(dict.fromkeys(pods))
     using = (sitter.inventory.facts.users or {}).get(group, ())
@@ -276,7 +276,7 @@ def _users(sitter: Sitter, device: str, group: IommuGroup | Unread | None) -> tu
 
 def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
     offer, held_back = sitter.offers.by_resource.get(name, Offer(name)), sitter.offers.held_back.get(name, ())
-    holders = {entry.device: entry.holder for entry in sitter.entries if entry.resource == name}
+    account = {entry.device: entry.allocated_to for entry in sitter.entries if entry.resource == name}
     withholding = sitter.withholdings.get(name)
     registration = sitter.registrations.get(name, Registration(registered=False))
     if withholding is not None:
@@ -294,7 +294,7 @@ def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
                 gpu=device.candidate.target.gpu,
                 nodes=vm_nodes(sitter.inventory, device.candidate),
                 reasons=device.health.against,
-                holder=holders.get(device.id),
+                allocated_to=account.get(device.id),
             )
             for device in offer.devices.values()
         ),

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuvirt.model import podfindings, vmfindings
+from gpuvirt.model.explanation import NOT_REACHED, Standing
 from gpuvirt.model.findings import Finding
 from gpuvirt.model.vmevidence import DeviceSeen, ObjectKind, VmEvidence, condition
 from gpuvirt.model.vmnodes import NodeVerdict, judge_nodes
-from gpuvirt.model.way import NOT_REACHED, Standing
 
 VERSION = 1
 NOT_ASKED = "not a question of a pod"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import NodeSpec, Withheld
+from gpuvirt.model.observed import NodeSpec, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 

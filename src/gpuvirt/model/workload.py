@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from gpuvirt import plain
-from gpuvirt.model.heard import NodeRequest, NodeSpec
+from gpuvirt.model.gpumodes import DesiredMode, Modes
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted
+from gpuvirt.model.observed import NodeRequest, NodeSpec
 from gpuvirt.model.reasons import Seen
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.wanted import Modes, WantedMode
 
 LABEL = "nvidia.com/gpu.workload.config"
 VGPU_CONFIG_LABEL = "nvidia.com/vgpu.config"
@@ -28,16 +28,16 @@ class Workload(StrEnum):
 
 
 MODES = {
-    Workload.CONTAINER: WantedMode.CONTAINER,
-    Workload.PASSTHROUGH: WantedMode.PASSTHROUGH,
-    Workload.VGPU: WantedMode.VGPU,
+    Workload.CONTAINER: DesiredMode.CONTAINER,
+    Workload.PASSTHROUGH: DesiredMode.PASSTHROUGH,
+    Workload.VGPU: DesiredMode.VGPU,
 }
 
 
 def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[Modes, InvalidDesired | None]:
     """Return what is wanted of GPUs, and what of it is invalid; `before` is what was wanted until now.
 
-    A spec goes before all else. Where the label is to be followed and was not heard yet, nothing is wanted anew.
+    A spec goes before all else. Where the label is to be followed and was not heard yet, nothing is wanted again.
     """
     if request.spec is not None and request.spec.value is not None:
         return _of_spec(request.spec.value, before)
@@ -58,7 +58,7 @@ def overridden_label(request: NodeRequest) -> InvalidDesired | None:
     """Return what is invalid of the label that a controller follows, which then leaves the spec as it was."""
     spec = request.spec.value if request.spec is not None else None
     value = request.workload.value if request.workload is not None else None
-    follows = spec is not None and spec.mode_origin and spec.mode != WantedMode.CONTAINER
+    follows = spec is not None and spec.mode_origin and spec.mode != DesiredMode.CONTAINER
     return unknown_workload(value) if follows and value is not None and value not in MODES else None
 
 
@@ -98,11 +98,11 @@ def source_of_spec(origin: str, field: str) -> Source:
 def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | None]:
     fields = {"mode": spec.mode} | {f"gpus[{index}].mode": mode for index, mode in enumerate(spec.gpus.values())}
     for field, mode in fields.items():
-        if mode not in set(WantedMode):
+        if mode not in set(DesiredMode):
             source = Source(Origin.GPU_NODE, f"GpuNode $.spec.{field}")
             problem = f"is {quoted(mode)}, which is no mode, so the node keeps its modes"
-            return before, invalid(source, mode, problem, expected="a mode", known=WantedMode)
-    modes = Modes(WantedMode(spec.mode), {gpu: WantedMode(mode) for gpu, mode in spec.gpus.items()})
+            return before, invalid(source, mode, problem, expected="a mode", known=DesiredMode)
+    modes = Modes(DesiredMode(spec.mode), {gpu: DesiredMode(mode) for gpu, mode in spec.gpus.items()})
     if modes.are_at_odds:
         found = ", ".join(dict.fromkeys(fields.values()))
         problem = "sets container and vgpu, which can't be on one node, so the node keeps its modes"

@@ -14,27 +14,27 @@ from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.heard import NodeRequest, OperandsHeard, Progress
 from gpuvirt.model.invalid import InvalidDesired
-from gpuvirt.model.ledger import Holders
+from gpuvirt.model.ledger import KubeletAccount
+from gpuvirt.model.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import AgentView, NodeView, Registration
-from gpuvirt.node import dependencies, originals
+from gpuvirt.node import dependencies, originaldrivers
 from gpuvirt.node.allocator import Allocator, Callbacks
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.gate import gate_at
 from gpuvirt.node.dependencies import Dependencies
+from gpuvirt.node.desiredstatestore import DesiredStateStore
 from gpuvirt.node.desiredunits import DesiredUnits
 from gpuvirt.node.gatewatch import GateWatch
-from gpuvirt.node.inlets import Inlets
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.journal import journal_at
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
 from gpuvirt.node.operands import Operands
-from gpuvirt.node.pace import Pace
 from gpuvirt.node.podaccount import PodAccount
 from gpuvirt.node.reconciler import Reconciler
 from gpuvirt.node.site import Moving, Site
@@ -51,22 +51,22 @@ log = logging.getLogger(__name__)
 class Agent:
     """One node's agent."""
 
-    def __init__(self, site: Site, settings: Settings, ids: PciIds, agent: AgentView, pace: Pace) -> None:
+    def __init__(self, site: Site, settings: Settings, ids: PciIds, agent: AgentView, intervals: Intervals) -> None:
         self.telemetry = Telemetry()
         self.allocated = Signal()
         """Set after each allocation and withdrawal, for whoever asks the kubelet for holders."""
         self._site = site
-        self._pace = pace
+        self._intervals = intervals
         self._stale = Signal()
-        self._inlets = Inlets(site.wishes, site.node_name, site.writing, site.clock)
-        self._inlets.load()
+        self._store = DesiredStateStore(site.desired_by_gpu, site.node_name, site.writing, site.clock)
+        self._store.load()
         self._journal = journal_at(site.ledger, site.writing, site.clock)
         self._journal.load()
-        self._operands = Operands(site.clock, pace) if site.carves_only else None
-        self.notice = Notice(site.clock, pace, self._stale.set) if site.tells_scheduler else None
+        self._operands = Operands(site.clock, intervals) if site.vgpus_only else None
+        self.notice = Notice(site.clock, intervals, self._stale.set) if site.tells_scheduler else None
         """What the scheduler is to count; None where nobody tells it."""
         self._review = NameReview(
-            site.clock, pace.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
+            site.clock, intervals.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
         )
         self._state = NodeState(
             settings,
@@ -74,12 +74,17 @@ class Agent:
             self._journal.value,
             agent,
             notice=self.notice,
-            carves_only=site.carves_only,
+            vgpus_only=site.vgpus_only,
         )
         self._state.review_names(self._review)
         self._concluding: Timer | None = None
         self._watcher = Watcher(
-            site.kernel, site.watching, site.clock, pace, telemetry=self.telemetry, sees_processes=site.sees_processes
+            site.kernel,
+            site.watching,
+            site.clock,
+            intervals,
+            telemetry=self.telemetry,
+            sees_processes=site.sees_processes,
         )
         account = PodAccount(self._state, site.recorded, site.clock)
         self._changes = Dependencies(
@@ -87,11 +92,11 @@ class Agent:
             account,
             DesiredUnits(self._state, account.newest),
             self._operands,
-            dependencies.Callbacks(self._hear_changed, self._stale.set, self.hear_trouble),
+            dependencies.Callbacks(self._hear_changed, self._stale.set, self.report_problem),
         )
         in_cluster = site.node_name is not None
         self._wants = Wants(
-            self._state, self._inlets, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
+            self._state, self._store, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
         )
         self._invalid: tuple[InvalidDesired, ...] = ()
         """What is invalid of the desired state, as the log has it."""
@@ -108,8 +113,8 @@ class Agent:
         """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
         try:
             async with asyncio.TaskGroup() as group:
-                tell = partial(self.hear_trouble, "watcher")
-                audience = Audience(self.hear_facts, tell, lambda: self._state.suspicious)
+                tell = partial(self.report_problem, "watcher")
+                audience = Audience(self.observe_facts, tell, lambda: self._state.suspicious)
                 group.create_task(self._watcher.run(audience))
                 group.create_task(self._conclude())
                 if self._site.markers is not None:
@@ -117,24 +122,24 @@ class Agent:
                 if self._site.moving is not None:
                     self._change_gpus(group, self._site.moving)
                 group.create_task(keep_going("gates", self._watch_gates, self._site.clock))
-                group.create_task(self._journal.run(lambda trouble: self.hear_trouble("journal", trouble)))
-                group.create_task(self._inlets.run(lambda trouble: self.hear_trouble("inlets", trouble)))
+                group.create_task(self._journal.run(lambda problem: self.report_problem("journal", problem)))
+                group.create_task(self._store.run(lambda problem: self.report_problem("inlets", problem)))
                 if self._site.state_file is not None:
-                    state_file = StateFile(self._site.state_file, self._site.clock, self._pace)
+                    state_file = StateFile(self._site.state_file, self._site.clock, self._intervals)
                     group.create_task(state_file.run(self.views))
                 if self._site.cdi_folder is not None:
-                    cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._pace)
-                    group.create_task(cdi_files.run(self.views, lambda trouble: self.hear_trouble("cdi", trouble)))
+                    cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._intervals)
+                    group.create_task(cdi_files.run(self.views, lambda problem: self.report_problem("cdi", problem)))
         finally:
             self._gates.stop_draining()
             self._journal.save(self._state.ledger.content)
             await self._journal.flush()
-            await self._inlets.flush()
+            await self._store.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
         """Start the reconciler, which writes in the one lane of each unit."""
         site, clock = moving.site, self._site.clock
-        reconciler = Reconciler(site, cache(moving.lanes), clock, self._pace)
+        reconciler = Reconciler(site, cache(moving.workers), clock, self._intervals)
         group.create_task(keep_going("changes", lambda: reconciler.run(self._changes), clock))
 
     @property
@@ -153,43 +158,43 @@ class Agent:
         return self.views.get().looked
 
     @property
-    def wish(self) -> NodeRequest:
+    def desired(self) -> NodeRequest:
         """What the cluster wants of this node's vGPUs, as it was last heard, before a restart too."""
-        return self._inlets.wish
+        return self._store.desired
 
-    def hear_wish(self, news: NodeRequest) -> None:
+    def take_request(self, request: NodeRequest) -> None:
         """Take what the cluster wants of vGPUs; what `news` has not heard stays as it was."""
-        if self._inlets.hear_wish(news):
+        if self._store.take_request(request):
             self._stale.set()
 
-    def hear_kind(self, *, there: bool) -> None:
+    def observe_kind(self, *, there: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
-        self._review.hear_kind(there=there)
+        self._review.observe_kind(there=there)
 
-    def hear_facts(self, facts: Facts, /) -> None:
+    def observe_facts(self, facts: Facts, /) -> None:
         """Take what a look at the host has shown."""
         self._facts = facts
         if self._gates.unsettled:
             self._gates.settle(self._recorded_changes(facts))
         self._gates.look()
-        if self._hear_gates(facts):
+        if self._observe_gates(facts):
             self._stale.set()
-        if self._state.hear_facts(facts) or self._state.offers.verdict.again_in_s is not None:
+        if self._state.observe_facts(facts) or self._state.offers.verdict.again_in_s is not None:
             self._stale.set()
 
     def _recorded_changes(self, facts: Facts) -> Collection[PciAddress]:
         """Return the functions whose drivers a killed change was changing, which the reconciler ends."""
         if self._site.moving is None:
             return ()
-        return originals.read(self._site.moving.site.originals).of_boot(facts.platform.boot_id).changes
+        return originaldrivers.read(self._site.moving.site.original_drivers).of_boot(facts.platform.boot_id).changes
 
-    def _hear_gates(self, facts: Facts) -> bool:
+    def _observe_gates(self, facts: Facts) -> bool:
         """Take what other processes change, and where the kernel blocks a step; return whether that is news."""
         drained = Scope(self._gates.functions_of(self._gates.elsewhere, facts))
         before, blocked = self._state.blocked, self._gates.blocked(facts)
-        is_news = self._state.hear_gates(drained, blocked)
+        is_change = self._state.hear_gates(drained, blocked)
         if blocked == before:
-            return is_news
+            return is_change
         for one in {*blocked, *before} & {*facts.functions}:
             if facts.functions[one].kind is FunctionKind.GPU and facts.functions[one].physfn is None:
                 self._note(f"gate {one}", refusals.blocked(one, blocked[one]) if one in blocked else None)
@@ -199,11 +204,11 @@ class Agent:
         """Look at the gates for ever; what a killed change has left is settled by a look at the host."""
         while self._gates.are_there:
             now_s = self._site.clock.monotonic_s()
-            await self._site.clock.sleep(until_tick_s(now_s, self._pace.gates_s))
+            await self._site.clock.sleep(until_tick_s(now_s, self._intervals.gates_s))
             if self._gates.look(whole=False):
                 if self._gates.unsettled:
                     self._watcher.look_soon("gate")
-                if self._facts is not None and self._hear_gates(self._facts):
+                if self._facts is not None and self._observe_gates(self._facts):
                     self._stale.set()
             self._answer_commands()
 
@@ -215,11 +220,11 @@ class Agent:
             if refusal is not None or self._state.is_drained(functions):
                 self._gates.answer(slot, record.generation, refusal)
 
-    def hear_holders(self, holders: Holders | None) -> None:
+    def observe_account(self, account: KubeletAccount | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
-        self._changes.account.hear_reading(holders)
-        waited, growing = not self._state.heard_since, self.notice is not None and self.notice.is_growing
-        if self._state.hear_holders(holders) or growing or (waited and self._state.heard_since):
+        self._changes.account.hear_reading(account)
+        waited, growing = not self._state.observed_since, self.notice is not None and self.notice.is_growing
+        if self._state.observe_account(account) or growing or (waited and self._state.observed_since):
             self._stale.set()
         self._answer_commands()
         if self._may_count_otherwise or (self.operands_away.get() and self._changes.account.awaits_reading):
@@ -232,39 +237,39 @@ class Agent:
         """Whether another's programs that offer what is here are to be away."""
         return self._operands.to_be_away if self._operands is not None else Cell(False)
 
-    def hear_operands(self, heard: OperandsHeard | None) -> None:
+    def observe_operands(self, observed: OperandsObserved | None) -> None:
         """Take what is known of these programs, None where that is not enough to tell whether they are away."""
         if self._operands is not None:
-            self._operands.hear(heard)
+            self._operands.observe(observed)
             self.allocated.set()  # the kubelet is asked what it still counts
 
     @property
     def unsettled(self) -> bool:
         """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
-        return not self._state.heard_since or self._may_count_otherwise
+        return not self._state.observed_since or self._may_count_otherwise
 
     @property
     def _may_count_otherwise(self) -> bool:
         growing = self.notice is not None and self.notice.is_growing
         return growing or bool(self._state.still_counted or self._state.leaving or self._state.undrained)
 
-    def hear_registration(self, resource: ResourceName, registration: Registration) -> None:
+    def observe_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take where the kubelet stands with a resource."""
-        if self._state.hear_registration(resource, registration):
+        if self._state.observe_registration(resource, registration):
             if registration.because is not None:
                 log.warning("%s", registration.because.text, extra={"reason": str(registration.because.code)})
             self._stale.set()
 
-    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
+    def report_problem(self, who: str, problem: Reason | None) -> None:
         """Take what is wrong with a part of the agent, None when nothing is any more."""
-        if self._note(who, trouble):
+        if self._note(who, problem):
             self._stale.set()
 
-    def _note(self, who: str, trouble: Reason | None) -> bool:
-        news = self._state.note(who, trouble)
-        if news and trouble is not None and trouble not in {one.reason for one in self._invalid}:
-            log.warning("%s", trouble.text, extra={"reason": str(trouble.code)})
-        return news
+    def _note(self, who: str, problem: Reason | None) -> bool:
+        request = self._state.note(who, problem)
+        if request and problem is not None and problem not in {one.reason for one in self._invalid}:
+            log.warning("%s", problem.text, extra={"reason": str(problem.code)})
+        return request
 
     def _hear_changed(self, what: tuple[str, ...], outcome: str) -> None:
         """Take that a change has ended: of `passthrough` or `native` drivers, of `vgpus`."""
@@ -278,7 +283,7 @@ class Agent:
         self.allocated.set()
         if self._concluding is not None:
             self._concluding.cancel()
-        self._concluding = self._site.clock.call_later(self._pace.conclude_s, self._stale.set)
+        self._concluding = self._site.clock.call_later(self._intervals.conclude_s, self._stale.set)
 
     async def _conclude(self) -> None:
         """Draw conclusions whenever something new was heard."""
@@ -295,7 +300,7 @@ class Agent:
         if self._operands is not None:
             self._operands.stir()
         if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
-            self.allocated.set()  # the kubelet is asked anew who has what
+            self.allocated.set()  # the kubelet is asked again who has what
         self._answer_commands()
         self._journal.save(self._state.ledger.content)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)

@@ -1,4 +1,4 @@
-"""What is allocated by the ledger and by the kubelet's newest record, read anew for each request for devices."""
+"""What is allocated by the ledger and by the kubelet's newest record, read again for each request for devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpuvirt.clock import Clock
 from gpuvirt.model.allocations import Unknown
 from gpuvirt.model.holds import Holds, find_holds
-from gpuvirt.model.ledger import Entry, Holders, Known, adopt
+from gpuvirt.model.ledger import Entry, Known, KubeletAccount, adopt
 from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.unfinished import Unfinished
@@ -75,4 +75,4 @@ class Allocations:
         if isinstance(recorded, Unknown):
             return entries, {}
         consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})
-        return adopt(entries, Holders(self._clock.now(), consumers), known) if consumers else entries, consumers
+        return adopt(entries, KubeletAccount(self._clock.now(), consumers), known) if consumers else entries, consumers

@@ -27,8 +27,8 @@ from gpuvirt.model.placement import Place, prefer
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
 from gpuvirt.node.allocated import Allocated, Allocations
 from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError
-from gpuvirt.node.lane import LaneBlockedError
 from gpuvirt.node.leasing import RefusedError
+from gpuvirt.node.serialworker import WorkerBlockedError
 from gpuvirt.node.site import Site
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.telemetry import Telemetry
@@ -98,7 +98,7 @@ class Allocator:
         places = {id_: Place(one.numa_node, one.group, one.target.gpu) for id_, one in candidates.items()}
         allocated = self._allocations.read()
         holds, unfinished = allocated.holds, allocated.unfinished
-        companions = [one.id for one in holds.companions(candidates.values(), unfinished)]
+        siblings = [one.id for one in holds.siblings(candidates.values(), unfinished)]
         musts = [candidates[one] for one in must_include if one in candidates]
         free = [
             one
@@ -106,7 +106,7 @@ class Allocator:
             if one not in candidates or not holds.in_the_way(resource, [*musts, candidates[one]], unfinished)
         ]
         spread = self._state.settings.vgpu_placement
-        return prefer(free, must_include, size, places, spread, companions=companions)
+        return prefer(free, must_include, size, places, spread, siblings=siblings)
 
     async def allocate(self, request: Request) -> tuple[Attachment, ...]:
         """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing.
@@ -132,7 +132,7 @@ class Allocator:
         former = {one.target.gpu: tenant for one in devices if (tenant := self._former(allocated, one)) is not None}
         asked = [_asked(inventory, allocated, device, former) for device in devices]
         if any(may_sleep(inventory.facts, device) for device in asked):
-            fresh = await self._in_lane(request.resource, lambda: self._read(inventory, asked))
+            fresh = await self._in_worker(request.resource, lambda: self._read(inventory, asked))
             checked = self._checked(inventory, fresh, devices, former)
             newest, offer = self._offered(request.resource)
             if newest is not inventory:
@@ -165,11 +165,11 @@ class Allocator:
         is_new = own.consumer is None and self._site.clock.now() - own.since <= UNCONFIRMED_FOR
         return None if is_new or own.earlier_boot else FormerTenant(own.consumer, self._state.ledger.boot_id)
 
-    async def _in_lane(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
+    async def _in_worker(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
         """Read in the thread for what may sleep; raise AllocationRefusedError where it does."""
         try:
             return await self._site.giving.run(read, name="look at what is asked for", timeout_s=LOOK_S)
-        except LaneBlockedError as error:
+        except WorkerBlockedError as error:
             effect = "no device of it is given to a pod until it can be"
             reason = nodeproblems.scan_blocked(resource, str(error), effect)
             raise AllocationRefusedError(reason) from error

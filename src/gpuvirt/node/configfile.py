@@ -5,10 +5,10 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.model.heard import ConfigText, Heard, NodeRequest
+from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.node.lane import Lane
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import SerialWorker
 
 READ_TIMEOUT_S = 10.0
 
@@ -16,26 +16,26 @@ READ_TIMEOUT_S = 10.0
 class ConfigFile:
     """Reads it now and then."""
 
-    def __init__(self, path: Path, lane: Lane, clock: Clock, pace: Pace) -> None:
+    def __init__(self, path: Path, worker: SerialWorker, clock: Clock, intervals: Intervals) -> None:
         self._path = path
-        self._lane = lane
+        self._worker = worker
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
 
-    async def run(self, hear: Callable[[NodeRequest], None], tell: Callable[[str, Reason | None], None]) -> None:
+    async def run(self, observe: Callable[[NodeRequest], None], tell: Callable[[str, Reason | None], None]) -> None:
         """Read for ever; a file that can't be read is not taken for one that is not there.
 
         `hear` takes the configs, `tell` what is wrong, and None when nothing is any more.
         """
         while True:
-            trouble: Reason | None = None
+            problem: Reason | None = None
             try:
-                text = await self._lane.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
-                hear(NodeRequest(configs=Heard(text)))
+                text = await self._worker.run(self._read, name=f"read {self._path}", timeout_s=READ_TIMEOUT_S)
+                observe(NodeRequest(configs=Observed(text)))
             except (OSError, UnicodeDecodeError, GpuvirtError) as error:
-                trouble = nodeproblems.config_unread(self._path, str(error))
-            tell("config file", trouble)
-            await self._clock.sleep(self._pace.config_file_s)
+                problem = nodeproblems.config_unread(self._path, str(error))
+            tell("config file", problem)
+            await self._clock.sleep(self._intervals.config_file_s)
 
     def _read(self) -> ConfigText | None:
         try:

@@ -8,9 +8,9 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.modes import Questions
 from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.heard import Progress
+from gpuvirt.model.observed import Progress
 from gpuvirt.node.cell import Cell
-from gpuvirt.node.change.attempts import HearTrouble
+from gpuvirt.node.change.attempts import ReportProblem
 from gpuvirt.node.desiredunits import DesiredUnits
 from gpuvirt.node.operands import Operands
 from gpuvirt.node.podaccount import PodAccount
@@ -24,7 +24,7 @@ class Callbacks:
     changed: Callable[[tuple[str, ...], str], None]
     """Takes that a change has ended: of `passthrough` or `native` drivers, of `vgpus`, with its outcome."""
     conclude_soon: Callable[[], None]
-    hear_trouble: HearTrouble
+    report_problem: ReportProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Dependencies:
     @property
     def questions(self) -> Mapping[PciAddress, tuple[DesiredVgpus, Questions]]:
         """What nvidia-smi must be asked of GPUs before it is known what is to be done to them."""
-        return self.state.carving.questions
+        return self.state.vgpu_plans.questions
 
     def plan_of(self, gpu: PciAddress) -> VgpuPlan:
         """Return what was to be done to the vGPUs of a GPU when it was last observed."""
-        return self.state.carving.plan_of(gpu)
+        return self.state.vgpu_plans.plan_of(gpu)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit
+from gpuvirt.model.desiredvgpus import Book, ConfigName
+from gpuvirt.model.gpumodes import Modes
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.model.vgpuwanted import Book, ConfigName
-from gpuvirt.model.wanted import Modes
 from gpuvirt.node.change.changes import Change, ReadAllocations
 from gpuvirt.node.change.drainrequest import VGPUS
 from gpuvirt.node.state import NodeState
@@ -46,9 +46,9 @@ class DesiredUnits:
 
     def conclude(self) -> None:
         """Take what the node's state has concluded."""
-        carving = self._state.carving
-        units = _by_unit(self._state.inventory, carving.desired)
-        self._last = _Desired(carving.desired, units, self._state.modes, (carving.book, carving.config))
+        vgpu_plans = self._state.vgpu_plans
+        units = _by_unit(self._state.inventory, vgpu_plans.desired)
+        self._last = _Desired(vgpu_plans.desired, units, self._state.modes, (vgpu_plans.book, vgpu_plans.config))
 
     def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
         """Return why a command would be undone: of one of its GPUs the agent desires something else."""
@@ -58,8 +58,8 @@ class DesiredUnits:
             if desired.driver is not None and drivers - {str(desired.driver)}:
                 return refusals.managed(gpu, str(self._state.modes.of(gpu)))
             if desired.vgpus is not None and VGPUS in others:
-                config = self._state.carving.configs.get(gpu)
-                return refusals.carved(gpu, config or str(self._state.modes.of(gpu)))
+                config = self._state.vgpu_plans.configs.get(gpu)
+                return refusals.vgpus_managed(gpu, config or str(self._state.modes.of(gpu)))
         return None
 
     def changing(self, unit: UnitId, gpus: Iterable[PciAddress], circumstances: str | None = None) -> Change:
@@ -82,7 +82,7 @@ class DesiredUnits:
 
 def _by_unit(inventory: Inventory | None, desired: Mapping[PciAddress, DesiredGpu]) -> Mapping[UnitId, DesiredUnit]:
     units: defaultdict[UnitId, dict[PciAddress, DesiredGpu]] = defaultdict(dict)
-    for gpu, wanted in desired.items() if inventory is not None else ():
+    for gpu, gpu_desired in desired.items() if inventory is not None else ():
         if inventory is not None and gpu in inventory.gpus:
-            units[inventory.gpus[gpu].unit][gpu] = wanted
+            units[inventory.gpus[gpu].unit][gpu] = gpu_desired
     return units

@@ -3,13 +3,13 @@
 import logging
 
 from gpuvirt.clock import Clock
+from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.sighting import Sighting
-from gpuvirt.hardware import sighting
+from gpuvirt.hardware import discovery
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.discovery import Labels, labels_of
 from gpuvirt.node.cell import Cell
-from gpuvirt.node.lane import Lane, LaneBlockedError
+from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +21,13 @@ PATIENCE_S = 10.0
 class Discoverer:
     """One host's."""
 
-    def __init__(self, kernel: Kernel, lane: Lane, clock: Clock, every_s: float = LOOK_S) -> None:
+    def __init__(self, kernel: Kernel, worker: SerialWorker, clock: Clock, every_s: float = LOOK_S) -> None:
         self.labels: Cell[Labels] = Cell({})
         """What the node is to say; nothing before the first look."""
-        self.seen: Sighting | None = None
+        self.seen: Discovery | None = None
         """What the last look has seen."""
         self._kernel = kernel
-        self._lane = lane
+        self._worker = worker
         self._clock = clock
         self._every_s = every_s
 
@@ -35,14 +35,14 @@ class Discoverer:
         """Look for ever."""
         while True:
             try:
-                seen = await self._lane.run(lambda: sighting.look(self._kernel), name="look", timeout_s=PATIENCE_S)
-            except LaneBlockedError as error:
+                seen = await self._worker.run(lambda: discovery.look(self._kernel), name="look", timeout_s=PATIENCE_S)
+            except WorkerBlockedError as error:
                 log.warning("%s; the labels stay as they are", error)
             else:
                 self._take(seen)
             await self._clock.sleep(self._every_s)
 
-    def _take(self, seen: Sighting) -> None:
+    def _take(self, seen: Discovery) -> None:
         before, self.seen = self.seen, seen
         if before is None or before.unread != seen.unread:
             for one in seen.unread:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from gpuvirt.model.invalid import InvalidDesired, Source, unknown_addresses
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.carveplans import CarvePlans
+from gpuvirt.node.vgpuplans import VgpuPlans
 
 
 class InvalidStates:
@@ -22,12 +22,12 @@ class InvalidStates:
         self.vgpus: tuple[InvalidDesired, ...] = ()
         """What is invalid of the vGPUs that are wanted, as last concluded."""
 
-    def conclude(self, carving: CarvePlans, gpus: Collection[str] | None) -> None:
+    def conclude(self, vgpu_plans: VgpuPlans, gpus: Collection[str] | None) -> None:
         """Conclude what is invalid; `gpus` are the addresses of the host's GPUs, None before the first look."""
         addresses = unknown_addresses(self.named, gpus) if gpus is not None else ()
-        found = (self.configs, carving.wanted.trouble)
+        found = (self.configs, vgpu_plans.desired_types.problem)
         self.modes = (*((self.workload,) if self.workload is not None else ()), *addresses)
-        self.vgpus = (*(one for one in found if one is not None), *carving.invalid)
+        self.vgpus = (*(one for one in found if one is not None), *vgpu_plans.invalid)
 
     @property
     def all(self) -> tuple[InvalidDesired, ...]:

@@ -10,19 +10,19 @@ from gpuvirt.clock import Clock
 from gpuvirt.model.ledger import Ledger
 from gpuvirt.model.reasons import nodeproblems
 from gpuvirt.node.checksummed import HeaderLine
-from gpuvirt.node.lane import Lane
 from gpuvirt.node.persisted import Persisted, Reasons, WriteBehind
+from gpuvirt.node.serialworker import SerialWorker
 from gpuvirt.node.stateformat import Format
 
 FORMAT = Format(Ledger, HeaderLine())
 encode, decode = FORMAT.encode, FORMAT.decode
 
 
-def journal_at(path: Path, lane: Lane, clock: Clock) -> WriteBehind[Ledger]:
+def journal_at(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[Ledger]:
     """Return the ledger of a file.
 
     Of a damaged one, allocations are learnt from the kubelet again, and names are those of the PCI ID database.
     """
     empty = Ledger()
     reasons = Reasons(nodeproblems.ledger_lost, nodeproblems.ledger_not_written, is_mended_by_writing=False)
-    return WriteBehind(Persisted(path, FORMAT, empty, lost=empty), empty, reasons, lane, clock)
+    return WriteBehind(Persisted(path, FORMAT, empty, lost=empty), empty, reasons, worker, clock)

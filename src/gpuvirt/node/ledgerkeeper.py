@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from gpuvirt.facts.ids import BootId, ResourceName, VgpuType
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.ledger import Entry, Former, Holders, Known, Ledger, adopt, locate, of_boot, remember, settle
+from gpuvirt.model.ledger import Entry, Former, Known, KubeletAccount, Ledger, adopt, locate, of_boot, remember, settle
 from gpuvirt.model.offers import Offers, first_names
 
 
@@ -20,7 +20,7 @@ class LedgerKeeper:
         self._boot_id = ledger.boot_id
         self._former = ledger.former
         self._known: Known | None = None
-        self._holders: Holders | None = None
+        self._account: KubeletAccount | None = None
 
     @property
     def content(self) -> Ledger:
@@ -34,9 +34,9 @@ class LedgerKeeper:
         return self._entries
 
     @property
-    def holders(self) -> Holders | None:
+    def account(self) -> KubeletAccount | None:
         """What the kubelet said last."""
-        return self._holders
+        return self._account
 
     @property
     def known(self) -> Known:
@@ -46,7 +46,7 @@ class LedgerKeeper:
     @property
     def is_heard(self) -> bool:
         """Whether it is known who has what: the kubelet was heard, and so was what its ids mean on this host."""
-        return self._holders is not None and self._known is not None
+        return self._account is not None and self._known is not None
 
     @property
     def resources(self) -> frozenset[ResourceName]:
@@ -82,22 +82,22 @@ class LedgerKeeper:
         """Take what devices the host has, in which boot."""
         self._known = known
         self._entries = locate(self._entries, known, same_boot=boot_id is None or boot_id == self._boot_id)
-        self._entries = adopt(self._entries, self._holders, known)
+        self._entries = adopt(self._entries, self._account, known)
         self._boot_id = boot_id or self._boot_id
         self._former = of_boot(self._former, self._boot_id)
 
-    def hear_holders(self, holders: Holders | None) -> None:
+    def observe_account(self, account: KubeletAccount | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
-        self._holders = holders or self._holders
-        settled = settle(self._entries, holders)
+        self._account = account or self._account
+        settled = settle(self._entries, account)
         self._former = remember(self._former, self._entries, settled, self._boot_id)
         self._entries = settled
         if self._known is not None:
-            self._entries = adopt(self._entries, holders, self._known)
+            self._entries = adopt(self._entries, account, self._known)
 
-    def expect_no_account(self, holders: Holders) -> None:
+    def expect_no_account(self, account: KubeletAccount) -> None:
         """Take that nobody asks the kubelet: the entries stand as they are, and there is nothing to wait for."""
-        self._holders = holders
+        self._account = account
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take what is allocated, with what has just been given."""

@@ -13,17 +13,17 @@ from gpuvirt.node.files import replace_file
 from gpuvirt.paths import HostRoots
 
 
-def persist(kernel: Kernel, roots: HostRoots, gpu: PciAddress, wanted: Scheduler | None) -> tuple[Reason, ...]:
+def persist(kernel: Kernel, roots: HostRoots, gpu: PciAddress, desired: Scheduler | None) -> tuple[Reason, ...]:
     """Have a GPU's scheduler set whenever the driver is loaded, or with None no more; return why nothing was written.
 
     Raises DamagedError where our file has somebody else's lines, OSError where it can't be read or written.
     """
-    obstacles = in_the_way(read_modprobe(kernel), gpu) if wanted is not None else ()
+    obstacles = in_the_way(read_modprobe(kernel), gpu) if desired is not None else ()
     if obstacles:
         return obstacles
     path = roots.local(FILE)
     existing = path.read_text() if path.exists() else None
-    text = merge(existing, gpu, registry_value(wanted) if wanted is not None else None)
+    text = merge(existing, gpu, registry_value(desired) if desired is not None else None)
     if text is None:
         path.unlink(missing_ok=True)
     elif text != existing:

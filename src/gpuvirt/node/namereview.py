@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.heard import NodeSpec
+from gpuvirt.model.observed import NodeSpec
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.withholding import Withholding
 
@@ -34,7 +34,7 @@ class NameReview:
         self._since_s: dict[ResourceName, float] = {}
         """When each name was first seen without a review."""
 
-    def hear_kind(self, *, there: bool) -> None:
+    def observe_kind(self, *, there: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it nobody can review names."""
         if self._impossible is there:
             self._impossible = not there

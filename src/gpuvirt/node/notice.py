@@ -3,7 +3,7 @@
 The scheduler counts by the node's status, which the kubelet writes every ten seconds. A pod that it binds by a count
 from before is not admitted once the kubelet's list is shorter. So the node's status is lowered first, and the list is
 shortened a moment later, when pods that were bound before are admitted. Where the status can't be written, nothing is
-held back for long. What the kubelet counts anew is raised there at once.
+held back for long. What the kubelet counts again is raised there at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,17 +13,17 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.offers import Offers
 from gpuvirt.model.schedulable import Count, counts, free_names, is_known
 from gpuvirt.node.cell import Cell
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 
 
 class Notice:
     """One node's."""
 
-    def __init__(self, clock: Clock, pace: Pace, conclude_soon: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, intervals: Intervals, conclude_soon: Callable[[], None]) -> None:
         self.counts: Cell[Mapping[ResourceName, Count]] = Cell({})
         """How many of each resource the node's status is to say."""
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._conclude_soon = conclude_soon
         self._said: Mapping[ResourceName, int] | None = None
         """How many it says, None where that was not heard yet."""
@@ -33,7 +33,7 @@ class Notice:
         """Since when the scheduler counts none of them."""
         self._growing_until_s = 0.0
 
-    def hear(self, said: Mapping[ResourceName, int]) -> None:
+    def observe(self, said: Mapping[ResourceName, int]) -> None:
         """Take how many of each resource the node's status says."""
         if said != self._said:
             self._said = said
@@ -54,16 +54,16 @@ class Notice:
         return frozenset(going - waiting_s.keys())
 
     def _left_s(self, since_s: float, now_s: float) -> float:
-        most_s = since_s + self._pace.notice_most_s - now_s
+        most_s = since_s + self._intervals.notice_most_s - now_s
         if self._known_since_s is None:
             return most_s
-        return min(most_s, max(since_s, self._known_since_s) + self._pace.notice_s - now_s)
+        return min(most_s, max(since_s, self._known_since_s) + self._intervals.notice_s - now_s)
 
     def conclude(self, offers: Offers, going: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]) -> None:
         """Take what is offered now, what of it is to be withdrawn, and what the kubelet counts."""
         before, now = self.counts.get(), counts(offers, going, counted)
         if any(count.most > before.get(name, Count(0, 0)).most for name, count in now.items()):
-            self._growing_until_s = self._clock.monotonic_s() + self._pace.growth_s
+            self._growing_until_s = self._clock.monotonic_s() + self._intervals.growth_s
         if now != before:
             self.counts.set(now)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.model.heard import OperandsHeard
+from gpuvirt.model.observed import OperandsObserved
 from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.cell import Cell
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 
 Tell = Callable[[Reason], None]
 
@@ -32,27 +32,27 @@ class Way:
 class Operands:
     """One node's."""
 
-    def __init__(self, clock: Clock, pace: Pace) -> None:
+    def __init__(self, clock: Clock, intervals: Intervals) -> None:
         self.to_be_away: Cell[bool] = Cell(False)
         self._clock = clock
-        self._pace = pace
-        self._heard: OperandsHeard | None = None
+        self._intervals = intervals
+        self._observed: OperandsObserved | None = None
         self._gone_at: datetime | None = None
         """When they were heard to be gone; None while they are not."""
         self._carving = 0
         """How many GPUs are being carved, or wait for that."""
-        self._news = Signal()
+        self._request = Signal()
 
-    def hear(self, heard: OperandsHeard | None) -> None:
+    def observe(self, observed: OperandsObserved | None) -> None:
         """Take what was heard of them, None where that is not enough to tell."""
-        gone = heard is not None and not heard.wanted and not heard.pods
-        self._heard = heard
+        gone = observed is not None and not observed.desired and not observed.pods
+        self._observed = observed
         self._gone_at = (self._gone_at or self._clock.now()) if gone else None
-        self._news.set()
+        self._request.set()
 
     def stir(self) -> None:
         """Have whoever waits look again: the kubelet was heard, or something was concluded."""
-        self._news.set()
+        self._request.set()
 
     @asynccontextmanager
     async def away(self, subject: str, way: Way, tell: Tell) -> AsyncIterator[Reason | None]:
@@ -70,21 +70,21 @@ class Operands:
                 self.to_be_away.set(False)
 
     async def _gone(self, subject: str, way: Way, tell: Tell) -> Reason | None:
-        until_s = self._clock.monotonic_s() + self._pace.operands_s
+        until_s = self._clock.monotonic_s() + self._intervals.operands_s
         while (reason := self._in_the_way(subject, way)) is not None:
             tell(reason)
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0 or not way.is_needed():
                 return reason
-            await self._news.wait_for(self._clock, left_s)
+            await self._request.wait_for(self._clock, left_s)
         return None
 
     def _in_the_way(self, subject: str, way: Way) -> Reason | None:
         if self._gone_at is None:
-            return _still_running(subject, self._heard)
+            return _still_running(subject, self._observed)
         return way.unsettled(self._gone_at)
 
 
-def _still_running(subject: str, heard: OperandsHeard | None) -> Reason:
-    labels, pods = ((), ()) if heard is None else (heard.wanted, heard.pods)
+def _still_running(subject: str, observed: OperandsObserved | None) -> Reason:
+    labels, pods = ((), ()) if observed is None else (observed.desired, observed.pods)
     return shortfalls.device_plugin_still_running(subject, labels, pods)

@@ -13,7 +13,7 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.files import replace_file
-from gpuvirt.node.lane import Lane
+from gpuvirt.node.serialworker import SerialWorker
 from gpuvirt.node.stateformat import Format, NewerVersionError, Stored
 from gpuvirt.tasks import backoff_s
 
@@ -113,11 +113,13 @@ class Reasons:
 class WriteBehind(Generic[T]):
     """Keeps a value in a file that nobody waits for: the value is known from elsewhere, too."""
 
-    def __init__(self, file: Persisted[T] | None, empty: T, reasons: Reasons, lane: Lane, clock: Clock) -> None:
+    def __init__(
+        self, file: Persisted[T] | None, empty: T, reasons: Reasons, worker: SerialWorker, clock: Clock
+    ) -> None:
         """`file` is None where nothing is kept."""
         self._file = file
         self._reasons = reasons
-        self._lane = lane
+        self._worker = worker
         self._clock = clock
         self._changed = Signal()
         self._lost: Reason | None = None
@@ -156,13 +158,13 @@ class WriteBehind(Generic[T]):
         self._changed.set()
         return True
 
-    async def run(self, hear_trouble: Callable[[Reason | None], None]) -> None:
+    async def run(self, report_problem: Callable[[Reason | None], None]) -> None:
         """Write what is saved, for ever; `hear_trouble` gets what is wrong, None when nothing is any more."""
-        hear_trouble(self._lost)
+        report_problem(self._lost)
         while True:
             await self._changed.wait()
             if self._file is not None:
-                await self._write_until_done(self._file, hear_trouble)
+                await self._write_until_done(self._file, report_problem)
 
     async def flush(self) -> None:
         """Write what is not written yet; a disk that does not take it does not keep the process from ending."""
@@ -174,19 +176,19 @@ class WriteBehind(Generic[T]):
         except (OSError, GpuvirtError) as error:
             log.warning("the file could not be written at the end: %s", error, extra={"file": str(file.path)})
 
-    async def _write_until_done(self, file: Persisted[T], hear_trouble: Callable[[Reason | None], None]) -> None:
+    async def _write_until_done(self, file: Persisted[T], report_problem: Callable[[Reason | None], None]) -> None:
         pauses = backoff_s()
         while self._kept.value != self._written.value:
             try:
                 await self._write(file, WRITE_TIMEOUT_S)
             except (OSError, GpuvirtError) as error:
-                hear_trouble(self._reasons.not_written(file.path, str(error)))
+                report_problem(self._reasons.not_written(file.path, str(error)))
                 await self._clock.sleep(next(pauses))
         if self._reasons.is_mended_by_writing:
             self._lost = None
-        hear_trouble(self._lost)
+        report_problem(self._lost)
 
     async def _write(self, file: Persisted[T], timeout_s: float) -> None:
         kept = self._kept
-        await self._lane.run(lambda: file.write(kept), name=f"write {file.path}", timeout_s=timeout_s)
+        await self._worker.run(lambda: file.write(kept), name=f"write {file.path}", timeout_s=timeout_s)
         self._written = kept

@@ -7,7 +7,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.allocations import Allocations, Unknown
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Holders, allocations_of
+from gpuvirt.model.ledger import KubeletAccount, allocations_of
 from gpuvirt.model.podallocations import PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.recorded import ReadRecorded, any_consumer
@@ -30,11 +30,11 @@ class PodAccount:
         self.awaits_reading = False
         """Whether the kubelet's accounts must be read once more before what another's plugin offered may go."""
 
-    def hear_reading(self, holders: Holders | None) -> None:
+    def hear_reading(self, account: KubeletAccount | None) -> None:
         """Take what both accounts of the kubelet said; half an account tells nothing of what it lacks."""
-        if holders is not None and holders.recorded and holders.partial is None:
-            at_s = self._clock.monotonic_s() - (self._clock.now() - holders.at).total_seconds()
-            new = Reading(at_s, frozenset(device for _, device in holders.devices))
+        if account is not None and account.recorded and account.partial is None:
+            at_s = self._clock.monotonic_s() - (self._clock.now() - account.at).total_seconds()
+            new = Reading(at_s, frozenset(device for _, device in account.devices))
             self._readings = with_reading(self._readings, new)
 
     def why_unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
@@ -46,7 +46,7 @@ class PodAccount:
         if self.awaits_reading:
             return refusals.allocations_unknown(gpu)
         state = self._state
-        return state.withdrawal.why_unsettled(state.inventory, state.ledger.holders, gpu)
+        return state.withdrawal.why_unsettled(state.inventory, state.ledger.account, gpu)
 
     def _was_read_twice_since(self, at: datetime) -> bool:
         since_s = self._clock.monotonic_s() - (self._clock.now() - at).total_seconds()
@@ -59,25 +59,25 @@ class PodAccount:
             return unknown
         allocations, inventory = self._allocations, self._state.inventory
         found = {} if inventory is None else dict(allocations.by_gpu(inventory))
-        for gpu, holders in pods_by_gpu(self._state.ledger.entries).items():
-            found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *holders)))
+        for gpu, account in pods_by_gpu(self._state.ledger.entries).items():
+            found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *account)))
         return found
 
     @property
     def _unknown(self) -> Unknown | None:
         """Why pods may have more than is known: the kubelet was not asked since, or half of its account is missing."""
-        heard = self._state.ledger.holders
-        if heard is None or not self._state.heard_since:
+        observed = self._state.ledger.account
+        if observed is None or not self._state.observed_since:
             return Unknown()
-        return Unknown(heard.partial) if heard.partial is not None else None
+        return Unknown(observed.partial) if observed.partial is not None else None
 
     @property
     def _allocations(self) -> PodAllocations:
         """What pods have by the kubelet's account, by whatever plugin's ids."""
-        heard, inventory = self._state.ledger.holders, self._state.inventory
-        if heard is None or inventory is None:
+        observed, inventory = self._state.ledger.account, self._state.inventory
+        if observed is None or inventory is None:
             return PodAllocations()
-        return map_allocations(inventory, allocations_of(heard.devices))
+        return map_allocations(inventory, allocations_of(observed.devices))
 
     def read(self) -> Account:
         """Return what pods have; while the kubelet was not heard, they may have more than the ledger knows."""

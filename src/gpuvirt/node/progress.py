@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.heard import Progress, StateName
 from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.observed import Progress, StateName
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.node.change.unitchange import Outcome
 from gpuvirt.node.dependencies import Dependencies
@@ -39,13 +39,13 @@ def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Re
 
 def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
     """Return how far GPUs carry the vGPUs that are desired; None where none are."""
-    wanted = agent.state.carving.wanted
-    if wanted.name is None or agent.state.inventory is None:
+    target = agent.state.vgpu_plans.desired_types
+    if target.name is None or agent.state.inventory is None:
         return None
     if agent.state.invalid.vgpus:
         return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.state.invalid.vgpus]))
-    if wanted.undecided:
-        return Progress(StateName.PENDING, "; ".join(note.text for note in wanted.undecided))
+    if target.undecided:
+        return Progress(StateName.PENDING, "; ".join(note.text for note in target.undecided))
     desired = {gpu: one for unit in agent.desired.units.values() for gpu, one in unit.items()}
     carrying = [gpu for gpu, one in desired.items() if one.vgpus is not None and not one.is_whole]
     is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.plan_of(gpu).met]

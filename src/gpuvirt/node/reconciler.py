@@ -24,8 +24,8 @@ from gpuvirt.model.driverjournal import DriverJournal
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node import originals, progress
-from gpuvirt.node.change.attempts import Attempts, ChangeLane, Circumstances
+from gpuvirt.node import originaldrivers, progress
+from gpuvirt.node.change.attempts import Attempts, ChangeWorker, Circumstances
 from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
@@ -33,10 +33,10 @@ from gpuvirt.node.change.unitchange import Outcome, apply, foresee
 from gpuvirt.node.change.unitgates import UnitGates, fingerprint
 from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.node.dependencies import Dependencies
-from gpuvirt.node.lane import Lane
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.operands import Tell, Way
-from gpuvirt.node.pace import Pace
 from gpuvirt.node.schedulers import Schedulers
+from gpuvirt.node.serialworker import SerialWorker
 from gpuvirt.node.smiquestions import SmiQuestions
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """Changes the GPUs of one node."""
 
-    def __init__(self, site: Site, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
+    def __init__(self, site: Site, workers: Callable[[str], SerialWorker], clock: Clock, intervals: Intervals) -> None:
         """`lanes` returns the one lane of a unit."""
         self._site = site
-        self._lanes = lanes
+        self._workers = workers
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._attempts: dict[UnitId, Attempts] = {}
         self._outcomes: dict[UnitId, Outcome] = {}
         """What the last try of each unit has come to."""
@@ -59,14 +59,14 @@ class Reconciler:
         self._looks: dict[UnitId, int] = {}
         """How often the host had been observed when each unit was last changed: what was observed before is old."""
         self._gates = UnitGates(site.locks)
-        self._questions = SmiQuestions(site.tools, lanes, clock, pace)
-        self._schedulers = Schedulers(site.tools, lanes, clock, pace)
+        self._questions = SmiQuestions(site.tools, workers, clock, intervals)
+        self._schedulers = Schedulers(site.tools, workers, clock, intervals)
 
     async def run(self, agent: Dependencies) -> None:
         """Compare and act, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
-                self._questions.ask(agent, group, self._hear_blocked)
+                self._questions.ask(agent, group, self._observe_blocked)
                 for unit, desired in self._due(agent).items():
                     self._gates.begin(unit)
                     tried_on = self._attempts[unit].tried_on
@@ -76,18 +76,20 @@ class Reconciler:
                 if not self._is_busy(agent):
                     self._schedulers.ask_next(agent.state, agent.callbacks.conclude_soon, group)
                 self._tell_progress(agent)
-                await agent.concluded.wait_for(self._clock, self._pace.reconcile_s)
+                await agent.concluded.wait_for(self._clock, self._intervals.reconcile_s)
 
     def _due(self, agent: Dependencies) -> Mapping[UnitId, DesiredUnit]:
         """Return the units that are to be changed now; where one can't be, note why."""
         inventory = agent.state.inventory
         if inventory is None:
             return {}
-        journal = originals.read(self._site.originals).of_boot(inventory.facts.platform.boot_id)
-        agent.callbacks.hear_trouble("drivers", originals.lost(self._site.originals) if journal.damaged else None)
+        journal = originaldrivers.read(self._site.original_drivers).of_boot(inventory.facts.platform.boot_id)
+        agent.callbacks.report_problem(
+            "drivers", originaldrivers.lost(self._site.original_drivers) if journal.damaged else None
+        )
         units = _units(agent, inventory, journal)
         drivers = {unit: desired_drivers(desired) for unit, desired in units.items()}
-        self._differing = frozenset(unit for unit, wanted in drivers.items() if unmet(inventory, wanted, journal))
+        self._differing = frozenset(unit for unit, target in drivers.items() if unmet(inventory, target, journal))
         is_open = {unit: desired for unit, desired in units.items() if self._is_open(agent, unit, desired)}
         self._gates.release_found((unit for unit in inventory.units if unit not in is_open), inventory)
         for unit, attempts in self._attempts.items():
@@ -183,9 +185,9 @@ class Reconciler:
                     else:
                         outcome = Outcome(vgpus={gpus[0]: (obstacle,)})
             self._looks[unit] = agent.state.looks
-            for gpu, wanted in desired.items():
-                if wanted.vgpus is not None:
-                    agent.state.carving.forget_smi(gpu)
+            for gpu, target in desired.items():
+                if target.vgpus is not None:
+                    agent.state.vgpu_plans.forget_smi(gpu)
             agent.callbacks.changed(what, str(outcome.reasons[0].code) if outcome.reasons else "done")
             self._conclude(agent, unit, outcome)
         finally:
@@ -204,7 +206,7 @@ class Reconciler:
         def job() -> Outcome:
             return foresee(observe(self._site, inputs, desired), unit, desired)
 
-        return await self._run(unit, desired, job, (), self._lanes(unit), self._pace.carve_s)
+        return await self._run(unit, desired, job, (), self._workers(unit), self._intervals.vgpu_change_s)
 
     async def _applied(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit, change: Change) -> Outcome:
         inventory, inputs = agent.state.inventory, agent.account.inputs()
@@ -220,8 +222,8 @@ class Reconciler:
             return apply(self._site, unit, desired, inputs, Run(tell, change), inventory)
 
         vgpus = any(agent.plan_of(gpu).steps or agent.plan_of(gpu).follows for gpu in desired)
-        timeout_s = self._pace.carve_s if vgpus else self._pace.move_s
-        return await self._run(unit, desired, job, taken, ChangeLane(self._lanes(unit), change), timeout_s)
+        timeout_s = self._intervals.vgpu_change_s if vgpus else self._intervals.move_s
+        return await self._run(unit, desired, job, taken, ChangeWorker(self._workers(unit), change), timeout_s)
 
     async def _run(
         self,
@@ -229,20 +231,20 @@ class Reconciler:
         desired: DesiredUnit,
         job: Callable[[], Outcome],
         taken: Sequence[str],
-        lane: Lane,
+        worker: SerialWorker,
         timeout_s: float,
     ) -> Outcome:
-        found = await self._attempts[unit].run(unit, job, taken, lane=lane, name="change", timeout_s=timeout_s)
+        found = await self._attempts[unit].run(unit, job, taken, worker=worker, name="change", timeout_s=timeout_s)
         return Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
 
-    def _hear_blocked(self, agent: Dependencies, unit: UnitId, gpu: PciAddress, reason: Reason) -> None:
+    def _observe_blocked(self, agent: Dependencies, unit: UnitId, gpu: PciAddress, reason: Reason) -> None:
         self._attempts.setdefault(unit, Attempts())
         self._conclude(agent, unit, Outcome(vgpus={gpu: (reason,)}))
 
     def _conclude(self, agent: Dependencies, unit: UnitId, outcome: Outcome) -> None:
         """Let what a try came to be seen, and what the one before came to no more."""
         self._outcomes[unit] = outcome
-        self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.callbacks.hear_trouble)
+        self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.callbacks.report_problem)
 
 
 def _way_cleared(
@@ -269,7 +271,7 @@ def _units(agent: Dependencies, inventory: Inventory, journal: DriverJournal) ->
     Such a change is ended though nothing is desired of its GPU.
     """
     units = {unit: dict(desired) for unit, desired in agent.desired.units.items()}
-    gpus = {gpu: wanted for desired in units.values() for gpu, wanted in desired.items()}
+    gpus = {gpu: target for desired in units.values() for gpu, target in desired.items()}
     drivers = desired_drivers(gpus)
     for gpu, driver in interrupted(inventory, drivers, journal).items():
         unit = units.setdefault(inventory.gpus[gpu].unit, {})

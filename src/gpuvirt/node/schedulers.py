@@ -13,11 +13,11 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.smireport import read_scheduler
 from gpuvirt.hardware.tools import PROGRAM, Tools
-from gpuvirt.model.change.scheduling import Footing, Told
-from gpuvirt.node.carveplans import CarvePlans
-from gpuvirt.node.lane import Lane, LaneBlockedError
-from gpuvirt.node.pace import Pace
+from gpuvirt.model.change.scheduling import SchedulerContext, SchedulerReport
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.node.state import NodeState
+from gpuvirt.node.vgpuplans import VgpuPlans
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,16 @@ log = logging.getLogger(__name__)
 class Schedulers:
     """Asks for the schedulers of one node's GPUs."""
 
-    def __init__(self, tools: Tools, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
+    def __init__(
+        self, tools: Tools, workers: Callable[[str], SerialWorker], clock: Clock, intervals: Intervals
+    ) -> None:
         """`lanes` returns the one lane of a unit."""
         self._tools = tools
-        self._lanes = lanes
+        self._workers = workers
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._asking: asyncio.Task[None] | None = None
-        self._heard: dict[PciAddress, Scheduler | Unread] = {}
+        self._observed: dict[PciAddress, Scheduler | Unread] = {}
         """What was told last of each GPU, so that the log says it once."""
 
     def ask_next(self, state: NodeState, conclude_soon: Callable[[], None], group: asyncio.TaskGroup) -> None:
@@ -42,33 +44,44 @@ class Schedulers:
         """
         if self._asking is not None and not self._asking.done():
             return
-        gpu, inventory = self._next(state.carving), state.inventory
+        gpu, inventory = self._next(state.vgpu_plans), state.inventory
         if gpu is None or inventory is None or gpu not in inventory.gpus:
             return
-        lane, footing = self._lanes(inventory.gpus[gpu].unit), state.carving.time_shared[gpu]
+        worker, scheduler_context = self._workers(inventory.gpus[gpu].unit), state.vgpu_plans.time_shared[gpu]
 
-        def hear(told: Told) -> None:
-            if state.carving.hear_scheduler(gpu, told):
+        def observe(told: SchedulerReport) -> None:
+            if state.vgpu_plans.observe_scheduler(gpu, told):
                 conclude_soon()
 
-        self._asking = group.create_task(self._ask(hear, gpu, lane, footing))
+        self._asking = group.create_task(self._ask(observe, gpu, worker, scheduler_context))
 
-    def _next(self, carving: CarvePlans) -> PciAddress | None:
+    def _next(self, vgpu_plans: VgpuPlans) -> PciAddress | None:
         """Return a GPU of which nothing is known as it stands, else one that was asked of too long ago."""
-        known = carving.schedulers
-        due_s = {gpu: known[gpu].at_s + self._pace.schedulers_s if gpu in known else 0.0 for gpu in carving.time_shared}
+        known = vgpu_plans.schedulers
+        due_s = {
+            gpu: known[gpu].at_s + self._intervals.schedulers_s if gpu in known else 0.0
+            for gpu in vgpu_plans.time_shared
+        }
         gpu = min(due_s, key=due_s.__getitem__, default=None)
         return gpu if gpu is not None and self._clock.monotonic_s() >= due_s[gpu] else None
 
-    async def _ask(self, hear: Callable[[Told], None], gpu: PciAddress, lane: Lane, footing: Footing) -> None:
+    async def _ask(
+        self,
+        observe: Callable[[SchedulerReport], None],
+        gpu: PciAddress,
+        worker: SerialWorker,
+        scheduler_context: SchedulerContext,
+    ) -> None:
         found: Scheduler | Unread
         try:
-            found = await lane.run(
-                lambda: read_scheduler(self._tools, gpu), name="ask for the scheduler", timeout_s=self._pace.carve_s
+            found = await worker.run(
+                lambda: read_scheduler(self._tools, gpu),
+                name="ask for the scheduler",
+                timeout_s=self._intervals.vgpu_change_s,
             )
-        except LaneBlockedError as error:
+        except WorkerBlockedError as error:
             found = Unread(PROGRAM, seen=str(error))
-        if isinstance(found, Unread) and self._heard.get(gpu) != found:
+        if isinstance(found, Unread) and self._observed.get(gpu) != found:
             log.info("the vGPU scheduler of %s is not known: %s", gpu, found.said, extra={"gpu": gpu})
-        self._heard[gpu] = found
-        hear(Told(found, footing, self._clock.monotonic_s()))
+        self._observed[gpu] = found
+        observe(SchedulerReport(found, scheduler_context, self._clock.monotonic_s()))

@@ -7,11 +7,11 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.observed import ConfigText
 from gpuvirt.model.recorded import ReadRecorded
 from gpuvirt.node.change import site as change
-from gpuvirt.node.lane import Lane
 from gpuvirt.node.markers import Markers
+from gpuvirt.node.serialworker import SerialWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Moving:
     """What an agent needs that moves GPUs."""
 
     site: change.Site
-    lanes: Callable[[str], Lane]
+    workers: Callable[[str], SerialWorker]
     """A lane for each unit."""
 
 
@@ -29,11 +29,11 @@ class Site:
 
     kernel: Kernel
     clock: Clock
-    watching: Lane
+    watching: SerialWorker
     """The lane of looks at the host."""
-    writing: Lane
+    writing: SerialWorker
     """The lane of our own files."""
-    giving: Lane
+    giving: SerialWorker
     """The lane of looks at what is about to be given away."""
     recorded: ReadRecorded
     """Reads what the kubelet has recorded of its allocations."""
@@ -50,11 +50,11 @@ class Site:
     """The folder of the gates, where the agent does not change GPUs; None: no process changes what it offers."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings."""
-    wishes: Path | None = None
+    desired_by_gpu: Path | None = None
     """Where it is kept what the cluster wants of this node; None for nowhere."""
     node_name: NodeName | None = None
     """What the cluster calls this node."""
-    carves_only: bool = False
+    vgpus_only: bool = False
     """Whether another's device plugin offers what is carved here, and GPUs stay with the drivers that they have."""
     hears_spec: bool = False
     """Whether somebody follows the node's GpuNode, which goes before labels and settings."""

@@ -12,8 +12,8 @@ from gpuvirt.model.change.modes import Questions
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.dependencies import Dependencies
-from gpuvirt.node.lane import Lane, LaneBlockedError
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
 
 Blocked = Callable[[Dependencies, UnitId, PciAddress, Reason], None]
 
@@ -21,11 +21,13 @@ Blocked = Callable[[Dependencies, UnitId, PciAddress, Reason], None]
 class SmiQuestions:
     """Asks of the GPUs of one node, each in the lane of its unit: nvidia-smi opens the GPU for a moment."""
 
-    def __init__(self, tools: Tools, lanes: Callable[[str], Lane], clock: Clock, pace: Pace) -> None:
+    def __init__(
+        self, tools: Tools, workers: Callable[[str], SerialWorker], clock: Clock, intervals: Intervals
+    ) -> None:
         self._tools = tools
-        self._lanes = lanes
+        self._workers = workers
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self.asking: set[PciAddress] = set()
         """The GPUs of which nvidia-smi is being asked."""
 
@@ -45,15 +47,15 @@ class SmiQuestions:
                 return
             unit = inventory.gpus[gpu].unit
             try:
-                report = await self._lanes(unit).run(
+                report = await self._workers(unit).run(
                     lambda: read_report(self._tools, gpu, types=questions.types, scheduler=questions.scheduler),
                     name="ask nvidia-smi",
-                    timeout_s=self._pace.carve_s,
+                    timeout_s=self._intervals.vgpu_change_s,
                 )
-            except LaneBlockedError as error:
+            except WorkerBlockedError as error:
                 blocked(agent, unit, gpu, refusals.blocked(gpu, str(error)))
             else:
-                agent.state.carving.hear_smi(gpu, vgpus, report, self._clock.monotonic_s())
+                agent.state.vgpu_plans.observe_smi(gpu, vgpus, report, self._clock.monotonic_s())
                 agent.callbacks.conclude_soon()
         finally:
             self.asking.discard(gpu)

@@ -13,28 +13,28 @@ from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.gpustate import Holding, holdings_of
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.heard import NodeRequest, NodeSpec
+from gpuvirt.model.desiredvgpus import Book, ConfigName
+from gpuvirt.model.gpumodes import Modes
 from gpuvirt.model.invalid import InvalidDesired
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.knowndevices import known_devices
-from gpuvirt.model.ledger import Former, Holders, Ledger
+from gpuvirt.model.ledger import Former, KubeletAccount, Ledger
 from gpuvirt.model.naming import Naming
-from gpuvirt.model.offers import Ground, Offers, make_offers
+from gpuvirt.model.observed import NodeRequest, NodeSpec
+from gpuvirt.model.offers import OfferInputs, Offers, make_offers
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.validation import conditions, workload_of
-from gpuvirt.model.vgpuwanted import Book, ConfigName
 from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
-from gpuvirt.model.wanted import Modes
 from gpuvirt.model.withholding import Withholding, withholdings
 from gpuvirt.model.workload import addresses_of_settings, named_addresses
-from gpuvirt.node.carveplans import CarvePlans
 from gpuvirt.node.change.changes import Changes
 from gpuvirt.node.invalidstates import InvalidStates
 from gpuvirt.node.ledgerkeeper import LedgerKeeper
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.node.notice import Notice
+from gpuvirt.node.vgpuplans import VgpuPlans
 from gpuvirt.node.withdrawal import Withdrawal
 
 
@@ -49,7 +49,7 @@ class NodeState:
         agent: AgentView | None,
         *,
         notice: Notice | None = None,
-        carves_only: bool = False,
+        vgpus_only: bool = False,
     ) -> None:
         """`notice`: what is given before something is withdrawn; None for none.
 
@@ -61,11 +61,11 @@ class NodeState:
         self.invalid = InvalidStates(addresses_of_settings(settings))
         """What of the desired state is invalid."""
         self.changes = Changes(lambda: self.ledger.entries)
-        self.carving = CarvePlans()
+        self.vgpu_plans = VgpuPlans()
         """Which vGPUs are desired, and what is to be done so that they are there."""
         self._ids, self._agent, self._notice = ids, agent, notice
         self._review: NameReview | None = None
-        self._carves_only = carves_only
+        self._vgpus_only = vgpus_only
         self._inventory: Inventory | None = None
         self._looks = 0
         self._offers = Offers()
@@ -120,7 +120,7 @@ class NodeState:
     @property
     def _drivers(self) -> DesiredDrivers:
         """What is wanted of the GPUs that are there."""
-        gpus = self._inventory.gpus if self._inventory is not None and not self._carves_only else ()
+        gpus = self._inventory.gpus if self._inventory is not None and not self._vgpus_only else ()
         return drivers_of(self._modes, gpus)
 
     @property
@@ -129,19 +129,19 @@ class NodeState:
         return self.ledger.former if self.settings.require_reset else {}
 
     @property
-    def heard_since(self) -> bool:
+    def observed_since(self) -> bool:
         """Whether the kubelet was heard since what is offered last became less."""
-        return self.withdrawal.is_known(self.ledger.holders)
+        return self.withdrawal.is_known(self.ledger.account)
 
     @property
     def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
         """The functions that are to be offered no more, and that the kubelet may still count, with what it counts."""
-        return self.withdrawal.still_counted(self._inventory, self.ledger.holders)
+        return self.withdrawal.still_counted(self._inventory, self.ledger.account)
 
     @property
     def leaving(self) -> frozenset[VgpuId]:
         """The vGPUs that are offered no more, and that the kubelet was last heard to count."""
-        return self.withdrawal.leaving(self._inventory, self.ledger.holders)
+        return self.withdrawal.leaving(self._inventory, self.ledger.account)
 
     @property
     def _changing(self) -> Scope:
@@ -151,11 +151,11 @@ class NodeState:
     @property
     def undrained(self) -> frozenset[PciAddress]:
         """The functions that other processes drain, of which the kubelet may still give something that no pod has."""
-        holders, known = self.ledger.holders, self.ledger.known
-        if holders is None or not self._drained.functions:
+        account, known = self.ledger.account, self.ledger.known
+        if account is None or not self._drained.functions:
             return frozenset()
-        given = {*holders.devices, *((entry.resource, entry.device) for entry in self.ledger.entries)}
-        free = [key for key in holders.counted if key not in given and key[0] in self.ledger.resources]
+        given = {*account.devices, *((entry.resource, entry.device) for entry in self.ledger.entries)}
+        free = [key for key in account.counted if key not in given and key[0] in self.ledger.resources]
         targets = (known[device][0] for _, device in free if device in known)
         return frozenset(target.gpu for target in targets if self._drained.covers(target))
 
@@ -166,18 +166,18 @@ class NodeState:
 
     def is_drained(self, functions: frozenset[PciAddress]) -> bool:
         """Return whether the kubelet gives nothing of some functions any more but what pods have."""
-        return self.heard_since and functions <= self._drained.functions and not functions & self.undrained
+        return self.observed_since and functions <= self._drained.functions and not functions & self.undrained
 
     @property
     def suspicious(self) -> bool:
         """Whether a device is in use by somebody who is no pod, or looks as if."""
-        if self._carves_only:
-            return self._inventory is not None and self.carving.waits_for_processes(
+        if self._vgpus_only:
+            return self._inventory is not None and self.vgpu_plans.waits_for_processes(
                 self._inventory, self.ledger.entries
             )
         return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self._offers.verdict.traces.values())
 
-    def hear_facts(self, facts: Facts) -> bool:
+    def observe_facts(self, facts: Facts) -> bool:
         """Take what a look at the host has shown; return whether it is news.
 
         The end of a change that took too long is news as well: nobody waits for that.
@@ -195,16 +195,16 @@ class NodeState:
 
         Return whether the former is news.
         """
-        is_news, self._drained, self._blocked = drained != self._drained, drained, blocked
-        return is_news
+        is_change, self._drained, self._blocked = drained != self._drained, drained, blocked
+        return is_change
 
-    def hear_holders(self, holders: Holders | None) -> bool:
+    def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take which pods have which devices, None for not having heard it; return whether it is news."""
         before = self.ledger.entries, self.ledger.is_heard, self.still_counted, self.leaving
-        self.ledger.hear_holders(holders)
+        self.ledger.observe_account(account)
         return (self.ledger.entries, self.ledger.is_heard, self.still_counted, self.leaving) != before
 
-    def hear_registration(self, resource: ResourceName, registration: Registration) -> bool:
+    def observe_registration(self, resource: ResourceName, registration: Registration) -> bool:
         """Take where the kubelet stands with a resource; return whether it is news."""
         if self._registrations.get(resource) == registration:
             return False
@@ -215,13 +215,13 @@ class NodeState:
         """Have new resource names wait for the controller's review."""
         self._review = review
 
-    def set_vgpu_configs(self, book: Book | None, trouble: InvalidDesired | None) -> None:
+    def set_vgpu_configs(self, book: Book | None, problem: InvalidDesired | None) -> None:
         """Set the vGPU configs that there are, None where that is not known, and what is invalid of the newest."""
-        self.carving.book, self.invalid.configs = book, trouble
+        self.vgpu_plans.book, self.invalid.configs = book, problem
 
     def set_vgpu_config(self, config: ConfigName | None) -> None:
         """Set which of them is desired."""
-        self.carving.config = config
+        self.vgpu_plans.config = config
 
     def set_spec(self, spec: NodeSpec | None) -> None:
         """Set what the node's GpuNode says of resources: which are withheld, and which are reviewed."""
@@ -252,27 +252,27 @@ class NodeState:
         is withdrawn once notice was given, what is offered, of what notice is given, the ledger's names, the picture.
         """
         if (inventory := self._inventory) is None:
-            self.invalid.conclude(self.carving, None)
+            self.invalid.conclude(self.vgpu_plans, None)
             return NodeView(at=at, notes=self._told, invalid=self.invalid.all, agent=self._agent, looked=False)
         drivers = self._drivers
-        self.carving.conclude(inventory, self.holdings, self._modes, drivers, self.invalid.named)
-        self.invalid.conclude(self.carving, inventory.gpus)
+        self.vgpu_plans.conclude(inventory, self.holdings, self._modes, drivers, self.invalid.named)
+        self.invalid.conclude(self.vgpu_plans, inventory.gpus)
         self._closed = self._changing
-        functions, vgpus = withdrawn(inventory, drivers), self.carving.unwanted
+        functions, vgpus = withdrawn(inventory, drivers), self.vgpu_plans.undesired
         going = frozenset[str](functions) | vgpus
         passed = self._notice.passed(going, self._registered) if self._notice is not None else going
         self.withdrawal.conclude(functions, vgpus, passed, at, drained=self._drained.functions)
-        if not self._carves_only:
+        if not self._vgpus_only:
             self._offers = self._make_offers(inventory, self._ground(now_s))
-        holders = self.ledger.holders
+        account = self.ledger.account
         if self._notice is not None:
-            self._notice.conclude(self._registered, going, holders.counted if holders is not None else ())
+            self._notice.conclude(self._registered, going, account.counted if account is not None else ())
         self.ledger.record_offers(self._offers, self._waiting.keys())
         return self._picture(inventory, drivers, at)
 
-    def _ground(self, now_s: float) -> Ground:
+    def _ground(self, now_s: float) -> OfferInputs:
         """Return what offers rest on, besides what the host shows."""
-        return Ground(
+        return OfferInputs(
             self._naming,
             self.settings,
             self.ledger.entries,
@@ -298,9 +298,9 @@ class NodeState:
             self._told,
             self._agent,
             invalid=self.invalid.all,
-            wishes={gpu: str(self._modes.of(gpu)) for gpu in drivers},
-            vgpu_configs=self.carving.configs,
-            schedulers={gpu: told.scheduler for gpu, told in self.carving.schedulers.items()},
+            desired_by_gpu={gpu: str(self._modes.of(gpu)) for gpu in drivers},
+            vgpu_configs=self.vgpu_plans.configs,
+            schedulers={gpu: told.scheduler for gpu, told in self.vgpu_plans.schedulers.items()},
             workload=workload,
             conditions=conditions(inventory, workload, drivers),
             withholdings={**self._waiting, **self._withholdings},
@@ -312,14 +312,14 @@ class NodeState:
         """What is wrong with the node: first what is wanted of it and can't be."""
         return tuple(dict.fromkeys((*self.invalid.reasons, *self._notes.values())))
 
-    def _make_offers(self, inventory: Inventory, ground: Ground) -> Offers:
+    def _make_offers(self, inventory: Inventory, inputs: OfferInputs) -> Offers:
         """Return what is offered, without the resources whose names wait to be reviewed."""
-        offers = make_offers(inventory, ground, self._offers)
+        offers = make_offers(inventory, inputs, self._offers)
         self._waiting = self._review.conclude(offers.names, self.ledger.resources) if self._review is not None else {}
         if not self._waiting:
             return offers
-        withheld = {**{name: one.reason for name, one in self._waiting.items()}, **ground.withheld}
-        return make_offers(inventory, replace(ground, withheld=withheld), self._offers)
+        withheld = {**{name: one.reason for name, one in self._waiting.items()}, **inputs.withheld}
+        return make_offers(inventory, replace(inputs, withheld=withheld), self._offers)
 
     @property
     def _registered(self) -> Offers:

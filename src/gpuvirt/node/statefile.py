@@ -15,7 +15,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.files import replace_file
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ LIFE = timedelta(seconds=90)
 class StateFile:
     """Keeps the file as the view is."""
 
-    def __init__(self, path: Path, clock: Clock, pace: Pace) -> None:
+    def __init__(self, path: Path, clock: Clock, intervals: Intervals) -> None:
         self._path = path
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._failed = False
 
     async def run(self, views: Cell[NodeView]) -> None:
@@ -42,7 +42,7 @@ class StateFile:
             try:
                 while True:
                     self._write(views.get())
-                    pause_s = until_tick_s(self._clock.monotonic_s(), self._pace.state_file_s)
+                    pause_s = until_tick_s(self._clock.monotonic_s(), self._intervals.state_file_s)
                     await changed.wait_for(self._clock, pause_s)
             finally:
                 with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
 """What is wanted of a node, as the cluster or the settings say it: modes of GPUs, vGPU configs and which of them."""
 
-from gpuvirt.model.heard import ConfigText
+from gpuvirt.model.desiredvgpus import Book, config_name, read_book, without_text
+from gpuvirt.model.observed import ConfigText
 from gpuvirt.model.settings import Settings
-from gpuvirt.model.vgpuwanted import Book, config_name, read_book, without_text
 from gpuvirt.model.workload import modes_of, overridden_label
-from gpuvirt.node.inlets import Inlets
+from gpuvirt.node.desiredstatestore import DesiredStateStore
 from gpuvirt.node.state import NodeState
 
 
@@ -14,7 +14,7 @@ class Wants:
     def __init__(
         self,
         state: NodeState,
-        inlets: Inlets,
+        store: DesiredStateStore,
         file: ConfigText | None,
         *,
         in_cluster: bool,
@@ -22,7 +22,7 @@ class Wants:
     ) -> None:
         """`file` has the configs that stand where no ConfigMap does; `hears_spec`: somebody follows its GpuNode."""
         self._state = state
-        self._inlets = inlets
+        self._store = store
         self._in_cluster = in_cluster
         self._hears_spec = hears_spec
         self._base = read_book(file, Book()) if file is not None else Book()
@@ -32,26 +32,26 @@ class Wants:
         self._book = self._base
         self._read: ConfigText | None = None
         """The text that was read last, whether or not it could be used."""
-        if inlets.good_configs is not None:
-            self._take(inlets.good_configs)
+        if store.good_configs is not None:
+            self._take(store.good_configs)
 
     def conclude(self) -> None:
         """Let the state know what is wanted, by all that was heard."""
-        request = self._inlets.wish
+        request = self._store.desired
         if request.configs is not None and request.configs.value is not None:
             self._take(request.configs.value)
         elif request.configs is not None:
             self._book = without_text(self._book, self._base, self._config_map)
             self._read = None
-        heard = not self._in_cluster or request.configs is not None or self._book.good is not None
-        self._state.set_vgpu_configs(self._book if heard else None, self._book.trouble)
+        observed = not self._in_cluster or request.configs is not None or self._book.good is not None
+        self._state.set_vgpu_configs(self._book if observed else None, self._book.problem)
         self._state.set_spec(request.spec.value if request.spec is not None else None)
         if self._hears_spec and request.spec is None:
             return  # labels and settings count where there is no spec, and whether there is one is not known yet
         settings = self._state.settings
-        modes, trouble = modes_of(settings, request, self._state.modes)
-        self._state.set_modes(modes, request, trouble or overridden_label(request))
-        if trouble is None or not request.has_spec:
+        modes, problem = modes_of(settings, request, self._state.modes)
+        self._state.set_modes(modes, request, problem or overridden_label(request))
+        if problem is None or not request.has_spec:
             self._state.set_vgpu_config(config_name(request, settings, in_cluster=self._in_cluster))
 
     def _take(self, text: ConfigText) -> None:
@@ -59,5 +59,5 @@ class Wants:
             return
         self._read = text
         self._book = read_book(text, self._book)
-        if self._book.trouble is None:
-            self._inlets.hear_good_configs(text)
+        if self._book.problem is None:
+            self._store.observe_good_configs(text)

@@ -19,8 +19,8 @@ from gpuvirt.hardware import iommu
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.node.lane import Lane, LaneBlockedError
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.node.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -57,9 +57,9 @@ _INCLUDED = {
 class Audience:
     """Whom a watcher tells what it has seen."""
 
-    hear_facts: Callable[[Facts], None]
+    observe_facts: Callable[[Facts], None]
     """Takes the facts of one look."""
-    hear_watching: Callable[[Reason | None], None]
+    report_watching: Callable[[Reason | None], None]
     """Takes why the host can't be looked at, None when it can."""
     is_suspicious: Callable[[], bool]
     """Returns whether a device is in use by somebody unknown, so that users are worth another look soon."""
@@ -69,21 +69,28 @@ class Watcher:
     """Looks at one host, for ever."""
 
     def __init__(
-        self, kernel: Kernel, lane: Lane, clock: Clock, pace: Pace, *, telemetry: Telemetry, sees_processes: bool
+        self,
+        kernel: Kernel,
+        worker: SerialWorker,
+        clock: Clock,
+        intervals: Intervals,
+        *,
+        telemetry: Telemetry,
+        sees_processes: bool,
     ) -> None:
         self._kernel = kernel
-        self._lane = lane
+        self._worker = worker
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._telemetry = telemetry
         self._sees_processes = sees_processes
         self._facts: Facts | None = None
         self._stirred = Signal()
         self._told: str | None = None
-        self._whole_every_s = pace.whole_s
+        self._whole_every_s = intervals.whole_s
         self._due_s: dict[Look, float] = {}
         self._debounce_s: float | None = None
-        self._troubles: dict[Look, Reason] = {}
+        self._problems: dict[Look, Reason] = {}
         """Why a look has failed; its next success, or that of a deeper one, takes it away."""
 
     def look_again_in(self, seconds: float | None) -> None:
@@ -118,7 +125,7 @@ class Watcher:
         try:
             return self._kernel.on_uevent(wake)
         except OSError as error:
-            self._whole_every_s = self._pace.whole_without_uevents_s
+            self._whole_every_s = self._intervals.whole_without_uevents_s
             log.warning("no uevents (%s): devices are looked for every %g s", error, self._whole_every_s)
             return lambda: None
 
@@ -128,7 +135,7 @@ class Watcher:
         if self._told is None and due_s > self._clock.monotonic_s():
             await self._stirred.wait_for(self._clock, due_s - self._clock.monotonic_s())
         if self._told is not None:
-            await self._clock.sleep(self._pace.settle_s)
+            await self._clock.sleep(self._intervals.settle_s)
 
     def _pending(self) -> list[tuple[Look, str]]:
         """Return what to look at now, and why."""
@@ -157,17 +164,17 @@ class Watcher:
         before = self._facts
         try:
             self._facts = await self._seen(look)
-        except (LaneBlockedError, OSError) as error:
-            self._troubles[look] = _trouble(error)
+        except (WorkerBlockedError, OSError) as error:
+            self._problems[look] = _problem(error)
         except Exception as error:  # a host that we don't understand is a note, not our end
             log.exception("looking at the host failed", extra={"look": str(look)})
-            self._troubles[look] = _trouble(error)
+            self._problems[look] = _problem(error)
         else:
             for done in _INCLUDED[look]:
-                self._troubles.pop(done, None)
+                self._problems.pop(done, None)
             if self._facts is not None and self._facts is not before:
-                audience.hear_facts(self._facts)
-        audience.hear_watching(next(iter(self._troubles.values()), None))
+                audience.observe_facts(self._facts)
+        audience.report_watching(next(iter(self._problems.values()), None))
         self._schedule(look, suspicious=audience.is_suspicious())
 
     async def _seen(self, look: Look) -> Facts | None:
@@ -175,7 +182,7 @@ class Watcher:
         if look is Look.NODES and self._nodes_are_as_before():
             return before
         if look is Look.USERS:
-            return await self._in_lane(lambda: with_users(self._kernel, before or Facts()), "look for users")
+            return await self._in_worker(lambda: with_users(self._kernel, before or Facts()), "look for users")
         return await self._scan(brief=look is not Look.WHOLE)
 
     async def _scan(self, *, brief: bool) -> Facts:
@@ -185,7 +192,7 @@ class Watcher:
             facts = scan(self._kernel, before, brief=brief)
             return facts if brief else with_device_ids(self._kernel, facts)
 
-        return await self._in_lane(job, "look at the host")
+        return await self._in_worker(job, "look at the host")
 
     def _nodes_are_as_before(self) -> bool:
         """List `/dev/vfio`, each second and so not by way of the lane: a folder of devtmpfs keeps nobody waiting."""
@@ -200,24 +207,24 @@ class Watcher:
             and (isinstance(container, Unread) or container == facts.platform.vfio_container)
         )
 
-    async def _in_lane(self, job: Callable[[], T], name: str) -> T:
-        return await self._lane.run(job, name=name, timeout_s=LOOK_TIMEOUT_S)
+    async def _in_worker(self, job: Callable[[], T], name: str) -> T:
+        return await self._worker.run(job, name=name, timeout_s=LOOK_TIMEOUT_S)
 
     def _schedule(self, done: Look, *, suspicious: bool) -> None:
         """Set when each look is due next; a deeper look has done what a shallower one would."""
-        now_s, pace = self._clock.monotonic_s(), self._pace
-        self._due_s[Look.NODES] = now_s + until_tick_s(now_s, pace.nodes_s)
+        now_s, intervals = self._clock.monotonic_s(), self._intervals
+        self._due_s[Look.NODES] = now_s + until_tick_s(now_s, intervals.nodes_s)
         if done in {Look.BRIEF, Look.WHOLE}:
-            self._due_s[Look.BRIEF] = now_s + until_tick_s(now_s, pace.brief_s)
+            self._due_s[Look.BRIEF] = now_s + until_tick_s(now_s, intervals.brief_s)
         if done is Look.WHOLE:
             self._due_s[Look.WHOLE] = now_s + until_tick_s(now_s, self._whole_every_s)
         if self._sees_processes:
-            every_s = pace.suspicious_users_s if suspicious else pace.users_s
+            every_s = intervals.suspicious_users_s if suspicious else intervals.users_s
             due_s = self._due_s.get(Look.USERS, now_s)
             self._due_s[Look.USERS] = now_s + every_s if done is Look.USERS else min(due_s, now_s + every_s)
 
 
-def _trouble(error: Exception) -> Reason:
-    if isinstance(error, LaneBlockedError):
+def _problem(error: Exception) -> Reason:
+    if isinstance(error, WorkerBlockedError):
         return nodeproblems.scan_blocked("this host", str(error), "its last known state is kept")
     return nodeproblems.scan_failed(str(error))

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Holders
+from gpuvirt.model.ledger import KubeletAccount
 from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.reasons import Reason, refusals
 
@@ -48,12 +48,12 @@ class Withdrawal:
         """All that is withdrawn."""
         return frozenset[str](self.functions | self._drained) | self.vgpus
 
-    def is_known(self, holders: Holders | None) -> bool:
+    def is_known(self, account: KubeletAccount | None) -> bool:
         """Return whether the kubelet was heard since something was last withdrawn."""
-        return holders is not None and (self._at is None or holders.at >= self._at)
+        return account is not None and (self._at is None or account.at >= self._at)
 
     def still_counted(
-        self, inventory: Inventory | None, holders: Holders | None
+        self, inventory: Inventory | None, account: KubeletAccount | None
     ) -> Mapping[PciAddress, tuple[str, ...]]:
         """Return the functions that the kubelet may still count, with what it counts.
 
@@ -62,27 +62,29 @@ class Withdrawal:
         found: dict[PciAddress, tuple[str, ...]] = dict.fromkeys(self.noticed, ())
         if inventory is None or not self.functions:
             return found
-        counted = counted_by(inventory, holders).by_gpu(inventory)
+        counted = counted_by(inventory, account).by_gpu(inventory)
         return found | {function: counted[function] for function in self.functions if function in counted}
 
-    def leaving(self, inventory: Inventory | None, holders: Holders | None) -> frozenset[VgpuId]:
+    def leaving(self, inventory: Inventory | None, account: KubeletAccount | None) -> frozenset[VgpuId]:
         """Return the vGPUs that the kubelet was last heard to count."""
         if inventory is None or not self.vgpus:
             return frozenset()
-        return self.vgpus & counted_by(inventory, holders).vgpus.keys()
+        return self.vgpus & counted_by(inventory, account).vgpus.keys()
 
-    def why_unsettled(self, inventory: Inventory | None, holders: Holders | None, gpu: PciAddress) -> Reason | None:
+    def why_unsettled(
+        self, inventory: Inventory | None, account: KubeletAccount | None, gpu: PciAddress
+    ) -> Reason | None:
         """Return why the kubelet may still admit pods by vGPUs that are to go from a GPU, None where it does not."""
-        if holders is None or inventory is None or not self.is_known(holders):
+        if account is None or inventory is None or not self.is_known(account):
             return refusals.allocations_unknown(gpu)
-        leaving = self.leaving(inventory, holders)
+        leaving = self.leaving(inventory, account)
         counted = sorted(vgpu for vgpu in leaving if vgpu in inventory.vgpus and inventory.vgpus[vgpu].gpu == gpu)
         return refusals.still_counted(gpu, counted) if counted else None
 
 
-def counted_by(inventory: Inventory, holders: Holders | None) -> PodAllocations:
+def counted_by(inventory: Inventory, account: KubeletAccount | None) -> PodAllocations:
     """Return what the kubelet was last heard to admit pods by, in the place of pods."""
-    counted = sorted(holders.counted) if holders is not None else ()
+    counted = sorted(account.counted) if account is not None else ()
     return map_allocations(
         inventory, (Allocation(resource, device, f"{resource} ({device})") for resource, device in counted)
     )

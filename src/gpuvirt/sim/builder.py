@@ -19,11 +19,11 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.carrying import carry
 from gpuvirt.sim.function import SimFunction, VfIdentity
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import BoardSpec, EgmSpec, FunctionSpec, MachineSpec, SlotSpec, shared_boards
+from gpuvirt.sim.machine import CardSpec, EgmSpec, FunctionSpec, HostSpec, SlotSpec, shared_cards
 from gpuvirt.sim.platform import furnish
 from gpuvirt.sim.tree import DeviceNode, constant
 from gpuvirt.sim.vfs import Carrier
-from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
+from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 UUID_SPACE = uuid.UUID("6f9a2c4e-55a0-4d0e-9a44-2f0c5a6b7d10")
 """Simulated mdevs have UUIDs made from their slot and number, so that every run has the same."""
@@ -31,7 +31,7 @@ UUID_SPACE = uuid.UUID("6f9a2c4e-55a0-4d0e-9a44-2f0c5a6b7d10")
 EGM_MAJOR = 509
 
 
-def build_machine(spec: MachineSpec, *, where: str = "machine", wait: bool = False) -> SimKernel:
+def build_host(spec: HostSpec, *, where: str = "machine", wait: bool = False) -> SimKernel:
     """Return the simulated kernel of a machine; raise ConfigError where its file makes no sense.
 
     `wait` makes callers sleep where the kernel would, for simulators that have a thread for each caller.
@@ -46,11 +46,11 @@ def build_machine(spec: MachineSpec, *, where: str = "machine", wait: bool = Fal
 class _Builder:
     """One machine being built, slot by slot."""
 
-    def __init__(self, spec: MachineSpec, where: str, kernel: SimKernel) -> None:
+    def __init__(self, spec: HostSpec, where: str, kernel: SimKernel) -> None:
         self.spec = spec
         self.where = where
         self.kernel = kernel
-        self.boards = shared_boards() | spec.boards
+        self.boards = shared_cards() | spec.boards
         last_group = max((slot.group for slot in spec.slots if slot.group is not None), default=0)
         kernel.vfs.next_group = 1 + last_group if spec.iommu else None
 
@@ -120,28 +120,28 @@ class _Builder:
         types = slot.vgpu_types or board.vgpu_types
         # Where a GPU is on another driver from the start, the host's `nvidia` is not the one that makes vGPUs.
         if types and slot.vf_of is None and function.driver == "nvidia":
-            self._carry(slot, board, Carving(first, types, vfs or ([] if board.vgpus_on_vfs else [first])))
+            self._carry(slot, board, SimVgpuHost(first, types, vfs or ([] if board.vgpus_on_vfs else [first])))
         elif slot.vgpus:
             raise ValueError("vGPUs need the driver nvidia, and a board that names their types")
 
-    def _carry(self, slot: SlotSpec, board: BoardSpec, carving: Carving) -> None:
+    def _carry(self, slot: SlotSpec, board: CardSpec, vgpu_host: SimVgpuHost) -> None:
         """Put a GPU into its mode, and make its vGPUs."""
         if board.vgpus is None or board.vgpus is Framework.SRIOV_VF:
             raise ValueError(f"board {slot.board} has vGPU types, but no way of making them")
         if not slot.vgpu_types:
-            carving.profiles = board.mig_profiles
-        carving.mixed_sizes, carving.mig = slot.mixed_sizes, bool(slot.mig)
-        carving.mig_pending = carving.mig
-        if carving.mixed_sizes and not carving.can_mix_sizes:
+            vgpu_host.profiles = board.mig_profiles
+        vgpu_host.mixed_sizes, vgpu_host.mig = slot.mixed_sizes, bool(slot.mig)
+        vgpu_host.mig_pending = vgpu_host.mig
+        if vgpu_host.mixed_sizes and not vgpu_host.can_mix_sizes:
             raise ValueError(f"board {slot.board} knows no places of vGPUs in mixed-size mode")
-        profiles = {profile.name: profile for profile in carving.profiles}
+        profiles = {profile.name: profile for profile in vgpu_host.profiles}
         for name, count in slot.mig.items():
             for made in range(count):
-                if carving.add_instance(profiles[name]) is None:
+                if vgpu_host.add_instance(profiles[name]) is None:
                     raise ValueError(f"{count} GPU instances {name} don't fit, only {made} do")
-        self.kernel.vfs.offer(Carrier(carving, board.vgpus, on_vfs=board.vgpus_on_vfs))
+        self.kernel.vfs.offer(Carrier(vgpu_host, board.vgpus, on_vfs=board.vgpus_on_vfs))
         for name, vgpus in slot.vgpus.items():
-            self._make(carving, board, name, vgpus)
+            self._make(vgpu_host, board, name, vgpus)
 
     def _free(self, text: str) -> PciAddress:
         """Return an address at which there is no function yet."""
@@ -157,7 +157,7 @@ class _Builder:
             raise KeyError(text)
         return address
 
-    def _add_function(self, slot: SlotSpec, board: BoardSpec, address: PciAddress, number: int) -> None:
+    def _add_function(self, slot: SlotSpec, board: CardSpec, address: PciAddress, number: int) -> None:
         part = board.functions[number]
         function = SimFunction(
             address=address,
@@ -180,7 +180,7 @@ class _Builder:
         if driver is not None:
             self.kernel.pci.bind(function, driver)  # without an override, as by a dynamic id at boot
 
-    def _vf(self, board: BoardSpec, part: FunctionSpec) -> VfIdentity:
+    def _vf(self, board: CardSpec, part: FunctionSpec) -> VfIdentity:
         """Return what a board's VFs are; of another class than the GPU, no driver of the GPU's takes them."""
         return VfIdentity(
             parse_pci_id(board.vf_id or part.id),
@@ -197,21 +197,21 @@ class _Builder:
         domain, bus, _ = address.split(":")
         return HostPath(f"/sys/devices/pci{domain}:{bus}/{address}")
 
-    def _make(self, carving: Carving, board: BoardSpec, name: VgpuType, count: int) -> None:
-        spec = next((spec for spec in carving.types if spec.name == name), None)
+    def _make(self, vgpu_host: SimVgpuHost, board: CardSpec, name: VgpuType, count: int) -> None:
+        spec = next((spec for spec in vgpu_host.types if spec.name == name), None)
         if spec is None:
-            raise ValueError(f"no vGPU type {name!r}; there are {', '.join(spec.name for spec in carving.types)}")
+            raise ValueError(f"no vGPU type {name!r}; there are {', '.join(spec.name for spec in vgpu_host.types)}")
         for made in range(count):
-            slot = next((slot for slot in carving.slots if carving.left(spec, slot) > 0), None)
+            slot = next((slot for slot in vgpu_host.slots if vgpu_host.left(spec, slot) > 0), None)
             if slot is None:
                 raise ValueError(
                     f"{count} x {name} don't fit, only {made} do: a GPU carries one size, {spec.most} of it"
                 )
-            self._make_one(carving, board, spec, slot)
+            self._make_one(vgpu_host, board, spec, slot)
 
-    def _make_one(self, carving: Carving, board: BoardSpec, spec: VgpuTypeSpec, slot: PciAddress) -> None:
+    def _make_one(self, vgpu_host: SimVgpuHost, board: CardSpec, spec: VgpuTypeSpec, slot: PciAddress) -> None:
         if board.vgpus is Framework.MDEV:
-            self.kernel.mdev.create(carving, slot, spec, str(uuid.uuid5(UUID_SPACE, f"{slot} {len(carving.live)}")))
+            self.kernel.mdev.create(vgpu_host, slot, spec, str(uuid.uuid5(UUID_SPACE, f"{slot} {len(vgpu_host.live)}")))
         else:
             self.kernel.write(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), str(spec.id).encode())
             self.kernel.writes.clear()

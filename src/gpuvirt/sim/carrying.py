@@ -5,7 +5,7 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import CarriesSpec, LiveSpec
 from gpuvirt.sim.vfs import Carrier
-from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
+from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 
 def carry(kernel: SimKernel, gpu: PciAddress, spec: CarriesSpec) -> None:
@@ -13,34 +13,34 @@ def carry(kernel: SimKernel, gpu: PciAddress, spec: CarriesSpec) -> None:
     slots = [parse_pci_address(slot) for slot in spec.slots] or [gpu]
     if spec.framework is Framework.SRIOV_VF:
         raise ValueError("VFs that split a GPU are given as functions; expected mdev or vendor-vfio")
-    carving = Carving(gpu, spec.types, slots)
-    kernel.vfs.offer(Carrier(carving, spec.framework, on_vfs=slots != [gpu]))
+    vgpu_host = SimVgpuHost(gpu, spec.types, slots)
+    kernel.vfs.offer(Carrier(vgpu_host, spec.framework, on_vfs=slots != [gpu]))
     for live in spec.live:
-        _adopt(kernel, carving, live, _known(carving, live), spec.framework)
-    carving.found = {
+        _adopt(kernel, vgpu_host, live, _known(vgpu_host, live), spec.framework)
+    vgpu_host.found = {
         (parse_pci_address(slot), name): count for slot, counts in spec.left.items() for name, count in counts.items()
     }
-    carving.found_with = frozenset(carving.live)
+    vgpu_host.found_with = frozenset(vgpu_host.live)
 
 
-def _known(carving: Carving, live: LiveSpec) -> VgpuTypeSpec:
-    found = next((spec for spec in carving.types if spec.name == live.type), None)
+def _known(vgpu_host: SimVgpuHost, live: LiveSpec) -> VgpuTypeSpec:
+    found = next((spec for spec in vgpu_host.types if spec.name == live.type), None)
     if found is None:
-        raise ValueError(f"no vGPU type {live.type!r}; there are {', '.join(spec.name for spec in carving.types)}")
-    if parse_pci_address(live.slot) not in carving.slots:
-        raise ValueError(f"{live.slot} carries no vGPUs; there are {', '.join(carving.slots)}")
+        raise ValueError(f"no vGPU type {live.type!r}; there are {', '.join(spec.name for spec in vgpu_host.types)}")
+    if parse_pci_address(live.slot) not in vgpu_host.slots:
+        raise ValueError(f"{live.slot} carries no vGPUs; there are {', '.join(vgpu_host.slots)}")
     return found
 
 
-def _adopt(kernel: SimKernel, carving: Carving, live: LiveSpec, spec: VgpuTypeSpec, framework: Framework) -> None:
+def _adopt(kernel: SimKernel, vgpu_host: SimVgpuHost, live: LiveSpec, spec: VgpuTypeSpec, framework: Framework) -> None:
     slot = parse_pci_address(live.slot)
     if framework is Framework.MDEV:
         uuid = parse_mdev_uuid(live.uuid or "")
         if uuid in kernel.mdev.devices:
             raise ValueError(f"the vGPU {uuid} stands twice")
-        kernel.mdev.adopt(carving, slot, spec, uuid, IommuGroup(live.group) if live.group is not None else None)
+        kernel.mdev.adopt(vgpu_host, slot, spec, uuid, IommuGroup(live.group) if live.group is not None else None)
         return
     function = kernel.pci.functions[slot]
-    if function.group is None or slot in carving.live:
+    if function.group is None or slot in vgpu_host.live:
         raise ValueError(f"{slot} carries one vGPU at most, and needs an IOMMU group")
-    kernel.vendor_vfio.adopt(carving, slot, spec, function.folder, function.group)
+    kernel.vendor_vfio.adopt(vgpu_host, slot, spec, function.folder, function.group)

@@ -36,8 +36,8 @@ def differences(host: Facts, machine: Facts) -> Iterator[Loss]:
     for name in ("group_nodes", "cdev_nodes"):
         yield from _sets(name, getattr(host, name), getattr(machine, name))
     yield from _fields("platform", host.platform, machine.platform, leave=("boot_id",))
-    for oddity in host.oddities:
-        yield Loss(oddity.path, "odd entry", oddity.what)
+    for malformed in host.malformed_entries:
+        yield Loss(malformed.path, "odd entry", malformed.what)
     for unread in host.unread:
         yield Loss(unread.path, "not read", unread.said)
 

@@ -16,7 +16,7 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.differences import Loss
 from gpuvirt.sim.machine import CarriesSpec, LiveSpec
-from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
+from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 MOST = 256
 UNKNOWN_SIZE = "unknown"
@@ -150,12 +150,12 @@ def _left(host: VgpuHost, spec: CarriesSpec) -> dict[str, dict[VgpuType, int]]:
     """Return the numbers that the host tells and that the rule of equal sizes does not."""
     specs = {one.name: one for one in spec.types}
     live = {one.uuid or one.slot: (specs[one.type], PciAddress(one.slot)) for one in spec.live}
-    carving = Carving(host.gpu, spec.types, list(host.slots), live=live)
+    vgpu_host = SimVgpuHost(host.gpu, spec.types, list(host.slots), live=live)
     odd: dict[str, dict[VgpuType, int]] = {}
     for slot, counts in host.slots.items():
         for name, one in specs.items():
             told = counts.get(name, 0)
-            if told != carving.left(one, slot):
+            if told != vgpu_host.left(one, slot):
                 odd.setdefault(slot, {})[name] = told
     return odd
 

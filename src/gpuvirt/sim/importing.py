@@ -20,26 +20,26 @@ from gpuvirt.facts.setup import Setup
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes, pci
-from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_setup
+from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.inventory import build_inventory
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 from gpuvirt.sim.archived import ArchivedKernel
-from gpuvirt.sim.builder import build_machine
+from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.differences import Loss, differences, setup_differences
 from gpuvirt.sim.importedplatform import platform_of
 from gpuvirt.sim.importedvgpus import carries_of
 from gpuvirt.sim.machine import (
     MOST_NUMA_NODE,
     MOST_VFS,
-    BoardSpec,
+    CardSpec,
     EgmSpec,
     FunctionSpec,
-    MachineSpec,
+    HostSpec,
     SlotSpec,
-    shared_boards,
+    shared_cards,
 )
 from gpuvirt.sim.platform import PlatformSpec
 
@@ -73,7 +73,7 @@ COMMENT = """\
 class Imported:
     """A machine made of a host."""
 
-    spec: MachineSpec
+    spec: HostSpec
     text: str
     """It as a machine file."""
     losses: tuple[Loss, ...]
@@ -89,13 +89,13 @@ def import_archive(path: Path) -> Imported:
         except DamagedError as error:
             raise DamagedError(f"{path}: {error}") from error
     manifest = opened.manifest
-    made = import_machine(kernel, f"{manifest.node} as gpuvirt {manifest.gpuvirt} saw it on {manifest.at:%Y-%m-%d}")
+    made = import_host(kernel, f"{manifest.node} as gpuvirt {manifest.gpuvirt} saw it on {manifest.at:%Y-%m-%d}")
     # What failed with an errno fails again here, and is told by whoever looks for it.
     odd = tuple(Loss(one.path, "not in the archive", one.why) for one in manifest.unread if one.errno is None)
     return replace(made, losses=(*made.losses, *odd))
 
 
-def import_machine(kernel: Kernel, about: str) -> Imported:
+def import_host(kernel: Kernel, about: str) -> Imported:
     """Return the machine that shows what `kernel` shows; raise GpuvirtError where none can be made."""
     facts = scan(kernel)
     importing = _Importing(kernel, facts, recorded=_recorded(kernel))
@@ -106,8 +106,8 @@ def import_machine(kernel: Kernel, about: str) -> Imported:
         platform = platform_of(setup, lambda one: _shown(imported, one, gpus))
         # What a person would load is what is tried.
         text = COMMENT + plain.write(msgspec.to_builtins(msgspec.structs.replace(imported, platform=platform)))
-        spec = documents.parse(text, MachineSpec, where="machine.yaml")
-        machine = build_machine(spec, where="machine.yaml")
+        spec = documents.parse(text, HostSpec, where="machine.yaml")
+        machine = build_host(spec, where="machine.yaml")
         losses = (*differences(facts, scan(machine)), *setup_differences(setup, _setup(machine, gpus)))
     except GpuvirtError as error:
         raise UnfitError(f"no machine can be made of this host: {error}; please report it, with the archive") from error
@@ -119,8 +119,8 @@ def _setup(kernel: Kernel, gpus: Sequence[PciFunction]) -> Setup:
     return read_setup(Discreet(kernel), Facts(), gpus)
 
 
-def _shown(spec: MachineSpec, platform: PlatformSpec, gpus: Sequence[PciFunction]) -> Setup:
-    return _setup(build_machine(msgspec.structs.replace(spec, platform=platform)), gpus)
+def _shown(spec: HostSpec, platform: PlatformSpec, gpus: Sequence[PciFunction]) -> Setup:
+    return _setup(build_host(msgspec.structs.replace(spec, platform=platform)), gpus)
 
 
 @dataclass(slots=True)
@@ -128,11 +128,11 @@ class _Importing:
     kernel: Kernel
     facts: Facts
     losses: list[Loss] = field(default_factory=list)
-    boards: dict[str, BoardSpec] = field(default_factory=dict)
+    boards: dict[str, CardSpec] = field(default_factory=dict)
     recorded: Mapping[PciAddress, str] = field(default_factory=dict)
     """The drivers that functions had before gpuvirt gave them to VFIO's."""
 
-    def machine(self, about: str) -> MachineSpec:
+    def machine(self, about: str) -> HostSpec:
         facts = self.facts
         loose = [one for one in facts.functions.values() if one.on_vfio]
         on_vfio = {one.iommu_group for one in loose if isinstance(one.iommu_group, int)}
@@ -142,7 +142,7 @@ class _Importing:
         groupless = any(vgpu.group is None for vgpu in live)  # so are mdevs without VFIO_GROUP
         group_nodes = container or bool(facts.group_nodes) or not (facts.cdev_nodes or on_vfio or groupless)
         cdevs = bool(facts.cdev_nodes) if on_vfio or facts.cdev_nodes else facts.platform.iommufd
-        return MachineSpec(
+        return HostSpec(
             about=about,
             slots=tuple(self._slots()),
             boards=self.boards,
@@ -196,7 +196,7 @@ class _Importing:
         self.losses += losses
         return SlotSpec(
             at=address,
-            board=self._board(function, driver),
+            board=self._card(function, driver),
             driver=driver or "none",
             group=group,
             numa=self._numa_node(function),
@@ -207,9 +207,9 @@ class _Importing:
             carries=carries,
         )
 
-    def _board(self, function: PciFunction, driver: str | None) -> str:
+    def _card(self, function: PciFunction, driver: str | None) -> str:
         """Return the name of a board of this one function, made where there is none yet."""
-        board = BoardSpec(
+        board = CardSpec(
             functions=(
                 FunctionSpec(
                     id=str(function.id),
@@ -275,7 +275,7 @@ def _is_plain(function: PciFunction) -> bool:
 
 def _recorded(kernel: Kernel) -> Mapping[PciAddress, str]:
     try:
-        return originals.parse(kernel.read(originals.FILE, limit=attributes.FILE_BYTES)).drivers
+        return originaldrivers.parse(kernel.read(originaldrivers.FILE, limit=attributes.FILE_BYTES)).drivers
     except (OSError, DamagedError):
         return {}
 
@@ -283,7 +283,7 @@ def _recorded(kernel: Kernel) -> Mapping[PciAddress, str]:
 @cache
 def _shared() -> Mapping[str, str]:
     """Return the native drivers of the boards that all machines know, by PCI id."""
-    parts = [part for board in shared_boards().values() for part in board.functions]
+    parts = [part for board in shared_cards().values() for part in board.functions]
     return {part.id: part.native_driver for part in parts if part.native_driver is not None}
 
 

@@ -179,7 +179,7 @@ class SimKernel:
             HostPath("/proc/sys/kernel/random/boot_id"), constant(f"00000000-0000-4000-8000-{self._boots:012d}")
         )
 
-    def start_machine(self, group: IommuGroup, command: str = "qemu-system-x86", *, devices: bool = True) -> Process:
+    def start_vm(self, group: IommuGroup, command: str = "qemu-system-x86", *, devices: bool = True) -> Process:
         """Start a virtual machine that takes all devices of a group, or only opens it; it fails as QEMU would."""
         with self.blocking.condition:
             process = self.processes.next(command)
@@ -232,7 +232,7 @@ class SimKernel:
             self.processes.show(process, nodes)
             return process
 
-    def end_machine(self, process: Process) -> None:
+    def end_vm(self, process: Process) -> None:
         """End a virtual machine; its devices are free, and whoever waited for them goes on."""
         with self.blocking.condition:
             for group in list(self.vfio.groups.values()):

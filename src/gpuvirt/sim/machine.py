@@ -75,7 +75,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The driver that the kernel would give it."""
 
 
-class BoardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class CardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A kind of card."""
 
     functions: Annotated[tuple[FunctionSpec, ...], Meta(min_length=1, max_length=8)]
@@ -133,12 +133,12 @@ class EgmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gpus: tuple[str, ...]
 
 
-class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A machine file."""
 
     about: str
     slots: tuple[SlotSpec, ...] = ()
-    boards: dict[str, BoardSpec] = {}
+    boards: dict[str, CardSpec] = {}
     """Boards of this file alone, beside those that all machines know."""
     iommu: bool = True
     iommufd: bool = False
@@ -159,35 +159,35 @@ class MachineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The host besides its devices."""
 
 
-class BoardsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class CardsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The boards that all machines know."""
 
-    boards: dict[str, BoardSpec]
+    boards: dict[str, CardSpec]
 
 
-def machine_names() -> tuple[str, ...]:
+def host_names() -> tuple[str, ...]:
     """Return the names of the machines that come with gpuvirt."""
     names = (entry.name.removesuffix(".yaml") for entry in _folder().iterdir() if entry.name.endswith(".yaml"))
     return tuple(sorted(name for name in names if name != "boards"))
 
 
-def load_machine(name: str) -> MachineSpec:
+def load_host(name: str) -> HostSpec:
     """Return a machine by its name, or from a file when `name` is a path; raise ConfigError where there is none."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"} or path.is_absolute():
-        return documents.load(path, MachineSpec)
-    if name not in machine_names():
+        return documents.load(path, HostSpec)
+    if name not in host_names():
         raise ConfigError(
-            f"no such machine; there are {', '.join(machine_names())}, or give the path of a file", where=name
+            f"no such machine; there are {', '.join(host_names())}, or give the path of a file", where=name
         )
     entry = _folder() / f"{name}.yaml"
-    return documents.parse(entry.read_text("utf-8"), MachineSpec, where=entry.name)
+    return documents.parse(entry.read_text("utf-8"), HostSpec, where=entry.name)
 
 
-def shared_boards() -> dict[str, BoardSpec]:
+def shared_cards() -> dict[str, CardSpec]:
     """Return the boards that all machines know."""
     entry = _folder() / "boards.yaml"
-    return documents.parse(entry.read_text("utf-8"), BoardsFile, where=entry.name).boards
+    return documents.parse(entry.read_text("utf-8"), CardsFile, where=entry.name).boards
 
 
 def _folder() -> Traversable:

@@ -13,7 +13,7 @@ from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.tree import File, Tree, constant, fails
 from gpuvirt.sim.vfio import Vfio
-from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
+from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 LIVE = "/sys/bus/mdev/devices"
 PARENTS = "/sys/class/mdev_bus"
@@ -29,7 +29,7 @@ class SimMdev:
 
     uuid: str
     spec: VgpuTypeSpec
-    carving: Carving
+    vgpu_host: SimVgpuHost
     slot: PciAddress
     folder: HostPath
     group: IommuGroup
@@ -40,25 +40,25 @@ class MdevBus:
 
     def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
         self.devices: dict[str, SimMdev] = {}
-        self._parents: dict[PciAddress, tuple[Carving, HostPath]] = {}
+        self._parents: dict[PciAddress, tuple[SimVgpuHost, HostPath]] = {}
         self._tree = tree
         self._vfio = vfio
         self._blocking = blocking
         self._changed = changed
         self._next_group = FIRST_GROUP
 
-    def offer(self, carving: Carving, folders: Mapping[PciAddress, HostPath]) -> None:
+    def offer(self, vgpu_host: SimVgpuHost, folders: Mapping[PciAddress, HostPath]) -> None:
         """Let the slots of a GPU make mediated devices while their driver has them; `folders` says where each lies."""
         self._tree.make(HostPath(LIVE))
-        self._parents |= {slot: (carving, folders[slot]) for slot in carving.slots}
+        self._parents |= {slot: (vgpu_host, folders[slot]) for slot in vgpu_host.slots}
 
     def withdraw(self, slot: PciAddress) -> None:
         """Let a slot make none any more, which has none."""
         self._parents.pop(slot, None)
 
-    def refresh(self, carving: Carving) -> None:
+    def refresh(self, vgpu_host: SimVgpuHost) -> None:
         """The GPU is in another mode, and has no vGPU: its slots show the types of that mode."""
-        for slot in carving.slots:
+        for slot in vgpu_host.slots:
             if slot in self._parents and self._tree.exists(HostPath(f"{PARENTS}/{slot}")):
                 self._tree.remove(HostPath(f"{self._parents[slot][1]}/mdev_supported_types"))
                 self.appear(slot)
@@ -67,10 +67,10 @@ class MdevBus:
         """The driver of a slot has it: its types can be seen."""
         if slot not in self._parents:
             return
-        carving, folder = self._parents[slot]
+        vgpu_host, folder = self._parents[slot]
         self._tree.link(HostPath(f"{PARENTS}/{slot}"), folder)
-        for spec in carving.types:
-            self._place_type(carving, slot, folder, spec)
+        for spec in vgpu_host.types:
+            self._place_type(vgpu_host, slot, folder, spec)
 
     def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
         """The driver of a slot is to go: take all its devices back; `finish` runs when the last user has let go."""
@@ -106,7 +106,7 @@ class MdevBus:
             self._finish(device)
         self._tree.remove(HostPath(f"{PARENTS}/{slot}"))
 
-    def create(self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, text: str) -> None:
+    def create(self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, text: str) -> None:
         """Make a mediated device."""
         self._blocking.spend(Operation.CREATE)
         uuid = text
@@ -115,17 +115,17 @@ class MdevBus:
         uuid = uuid[:36].lower()
         if uuid in self.devices:
             raise fails(errno.EEXIST, uuid)
-        if carving.left(spec, slot) < 1:
+        if vgpu_host.left(spec, slot) < 1:
             raise fails(errno.ENOSPC, uuid)
-        self.adopt(carving, slot, spec, uuid)
+        self.adopt(vgpu_host, slot, spec, uuid)
 
     def adopt(
-        self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, uuid: str, group: IommuGroup | None = None
+        self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, uuid: str, group: IommuGroup | None = None
     ) -> None:
         """Have a mediated device, whether or not it would fit."""
         parent = self._tree.real_path(HostPath(f"{PARENTS}/{slot}"))
-        device = SimMdev(uuid, spec, carving, slot, HostPath(f"{parent}/{uuid}"), group or self._new_group())
-        carving.take(uuid, spec, slot)
+        device = SimMdev(uuid, spec, vgpu_host, slot, HostPath(f"{parent}/{uuid}"), group or self._new_group())
+        vgpu_host.take(uuid, spec, slot)
         self.devices[uuid] = device
         self._place_device(device, parent)
         self._changed()
@@ -155,7 +155,7 @@ class MdevBus:
         self._vfio.leave(device.group, device.uuid)
         self._tree.remove(device.folder)
         self._tree.remove(HostPath(f"{_type_folder(device)}/devices/{device.uuid}"))
-        device.carving.free(device.uuid)
+        device.vgpu_host.free(device.uuid)
         del self.devices[device.uuid]
         self._changed()
 
@@ -163,14 +163,14 @@ class MdevBus:
         if written.number(text):
             self.remove(uuid)
 
-    def _place_type(self, carving: Carving, slot: PciAddress, parent: HostPath, spec: VgpuTypeSpec) -> None:
+    def _place_type(self, vgpu_host: SimVgpuHost, slot: PciAddress, parent: HostPath, spec: VgpuTypeSpec) -> None:
         folder = f"{parent}/mdev_supported_types/{spec.folder}"
         files = {
             "name": constant(spec.name),
             "device_api": constant("vfio-pci"),
             "description": constant(f"framebuffer={spec.size}, max_instance={spec.most}"),
-            "available_instances": File(read=lambda: f"{carving.left(spec, slot)}\n"),
-            "create": File(write=lambda text: self.create(carving, slot, spec, text)),
+            "available_instances": File(read=lambda: f"{vgpu_host.left(spec, slot)}\n"),
+            "create": File(write=lambda text: self.create(vgpu_host, slot, spec, text)),
         }
         for name, file in files.items():
             self._tree.place(HostPath(f"{folder}/{name}"), file)

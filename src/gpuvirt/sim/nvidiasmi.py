@@ -14,7 +14,7 @@ from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.smicommand import SCHEDULER, UsageError, Verb
 from gpuvirt.sim.smitexts import NS_PER_MS, SmiGpu, switched
-from gpuvirt.sim.vgpu import Carving
+from gpuvirt.sim.vgpu import SimVgpuHost
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 2, 3, 6, 19, 23
 """nvml.h, nvmlReturn_t"""
@@ -65,15 +65,15 @@ class NvidiaSmi:
     def _gpus(self, chosen: str | None) -> Gpus:
         """Return the GPUs of the driver nvidia, or those of them that `-i` means: none where one of them is none."""
         functions = [function for _, function in sorted(self._kernel.pci.functions.items()) if _is_gpu(function)]
-        gpus = [SmiGpu(index, function, self._carving(function)) for index, function in enumerate(functions)]
+        gpus = [SmiGpu(index, function, self._vgpu_host(function)) for index, function in enumerate(functions)]
         if chosen is None:
             return gpus
         found = [next((gpu for gpu in gpus if _is_meant(name, gpu)), None) for name in chosen.split(",")]
         return [gpu for gpu in found if gpu is not None] if None not in found else []
 
-    def _carving(self, function: SimFunction) -> Carving | None:
+    def _vgpu_host(self, function: SimFunction) -> SimVgpuHost | None:
         carrier = self._kernel.vfs.carriers.get(function.address)
-        return carrier.carving if carrier is not None else None
+        return carrier.vgpu_host if carrier is not None else None
 
     def _plain(self, gpus: Gpus, options: Options) -> Ended:
         if "-mig" in options:
@@ -83,28 +83,28 @@ class NvidiaSmi:
         return _said(smitexts.query(gpus) if "-q" in options else smitexts.summary(gpus))
 
     def _set_mig(self, gpu: SmiGpu, mode: str) -> Ended:
-        on, carving = SWITCH.get(mode.upper()), gpu.carving
+        on, vgpu_host = SWITCH.get(mode.upper()), gpu.vgpu_host
         if on is None:
             return _failed(INVALID_ARGUMENT, f"{mode} is no MIG mode, which is 0 or 1")
         verb = "Enable" if on else "Disable"
-        if carving is None or not carving.profiles:
+        if vgpu_host is None or not vgpu_host.profiles:
             return _failed(NOT_SUPPORTED, f"Unable to {verb.lower()} MIG Mode for GPU {gpu.bus_id}")
-        carving.mig_pending = on
-        if carving.mig != on and (carving.live or carving.instances or self._is_open(gpu)):
+        vgpu_host.mig_pending = on
+        if vgpu_host.mig != on and (vgpu_host.live or vgpu_host.instances or self._is_open(gpu)):
             waits = f"Warning: MIG mode is in pending {verb.lower()} state for GPU {gpu.bus_id}:{WORDS[IN_USE]}"
             return Ended(0, f"{waits}\nAll done.\n", "")
-        if carving.mig != on:
-            carving.forget()
-            self._kernel.mdev.refresh(carving)
+        if vgpu_host.mig != on:
+            vgpu_host.forget()
+            self._kernel.mdev.refresh(vgpu_host)
         return Ended(0, f"{verb}d MIG Mode for GPU {gpu.bus_id}\nAll done.\n", "")
 
     def _is_open(self, gpu: SmiGpu) -> bool:
         return self._kernel.nvidia.is_open(gpu.function.address)
 
     def _mig(self, gpus: Gpus, options: Options) -> Ended:
-        if "-lgip" in options and (able := [gpu for gpu in gpus if gpu.carving and gpu.carving.profiles]):
+        if "-lgip" in options and (able := [gpu for gpu in gpus if gpu.vgpu_host and gpu.vgpu_host.profiles]):
             return _said(smitexts.profiles(able))
-        cut = [gpu for gpu in gpus if gpu.carving is not None and gpu.carving.mig]
+        cut = [gpu for gpu in gpus if gpu.vgpu_host is not None and gpu.vgpu_host.mig]
         if not cut:
             return Ended(NOT_FOUND, "No MIG-enabled devices found.\n", "")
         if "-cgi" in options:
@@ -123,18 +123,18 @@ class NvidiaSmi:
         policy, time_slice = POLICIES.get(options.get("-p", "")), options.get("-t", "0")
         if policy is None or not time_slice.isdecimal():
             return _failed(INVALID_ARGUMENT, "Unable to set the scheduler state")
-        wanted = Scheduler(policy, int(time_slice) // NS_PER_MS or None)
-        return _each(gpus, lambda gpu: self._set_scheduler_of(gpu, wanted))
+        desired = Scheduler(policy, int(time_slice) // NS_PER_MS or None)
+        return _each(gpus, lambda gpu: self._set_scheduler_of(gpu, desired))
 
-    def _set_scheduler_of(self, gpu: SmiGpu, wanted: Scheduler) -> Ended:
-        carving, what = gpu.carving, f"Unable to set the scheduler state of GPU {gpu.bus_id}"
-        if carving is None or carving.mig:
+    def _set_scheduler_of(self, gpu: SmiGpu, desired: Scheduler) -> Ended:
+        vgpu_host, what = gpu.vgpu_host, f"Unable to set the scheduler state of GPU {gpu.bus_id}"
+        if vgpu_host is None or vgpu_host.mig:
             return _failed(NOT_SUPPORTED, what)
-        if wanted.policy is SchedulerPolicy.FIXED_SHARE and carving.mixed_sizes:
+        if desired.policy is SchedulerPolicy.FIXED_SHARE and vgpu_host.mixed_sizes:
             return _failed(NOT_SUPPORTED, what)
-        if any(self._in_use(vgpu) for vgpu in carving.live):
+        if any(self._in_use(vgpu) for vgpu in vgpu_host.live):
             return _failed(IN_USE, what)
-        carving.scheduler = wanted
+        vgpu_host.scheduler = desired
         return Ended(0, f"Successfully set the scheduler state of GPU {gpu.bus_id}\n", "")
 
     def _in_use(self, vgpu: str) -> bool:
@@ -173,34 +173,36 @@ def _failed(code: int, what: str) -> Ended:
 
 
 def _vgpu_of(gpu: SmiGpu, options: Options) -> Ended:
-    carving = gpu.carving
-    if carving is None:
+    vgpu_host = gpu.vgpu_host
+    if vgpu_host is None:
         return _failed(NOT_SUPPORTED, f"GPU {gpu.bus_id} carries no vGPUs")
     if "-shm" in options:
-        return _set_mixed_sizes(gpu, carving, options["-shm"])
+        return _set_mixed_sizes(gpu, vgpu_host, options["-shm"])
     if "-ss" in options:
-        return _said(smitexts.scheduler(gpu, carving))
-    creatable = [spec for spec in carving.types if any(carving.left(spec, slot) for slot in carving.slots)]
-    return _said(smitexts.supported(gpu, creatable if "-c" in options else carving.all_types, verbose="-v" in options))
+        return _said(smitexts.scheduler(gpu, vgpu_host))
+    creatable = [spec for spec in vgpu_host.types if any(vgpu_host.left(spec, slot) for slot in vgpu_host.slots)]
+    return _said(
+        smitexts.supported(gpu, creatable if "-c" in options else vgpu_host.all_types, verbose="-v" in options)
+    )
 
 
 def _instances(gpus: Gpus, options: Options) -> Ended:
     if "-lci" in options:
         return _said(smitexts.compute_instances(gpus))
-    if not any(gpu.carving and gpu.carving.instances for gpu in gpus):
+    if not any(gpu.vgpu_host and gpu.vgpu_host.instances for gpu in gpus):
         return Ended(NOT_FOUND, "No GPU instances found: Not Found\n", "")
     return _said(smitexts.instances(gpus))
 
 
-def _set_mixed_sizes(gpu: SmiGpu, carving: Carving, mode: str) -> Ended:
+def _set_mixed_sizes(gpu: SmiGpu, vgpu_host: SimVgpuHost, mode: str) -> Ended:
     on, what = SWITCH.get(mode.upper()), f"Unable to set vGPU heterogeneous mode of GPU {gpu.bus_id}"
     if on is None:
         return _failed(INVALID_ARGUMENT, f"{what} to {mode}, which is neither 0 nor 1")
-    if carving.mig or not carving.can_mix_sizes:
+    if vgpu_host.mig or not vgpu_host.can_mix_sizes:
         return _failed(NOT_SUPPORTED, what)
-    if carving.live:
+    if vgpu_host.live:
         return _failed(IN_USE, what)
-    carving.mixed_sizes = on
+    vgpu_host.mixed_sizes = on
     return Ended(0, f"{switched(on=on)} vGPU heterogeneous mode for GPU {gpu.bus_id}\n", "")
 
 
@@ -214,31 +216,31 @@ def _create_instances(gpu: SmiGpu, names: Sequence[str], *, computing: bool) -> 
     return Ended(ends[-1].exit_code, "".join(ended.stdout for ended in ends), "")
 
 
-def _create_instance(gpu: SmiGpu, wanted: str, *, computing: bool) -> Ended:
-    carving = gpu.carving
-    profiles = carving.profiles if carving is not None else ()
-    profile = next((one for one in profiles if wanted in {one.name, str(one.id)}), None)
-    made = carving.add_instance(profile) if carving is not None and profile is not None else None
-    if carving is None or profile is None or made is None:
+def _create_instance(gpu: SmiGpu, desired: str, *, computing: bool) -> Ended:
+    vgpu_host = gpu.vgpu_host
+    profiles = vgpu_host.profiles if vgpu_host is not None else ()
+    profile = next((one for one in profiles if desired in {one.name, str(one.id)}), None)
+    made = vgpu_host.add_instance(profile) if vgpu_host is not None and profile is not None else None
+    if vgpu_host is None or profile is None or made is None:
         code = INVALID_ARGUMENT if profile is None else INSUFFICIENT_RESOURCES
-        what = f"Unable to create a GPU instance on GPU {gpu.index:>2} using profile {wanted}: {WORDS[code]}"
+        what = f"Unable to create a GPU instance on GPU {gpu.index:>2} using profile {desired}: {WORDS[code]}"
         return _failed(code, f"{what}\nFailed to create GPU instances")
     named = f"profile MIG {profile.name} (ID {profile.id:>2})"
     said = f"Successfully created GPU instance ID {made.id:>2} on GPU {gpu.index:>2} using {named}\n"
     if computing:
-        carving.computing.add(made.id)
+        vgpu_host.computing.add(made.id)
         said += f"Successfully created compute instance ID  0 on GPU {gpu.index:>2} GPU instance ID {made.id:>2}\n"
     return Ended(0, said, "")
 
 
 def _destroy(gpu: SmiGpu, options: Options) -> Ended:
     """Destroy the instances that `-gi` names, or all."""
-    carving = gpu.carving
-    if carving is None:
+    vgpu_host = gpu.vgpu_host
+    if vgpu_host is None:
         return _failed(NOT_FOUND, "No GPU instances found")
     asked = options.get("-gi")
     if asked is None:
-        numbers = sorted(carving.computing) if "-dci" in options else [one.id for one in carving.instances]
+        numbers = sorted(vgpu_host.computing) if "-dci" in options else [one.id for one in vgpu_host.instances]
     elif all(number.isdecimal() for number in asked.split(",")):
         numbers = [int(number) for number in asked.split(",")]
     else:
@@ -246,24 +248,24 @@ def _destroy(gpu: SmiGpu, options: Options) -> Ended:
     if not numbers:
         return _failed(NOT_FOUND, f"No {'compute' if '-dci' in options else 'GPU'} instances found")
     destroy = _destroy_computing if "-dci" in options else _destroy_instance
-    ends = [destroy(gpu, carving, number) for number in numbers]
+    ends = [destroy(gpu, vgpu_host, number) for number in numbers]
     code = next((ended.exit_code for ended in ends if ended.exit_code), 0)
     return Ended(code, "".join(ended.stdout for ended in ends), "")
 
 
-def _destroy_computing(gpu: SmiGpu, carving: Carving, number: int) -> Ended:
-    if number not in carving.computing:
+def _destroy_computing(gpu: SmiGpu, vgpu_host: SimVgpuHost, number: int) -> Ended:
+    if number not in vgpu_host.computing:
         return Ended(NOT_FOUND, "No compute instances found: Not Found\n", "")
-    carving.computing.remove(number)
+    vgpu_host.computing.remove(number)
     place = f"GPU {gpu.index:>2} GPU instance ID {number:>2}"
     return Ended(0, f"Successfully destroyed compute instance ID  0 from {place}\n", "")
 
 
-def _destroy_instance(gpu: SmiGpu, carving: Carving, number: int) -> Ended:
-    found = next((one for one in carving.instances if one.id == number), None)
-    if found is None or number in {*carving.on_instance.values(), *carving.computing}:
+def _destroy_instance(gpu: SmiGpu, vgpu_host: SimVgpuHost, number: int) -> Ended:
+    found = next((one for one in vgpu_host.instances if one.id == number), None)
+    if found is None or number in {*vgpu_host.on_instance.values(), *vgpu_host.computing}:
         code = NOT_FOUND if found is None else IN_USE
         what = f"Unable to destroy GPU instance ID {number:>2} from GPU {gpu.index:>2}: {WORDS[code]}"
         return _failed(code, f"{what}\nFailed to destroy GPU instances")
-    carving.instances.remove(found)
+    vgpu_host.instances.remove(found)
     return Ended(0, f"Successfully destroyed GPU instance ID {number:>2} from GPU {gpu.index:>2}\n", "")

@@ -184,9 +184,9 @@ class PciBus:
 
     def probe(self, function: SimFunction) -> None:
         """Give a function to the driver that is wanted for it, where that is loaded and nothing has it."""
-        wanted = function.override or self.dynamic_ids.get(function.id) or function.native_driver
-        if function.driver is None and self._tree.exists(HostPath(f"{DRIVERS}/{wanted}")):
-            self.bind(function, wanted or "")
+        desired = function.override or self.dynamic_ids.get(function.id) or function.native_driver
+        if function.driver is None and self._tree.exists(HostPath(f"{DRIVERS}/{desired}")):
+            self.bind(function, desired or "")
 
     def _find(self, text: str) -> SimFunction:
         function = self.functions.get(PciAddress(written.name(text)))

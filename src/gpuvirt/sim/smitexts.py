@@ -11,7 +11,7 @@ from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model import pciids
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.nvidia import gpu_uuid
-from gpuvirt.sim.vgpu import Carving, MigProfileSpec, VgpuTypeSpec
+from gpuvirt.sim.vgpu import MigProfileSpec, SimVgpuHost, VgpuTypeSpec
 
 NS_PER_MS = 1_000_000
 POLICY_WORDS = {
@@ -27,7 +27,7 @@ class SmiGpu:
 
     index: int
     function: SimFunction
-    carving: Carving | None
+    vgpu_host: SimVgpuHost | None
     """None: it carries no vGPUs."""
 
     @property
@@ -49,7 +49,7 @@ class SmiGpu:
     @property
     def mig_mode(self) -> str:
         """The MIG mode that it has."""
-        return "N/A" if self.carving is None or not self.carving.profiles else switched(on=self.carving.mig)
+        return "N/A" if self.vgpu_host is None or not self.vgpu_host.profiles else switched(on=self.vgpu_host.mig)
 
 
 def switched(*, on: bool) -> str:
@@ -70,21 +70,21 @@ def query(gpus: Sequence[SmiGpu]) -> Iterator[str]:
 
 
 def _modes(gpu: SmiGpu) -> Iterator[str]:
-    carving = gpu.carving
-    pending = "N/A" if carving is None or not carving.profiles else switched(on=carving.mig_pending)
-    mixed = "N/A" if carving is None or not carving.can_mix_sizes else switched(on=carving.mixed_sizes)
+    vgpu_host = gpu.vgpu_host
+    pending = "N/A" if vgpu_host is None or not vgpu_host.profiles else switched(on=vgpu_host.mig_pending)
+    mixed = "N/A" if vgpu_host is None or not vgpu_host.can_mix_sizes else switched(on=vgpu_host.mixed_sizes)
     yield f"GPU {gpu.bus_id}"
     yield _row(4, "Product Brand", "NVIDIA")
     yield "    vGPU Device Capability"
-    yield _row(8, "Heterogeneous Time-Slice Profiles", "Supported" if carving is not None else "N/A")
-    can_mix = "N/A" if carving is None else "Supported" if carving.can_mix_sizes else "Not Supported"
+    yield _row(8, "Heterogeneous Time-Slice Profiles", "Supported" if vgpu_host is not None else "N/A")
+    can_mix = "N/A" if vgpu_host is None else "Supported" if vgpu_host.can_mix_sizes else "Not Supported"
     yield _row(8, "Heterogeneous Time-Slice Sizes", can_mix)
     yield "    MIG Mode"
     yield _row(8, "Current", gpu.mig_mode)
     yield _row(8, "Pending", pending)
     yield "    GPU Virtualization Mode"
-    yield _row(8, "Virtualization Mode", "Host VGPU" if carving is not None else "None")
-    sriov = "SR-IOV" if gpu.function.total_vfs else "Non SR-IOV" if carving is not None else "N/A"
+    yield _row(8, "Virtualization Mode", "Host VGPU" if vgpu_host is not None else "None")
+    sriov = "SR-IOV" if gpu.function.total_vfs else "Non SR-IOV" if vgpu_host is not None else "N/A"
     yield _row(8, "Host VGPU Mode", sriov)
     yield _row(8, "vGPU Heterogeneous Mode", mixed)
     yield ""
@@ -107,7 +107,7 @@ def summary(gpus: Iterable[SmiGpu]) -> Iterator[str]:
     yield f"|{'=' * 75}|"
     for gpu in gpus:
         vfs = str(len(gpu.function.virtfns)) if gpu.function.total_vfs else "N/A"
-        vgpus = "N/A" if gpu.carving is None else str(len(gpu.carving.live))
+        vgpus = "N/A" if gpu.vgpu_host is None else str(len(gpu.vgpu_host.live))
         yield f"| {gpu.index:>3}  {gpu.name:<27.27} {gpu.bus_id:<17} {gpu.mig_mode:<9} {vfs:>4} {vgpus:>6}  |"
     yield line
     yield ""
@@ -117,14 +117,14 @@ def vgpus(gpus: Iterable[SmiGpu]) -> Iterator[str]:
     """Yield what `vgpu` writes: the GPUs, and the vGPUs on each."""
     for gpu in gpus:
         yield f"GPU {gpu.bus_id}"
-        for vgpu, (spec, slot) in gpu.carving.live.items() if gpu.carving is not None else ():
+        for vgpu, (spec, slot) in gpu.vgpu_host.live.items() if gpu.vgpu_host is not None else ():
             yield f"    {vgpu}  {spec.name}  on {slot}"
     yield ""
 
 
 def supported(gpu: SmiGpu, specs: Iterable[VgpuTypeSpec], *, verbose: bool) -> Iterator[str]:
     """Yield what `vgpu -s` and `vgpu -c` write of a GPU."""
-    profiles = gpu.carving.profiles if gpu.carving is not None else ()
+    profiles = gpu.vgpu_host.profiles if gpu.vgpu_host is not None else ()
     numbers = {profile.name: str(profile.id) for profile in profiles}
     yield f"GPU {gpu.bus_id}"
     for spec in specs:
@@ -147,14 +147,14 @@ def _framebuffer_mib(spec: VgpuTypeSpec) -> int:
     return int(size) * 1024 if size.isdigit() else 1024
 
 
-def scheduler(gpu: SmiGpu, carving: Carving) -> Iterator[str]:
+def scheduler(gpu: SmiGpu, vgpu_host: SimVgpuHost) -> Iterator[str]:
     """Yield what `vgpu -ss` writes of a GPU."""
     yield f"GPU {gpu.bus_id}"
     yield "    vGPU Scheduler State"
-    yield _row(8, "Scheduler Policy", POLICY_WORDS[carving.scheduler.policy])
-    if carving.scheduler.policy is not SchedulerPolicy.BEST_EFFORT:
-        most = max((spec.most for spec, _ in carving.live.values()), default=1)
-        timeslice_ms = carving.scheduler.timeslice_ms or (2 if most <= 8 else 1)
+    yield _row(8, "Scheduler Policy", POLICY_WORDS[vgpu_host.scheduler.policy])
+    if vgpu_host.scheduler.policy is not SchedulerPolicy.BEST_EFFORT:
+        most = max((spec.most for spec, _ in vgpu_host.live.values()), default=1)
+        timeslice_ms = vgpu_host.scheduler.timeslice_ms or (2 if most <= 8 else 1)
         yield _row(8, "Time Slice", f"{timeslice_ms * NS_PER_MS} ns")
     yield ""
 
@@ -168,7 +168,7 @@ def instances(gpus: Iterable[SmiGpu]) -> Iterator[str]:
     yield "|                          ID       ID       Start:Size |"
     yield "|=======================================================|"
     for gpu in gpus:
-        for one in gpu.carving.instances if gpu.carving is not None else ():
+        for one in gpu.vgpu_host.instances if gpu.vgpu_host is not None else ():
             place = f"{one.start}:{one.size}"
             yield f"|{gpu.index:>4}  MIG {one.profile:<14}{one.profile_id:>4}{one.id:>9}{place:>13}     |"
             yield line
@@ -184,7 +184,7 @@ def profiles(gpus: Iterable[SmiGpu]) -> Iterator[str]:
     yield "|                              Free/Total  slices       |"
     yield "|=======================================================|"
     for gpu in gpus:
-        for profile in gpu.carving.profiles if gpu.carving is not None else ():
+        for profile in gpu.vgpu_host.profiles if gpu.vgpu_host is not None else ():
             room = f"{_room(gpu, profile)}/{_room(gpu, profile, empty=True)}"
             yield f"|{gpu.index:>4}  MIG {profile.name:<12}{profile.id:>4}{room:>12}{profile.size:>10}       |"
     yield line
@@ -193,9 +193,9 @@ def profiles(gpus: Iterable[SmiGpu]) -> Iterator[str]:
 
 def _room(gpu: SmiGpu, profile: MigProfileSpec, *, empty: bool = False) -> int:
     """Return how many more GPU instances of a profile fit."""
-    if gpu.carving is None:
+    if gpu.vgpu_host is None:
         return 0
-    tried = replace(gpu.carving, instances=[] if empty else list(gpu.carving.instances))
+    tried = replace(gpu.vgpu_host, instances=[] if empty else list(gpu.vgpu_host.instances))
     count = 0
     while tried.add_instance(profile) is not None:
         count += 1
@@ -206,6 +206,6 @@ def compute_instances(gpus: Iterable[SmiGpu]) -> Iterator[str]:
     """Yield the table of `mig -lci`."""
     yield "| GPU  GPU instance  Compute instance |"
     for gpu in gpus:
-        for number in sorted(gpu.carving.computing) if gpu.carving is not None else ():
+        for number in sorted(gpu.vgpu_host.computing) if gpu.vgpu_host is not None else ():
             yield f"|{gpu.index:>4}{number:>10}{0:>16}       |"
     yield ""

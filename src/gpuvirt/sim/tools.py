@@ -116,11 +116,11 @@ class SimTools:
         """Take the GPU from its driver, switch its VFs through another, and give it back; no card without VFs fails."""
         if len(arguments) != 2 or arguments[0] not in {"-e", "-d"}:
             return Ended(1, "", SRIOV_MANAGE_USAGE)
-        enable, wanted = arguments[0] == "-e", arguments[1]
-        if wanted != "ALL":
-            function = self._kernel.pci.functions.get(PciAddress(wanted.lower()))
+        enable, desired = arguments[0] == "-e", arguments[1]
+        if desired != "ALL":
+            function = self._kernel.pci.functions.get(PciAddress(desired.lower()))
             if function is None or function.id.vendor != NVIDIA:
-                return Ended(1, "", f"sriov-manage: no NVIDIA GPU at {wanted}; expected an address as 0000:65:00.0\n")
+                return Ended(1, "", f"sriov-manage: no NVIDIA GPU at {desired}; expected an address as 0000:65:00.0\n")
             return self._switch_of(function, enable=enable)
         gpus = [function for function in self._kernel.pci.functions.values() if function.driver == "nvidia"]
         ends = [self._switch_of(gpu, enable=enable) for gpu in gpus if gpu.physfn is None]

@@ -12,7 +12,7 @@ from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.tree import File, Tree, fails
 from gpuvirt.sim.vfio import Vfio
-from gpuvirt.sim.vgpu import Carving, VgpuTypeSpec
+from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 NO_TYPE = 0
 
@@ -29,66 +29,68 @@ class VendorVfioBus:
         self._changed = changed
 
     def offer(
-        self, carving: Carving, folders: Mapping[PciAddress, HostPath], groups: Mapping[PciAddress, IommuGroup]
+        self, vgpu_host: SimVgpuHost, folders: Mapping[PciAddress, HostPath], groups: Mapping[PciAddress, IommuGroup]
     ) -> None:
         """Let the VFs of a GPU carry types; `folders` and `groups` say where each lies and which group it is in."""
-        for slot in carving.slots:
-            self.offer_slot(carving, slot, folders[slot], groups[slot])
+        for slot in vgpu_host.slots:
+            self.offer_slot(vgpu_host, slot, folders[slot], groups[slot])
 
     def adopt(
-        self, carving: Carving, slot: PciAddress, spec: VgpuTypeSpec, folder: HostPath, group: IommuGroup
+        self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, folder: HostPath, group: IommuGroup
     ) -> None:
         """Have a VF carry a type, whether or not it would fit."""
-        carving.take(slot, spec, slot)
+        vgpu_host.take(slot, spec, slot)
         self._vfio.enlist(group, slot, folder)
 
-    def lose(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
+    def lose(self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
         """A VF goes, and its type with it; another that comes in its place takes types again."""
-        if slot in carving.live:
-            carving.free(slot)
+        if slot in vgpu_host.live:
+            vgpu_host.free(slot)
             self._vfio.discharge(group, slot, folder)
         self.refusing.discard(slot)
 
-    def offer_slot(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
+    def offer_slot(self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
         """Let one VF carry a type."""
         self._tree.place(
-            HostPath(f"{folder}/nvidia/creatable_vgpu_types"), File(read=lambda: _creatable(carving, slot))
+            HostPath(f"{folder}/nvidia/creatable_vgpu_types"), File(read=lambda: _creatable(vgpu_host, slot))
         )
         current = File(
-            read=lambda: f"{_current(carving, slot)}\n",
-            write=lambda text: self._set_type(carving, slot, folder, group, text),
+            read=lambda: f"{_current(vgpu_host, slot)}\n",
+            write=lambda text: self._set_type(vgpu_host, slot, folder, group, text),
         )
         self._tree.place(HostPath(f"{folder}/nvidia/current_vgpu_type"), current)
 
-    def _set_type(self, carving: Carving, slot: PciAddress, folder: HostPath, group: IommuGroup, text: str) -> None:
+    def _set_type(
+        self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup, text: str
+    ) -> None:
         self._blocking.spend(Operation.CURRENT_VGPU_TYPE)
         try:
-            wanted = int(text)
+            desired = int(text)
         except ValueError as error:
             raise fails(errno.EINVAL, slot) from error
         if self._vfio.in_use(group, slot):
             raise fails(errno.EBUSY, slot)
-        if wanted == NO_TYPE:
-            if slot in carving.live:
-                carving.free(slot)
+        if desired == NO_TYPE:
+            if slot in vgpu_host.live:
+                vgpu_host.free(slot)
                 self._vfio.discharge(group, slot, folder)
         else:
-            spec = next((spec for spec in carving.types if spec.id == wanted), None)
-            if spec is None or slot in carving.live:
+            spec = next((spec for spec in vgpu_host.types if spec.id == desired), None)
+            if spec is None or slot in vgpu_host.live:
                 raise fails(errno.EINVAL, slot)
-            if carving.left(spec, slot) < 1:
+            if vgpu_host.left(spec, slot) < 1:
                 raise fails(errno.EPERM, slot)
             if slot in self.refusing:
                 raise fails(errno.EIO, slot)
-            self.adopt(carving, slot, spec, folder, group)
+            self.adopt(vgpu_host, slot, spec, folder, group)
         self._changed()
 
 
-def _creatable(carving: Carving, slot: PciAddress) -> str:
-    rows = [f"{spec.id:<6}: {spec.name}" for spec in carving.types if carving.left(spec, slot) > 0]
+def _creatable(vgpu_host: SimVgpuHost, slot: PciAddress) -> str:
+    rows = [f"{spec.id:<6}: {spec.name}" for spec in vgpu_host.types if vgpu_host.left(spec, slot) > 0]
     return "\n".join(["ID    : vGPU Name", *rows, ""])
 
 
-def _current(carving: Carving, slot: PciAddress) -> int:
-    spec_and_slot = carving.live.get(slot)
+def _current(vgpu_host: SimVgpuHost, slot: PciAddress) -> int:
+    spec_and_slot = vgpu_host.live.get(slot)
     return spec_and_slot[0].id if spec_and_slot else NO_TYPE

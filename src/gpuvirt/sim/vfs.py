@@ -18,7 +18,7 @@ from gpuvirt.sim.mdev import MdevBus
 from gpuvirt.sim.pci import PciBus, is_vfio
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
 from gpuvirt.sim.vfio import Vfio
-from gpuvirt.sim.vgpu import Carving
+from gpuvirt.sim.vgpu import SimVgpuHost
 
 FIRST_VF_OFFSET = 4
 """NVIDIA's boards put their first VF four functions after the physical one."""
@@ -28,7 +28,7 @@ FIRST_VF_OFFSET = 4
 class Carrier:
     """A GPU that can carry vGPUs."""
 
-    carving: Carving
+    vgpu_host: SimVgpuHost
     framework: Framework
     on_vfs: bool
     """Its VFs carry them, and nothing does while they are off."""
@@ -50,14 +50,14 @@ class Vfs:
 
     def offer(self, carrier: Carrier) -> None:
         """Let a GPU carry vGPUs on the slots of its carving; raise ValueError where there is no IOMMU for them."""
-        self.carriers[carrier.carving.gpu] = carrier
-        functions = {slot: self._pci.functions[slot] for slot in carrier.carving.slots}
+        self.carriers[carrier.vgpu_host.gpu] = carrier
+        functions = {slot: self._pci.functions[slot] for slot in carrier.vgpu_host.slots}
         folders = {slot: function.folder for slot, function in functions.items()}
         if carrier.framework is Framework.VENDOR_VFIO:
-            self._vendor_vfio.offer(carrier.carving, folders, self._groups(functions))
+            self._vendor_vfio.offer(carrier.vgpu_host, folders, self._groups(functions))
             return
-        self._mdev.offer(carrier.carving, folders)
-        for slot in carrier.carving.slots:
+        self._mdev.offer(carrier.vgpu_host, folders)
+        for slot in carrier.vgpu_host.slots:
             self._mdev.appear(slot)
 
     def _groups(self, functions: Mapping[PciAddress, SimFunction]) -> Mapping[PciAddress, IommuGroup]:
@@ -71,7 +71,7 @@ class Vfs:
     def appear(self, slot: PciAddress) -> None:
         """A native driver has a function: it has forgotten what it was told."""
         if slot in self.carriers:
-            self.carriers[slot].carving.forget()
+            self.carriers[slot].vgpu_host.forget()
         self._mdev.appear(slot)
 
     def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
@@ -148,14 +148,14 @@ class Vfs:
         carrier = self.carriers.get(parent.address)
         if carrier is None or not carrier.on_vfs:
             return
-        carrier.carving.slots.append(function.address)
+        carrier.vgpu_host.slots.append(function.address)
         if carrier.framework is Framework.MDEV:
-            self._mdev.offer(carrier.carving, {**self._folders(carrier.carving), function.address: function.folder})
+            self._mdev.offer(carrier.vgpu_host, {**self._folders(carrier.vgpu_host), function.address: function.folder})
         elif function.group is not None:
-            self._vendor_vfio.offer_slot(carrier.carving, function.address, function.folder, function.group)
+            self._vendor_vfio.offer_slot(carrier.vgpu_host, function.address, function.folder, function.group)
 
-    def _folders(self, carving: Carving) -> Mapping[PciAddress, HostPath]:
-        return {slot: self._pci.functions[slot].folder for slot in carving.slots}
+    def _folders(self, vgpu_host: SimVgpuHost) -> Mapping[PciAddress, HostPath]:
+        return {slot: self._pci.functions[slot].folder for slot in vgpu_host.slots}
 
     def _remove(self, function: SimFunction, gone: Callable[[], None]) -> None:
         address, group = function.address, function.group
@@ -169,11 +169,11 @@ class Vfs:
 
     def _gone(self, parent: SimFunction, function: SimFunction) -> None:
         carrier = self.carriers.get(parent.address)
-        if carrier is not None and function.address in carrier.carving.slots:
+        if carrier is not None and function.address in carrier.vgpu_host.slots:
             if carrier.framework is Framework.VENDOR_VFIO and function.group is not None:
-                self._vendor_vfio.lose(carrier.carving, function.address, function.folder, function.group)
+                self._vendor_vfio.lose(carrier.vgpu_host, function.address, function.folder, function.group)
             self._mdev.withdraw(function.address)
-            carrier.carving.slots.remove(function.address)
+            carrier.vgpu_host.slots.remove(function.address)
         self._pci.forget(function)
 
 

@@ -61,7 +61,7 @@ class MigProfileSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 @dataclass(slots=True, eq=False)
-class Carving:
+class SimVgpuHost:
     """One GPU's vGPUs. A slot is the GPU itself, which carries many, or a VF, which carries one."""
 
     gpu: PciAddress
@@ -119,7 +119,7 @@ class Carving:
         return 1 if left and slot not in {used for _, used in self.live.values()} else 0
 
     def forget(self) -> None:
-        """The driver has the GPU anew: what it was told before is gone, but for MIG mode, which the board keeps."""
+        """The driver has the GPU again: what it was told before is gone, but for MIG mode, which the board keeps."""
         if not self.live:
             self.mixed_sizes, self.mig = False, self.mig_pending
             self.instances.clear()

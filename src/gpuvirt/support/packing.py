@@ -22,7 +22,7 @@ from gpuvirt.model.view import NodeView
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.plain import Plain
 
-TELLING = frozenset({"users", "holder", "subject", "message", "seen", "places", "fix"})
+TELLING = frozenset({"users", "allocated_to", "subject", "message", "seen", "places", "fix"})
 """The fields of a node's picture that may tell names."""
 WITHOUT_PSEUDONYM = frozenset({"vms"})
 """Fields of names that follow from those of pods, and go where names are hidden."""

@@ -17,12 +17,12 @@ from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
 from gpuvirt.documents import from_json
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.discretion import Discreet
 from gpuvirt.hardware.hostcopy import LEFT_OUT, copy_host
+from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.pseudonyms import Pseudonyms
 from gpuvirt.model.view import NodeView
-from gpuvirt.node import journal, onelook, originals, statefile
+from gpuvirt.node import journal, originaldrivers, snapshot, statefile
 from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
 
 LOG_BYTES = 4 << 20
@@ -85,8 +85,8 @@ def pack(asked: Asked) -> Packed:
 
 def _begin(asked: Asked) -> Packing:
     """Look at the host as `gpuvirt devices` does, and learn the names that are to be hidden."""
-    ledger = onelook.read_ledger(*asked.ledgers)
-    view = onelook.take(asked.kernel, asked.settings, asked.ids, asked.clock, ledger)
+    ledger = snapshot.read_ledger(*asked.ledgers)
+    view = snapshot.take(asked.kernel, asked.settings, asked.ids, asked.clock, ledger)
     packing = Packing(asked, asked.clock.now().replace(microsecond=0), None, ledger, view)
     if asked.hide_names:
         names = packing.names = Pseudonyms(asked.nodes)
@@ -95,7 +95,7 @@ def _begin(asked: Asked) -> Packing:
         names.learn(consumer for consumer in consumers if consumer is not None)
         # What can't be read is told where it is packed.
         with suppress(OSError, DamagedError):
-            names.learn(checkpoint.holders(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())
+            names.learn(checkpoint.consumers(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())
         with suppress(OSError, DamagedError):
             names.learn_view(from_json((asked.roots.run / statefile.FILE).read_bytes(), NodeView))
     return packing
@@ -149,9 +149,9 @@ def _agent(packing: Packing) -> Collected:
     if (content := packing.content(ledger)) is not None:
         place = f"{archive.HOST}/var/lib/gpuvirt/ledger.json"
         found |= packing.understood(ledger, place, content, lambda it: _fit_ledger(packing, it))
-    drivers = asked.roots.local(originals.FILE)
+    drivers = asked.roots.local(originaldrivers.FILE)
     if not is_absent(drivers) and (content := packing.content(drivers)) is not None:
-        found[f"{archive.HOST}{originals.FILE}"] = content
+        found[f"{archive.HOST}{originaldrivers.FILE}"] = content
     if asked.config is not None and (content := packing.content(asked.config)) is not None:
         place = "config/node.yaml"
         found |= packing.understood(asked.config, place, content, lambda it: packing.text(_without_comments(it)))

@@ -98,7 +98,7 @@ def _resources(view: NodeView) -> Iterator[str]:
         "gpuvirt_resource_devices", "Devices as the kubelet is told.", ("resource", "health"), counts.items()
     )
     held = {
-        (resource.name,): float(sum(device.holder is not None for device in resource.devices))
+        (resource.name,): float(sum(device.allocated_to is not None for device in resource.devices))
         for resource in view.resources
     }
     yield from gauge("gpuvirt_resource_devices_held", "Devices that pods have.", ("resource",), held.items())

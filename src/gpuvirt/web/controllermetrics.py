@@ -81,7 +81,7 @@ def _operands(decided: Decisions) -> Iterator[str]:
 
 
 def _reasons(decided: Decisions) -> Iterator[str]:
-    found = [str(one.code) for one in decided.progress.troubles]
+    found = [str(one.code) for one in decided.progress.problems]
     found += [str(code) for one in decided.nodes for code in one.codes]
     kubevirt = decided.progress.kubevirt
     found += [kubevirt.reason] if kubevirt is not None and not kubevirt.ready else []

@@ -19,7 +19,7 @@ from gpuvirt.cluster.access.credentials import Issued, Material
 from gpuvirt.cluster.access.execcredential import GROUP, V1, V1BETA1, AskedSpec, ClusterInfo, NotIssuedError
 from gpuvirt.cluster.access.kubeconfig import Cluster, Entry, Exec
 from gpuvirt.cluster.failures import CredentialsError
-from gpuvirt.node.lane import LaneBlockedError, ThreadLane
+from gpuvirt.node.serialworker import ThreadWorker, WorkerBlockedError
 
 VERSIONS = (V1, V1BETA1)
 IF_AVAILABLE, ALWAYS, NEVER = "IfAvailable", "Always", "Never"
@@ -49,27 +49,27 @@ class Command:
 
 def command_of(entry: Entry[Exec], cluster: Entry[Cluster], ca: Material | None) -> Command:
     """Return the plugin that a kubeconfig names; raise ConfigError."""
-    wanted = entry.content
-    if not wanted.command:
+    desired = entry.content
+    if not desired.command:
         raise entry.fault("is missing; expected the plugin's program", "command")
-    if wanted.api_version not in VERSIONS:
-        raise entry.fault(f"expected one of {', '.join(VERSIONS)}, got {wanted.api_version!r}", "apiVersion")
+    if desired.api_version not in VERSIONS:
+        raise entry.fault(f"expected one of {', '.join(VERSIONS)}, got {desired.api_version!r}", "apiVersion")
     modes = (NEVER, IF_AVAILABLE, ALWAYS)
-    mode = wanted.interactive_mode or (IF_AVAILABLE if wanted.api_version == V1BETA1 else "")  # v1 has no default
+    mode = desired.interactive_mode or (IF_AVAILABLE if desired.api_version == V1BETA1 else "")  # v1 has no default
     if mode not in modes:
         raise entry.fault(f"expected one of {', '.join(modes)}, got {mode!r}", "interactiveMode")
-    for index, variable in enumerate(wanted.env):
+    for index, variable in enumerate(desired.env):
         if not variable.name:
             raise entry.fault("is missing; expected the variable's name", f"env[{index}].name")
     # A path, unlike a name, is relative to the kubeconfig.
-    program = str(entry.file.parent.absolute() / wanted.command) if "/" in wanted.command else wanted.command
+    program = str(entry.file.parent.absolute() / desired.command) if "/" in desired.command else desired.command
     return Command(
-        (program, *wanted.args),
-        {variable.name: variable.value for variable in wanted.env},
-        wanted.api_version,
+        (program, *desired.args),
+        {variable.name: variable.value for variable in desired.env},
+        desired.api_version,
         mode,
-        _cluster_info(cluster, ca) if wanted.provide_cluster_info else None,
-        " ".join(wanted.install_hint.split()),
+        _cluster_info(cluster, ca) if desired.provide_cluster_info else None,
+        " ".join(desired.install_hint.split()),
     )
 
 
@@ -97,7 +97,7 @@ class ExecPlugin:
         self._command = command
         self._clock = clock
         # asyncio's own subprocesses hang where they are cancelled while they start.
-        self._lane = ThreadLane("credential plugin")
+        self._worker = ThreadWorker("credential plugin")
         self._running = asyncio.Lock()
         self._runs = 0
         self._issued: Issued | None = None
@@ -127,9 +127,9 @@ class ExecPlugin:
             return
         self._issued, self._failure = None, ""
         try:
-            output = await self._lane.run(self._run, name=self._command.program, timeout_s=WITHIN_S + 10.0)
+            output = await self._worker.run(self._run, name=self._command.program, timeout_s=WITHIN_S + 10.0)
             self._issued, self._expires = self._understood(output)
-        except (CredentialsError, LaneBlockedError) as error:
+        except (CredentialsError, WorkerBlockedError) as error:
             self._failure = str(error)
         finally:
             self._runs += 1

@@ -44,15 +44,15 @@ def from_kubeconfig(paths: Path, context: str = "") -> Credentials:
     return _credentials(cluster, user, found.content.namespace or "default")
 
 
-def _context(merged: Merged, wanted: str) -> Entry[Context]:
-    name, known = wanted or merged.current_context, ", ".join(merged.contexts) or "none"
+def _context(merged: Merged, desired: str) -> Entry[Context]:
+    name, known = desired or merged.current_context, ", ".join(merged.contexts) or "none"
     if name in merged.contexts:
         return merged.contexts[name]
     if not name:
         message = f"no context is the current one; expected --context with one of: {known}"
         raise ConfigError(message, where=merged.where, path="$.current-context")
     message = f"there is no context {name!r} in {merged.where}; expected one of: {known}"
-    raise ConfigError(message, where="--context" if wanted else merged.where, path="$.current-context")
+    raise ConfigError(message, where="--context" if desired else merged.where, path="$.current-context")
 
 
 def _named(merged: Merged, entries: Mapping[str, Entry[T]], context: Entry[Context], kind: str, name: str) -> Entry[T]:

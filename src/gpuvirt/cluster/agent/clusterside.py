@@ -8,24 +8,24 @@ from typing import Protocol, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent import wishes
-from gpuvirt.cluster.agent.gpunode import SpecListener, hear_gpu_node, hear_no_spec
+from gpuvirt.cluster.agent import noderequests
+from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
 from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
-from gpuvirt.cluster.agent.operands import heard_of, operand_claim, operand_pods
+from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_claim
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
-from gpuvirt.model.heard import NodeRequest, OperandsHeard, Progress
+from gpuvirt.model.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
@@ -39,7 +39,7 @@ class Follower(Protocol):
     """The agent, as far as it has to do with the cluster."""
 
     @property
-    def wish(self) -> NodeRequest:
+    def desired(self) -> NodeRequest:
         """What it has heard, before a restart too."""
         ...
 
@@ -68,19 +68,19 @@ class Follower(Protocol):
         """Whether programs that offer the same devices are to be away."""
         ...
 
-    def hear_wish(self, news: NodeRequest, /) -> None:
+    def take_request(self, delta: NodeRequest, /) -> None:
         """Take what is desired of the node; what `news` has not heard stays as it was."""
         ...
 
-    def hear_kind(self, *, there: bool) -> None:
+    def observe_kind(self, *, there: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
         ...
 
-    def hear_operands(self, heard: OperandsHeard | None, /) -> None:
+    def observe_operands(self, observed: OperandsObserved | None, /) -> None:
         """Take what is known of these programs, None where that is not enough."""
         ...
 
-    def hear_trouble(self, who: str, trouble: Reason | None, /) -> None:
+    def report_problem(self, who: str, problem: Reason | None, /) -> None:
         """Take what is wrong, None when nothing is any more."""
         ...
 
@@ -112,7 +112,7 @@ class _Run:
         self._agent = agent
         self._group = group
         random = Random()  # noqa: S311  it keeps agents apart, and no secrets
-        self._desk = Desk(Client(side.credentials), side.node, clock, random)
+        self._dependencies = KeeperDependencies(Client(side.credentials), side.node, clock, random)
         self._labels: Mapping[str, str] | None = None
         self._pods: tuple[Pod, ...] | None = None
 
@@ -130,20 +130,20 @@ class _Run:
             self._keep_gpu_node()
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
-        keys, key, notice = NodeKeys(self._desk), self._desk.key, self._agent.notice
-        hear_wish = wishes.hear_node(self._agent.hear_wish, key)
-        counts = NodeCounts(self._desk, notice) if notice is not None else None
+        keys, key, notice = NodeKeys(self._dependencies), self._dependencies.key, self._agent.notice
+        take_request = noderequests.observe_node(self._agent.take_request, key)
+        counts = NodeCounts(self._dependencies, notice) if notice is not None else None
 
-        def hear(news: News[Node]) -> None:
-            node = news.objects.get(key)
+        def observe(delta: Delta[Node]) -> None:
+            node = delta.objects.get(key)
             self._labels = node.metadata.labels if node is not None else None
             self._tell_operands()
-            hear_wish(news)
-            keys.hear(news)
+            take_request(delta)
+            keys.observe(delta)
             if counts is not None:
-                counts.hear(news)
+                counts.observe(delta)
 
-        self._follow("node", Collection(NODES, Node, key.name), hear, self._told("node", "to read its node"))
+        self._follow("node", Collection(NODES, Node, key.name), observe, self._told("node", "to read its node"))
         label = self._told("state", "to label its node")
         self._start("state", lambda: keys.run(claims, label))
         if counts is not None:
@@ -152,56 +152,58 @@ class _Run:
 
     def _keep_gpu_node(self) -> None:
         """Follow the node's GpuNode, and keep its status; a cluster without that kind wants nothing by it."""
-        keeper, key = GpuNodeKeeper(self._desk), self._desk.key
-        listener = SpecListener(lambda: self._agent.wish, self._agent.hear_wish)
-        hear_wish, told = hear_gpu_node(listener, key), self._told("gpunode", "to read its GpuNode")
+        keeper, key = GpuNodeKeeper(self._dependencies), self._dependencies.key
+        listener = SpecListener(lambda: self._agent.desired, self._agent.take_request)
+        take_request, told = observe_gpu_node(listener, key), self._told("gpunode", "to read its GpuNode")
 
-        def hear(news: News[GpuNode]) -> None:
-            self._agent.hear_kind(there=True)
-            hear_wish(news)
-            keeper.hear(news)
+        def observe(delta: Delta[GpuNode]) -> None:
+            self._agent.observe_kind(there=True)
+            take_request(delta)
+            keeper.observe(delta)
 
         def tell(error: ApiError | None) -> None:
             if isinstance(error, NotFoundError | ForbiddenError):
-                hear_no_spec(listener)
+                observe_no_spec(listener)
             if isinstance(error, NotFoundError):
-                self._agent.hear_kind(there=False)
+                self._agent.observe_kind(there=False)
             told(None if isinstance(error, NotFoundError) else error)
 
-        self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), hear, tell)
+        self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), observe, tell)
         status = self._told("gpunode status", "to write its GpuNode's status")
         self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
-        hear = wishes.hear_config_map(self._agent.hear_wish, ObjectKey(namespace, name))
+        observe = noderequests.observe_config_map(self._agent.take_request, ObjectKey(namespace, name))
         told = self._told("config map", f"to read the ConfigMap {namespace}/{name}")
-        self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), hear, told)
+        self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), observe, told)
 
     def _follow_operands(self, namespace: Namespace) -> None:
-        def hear(news: News[Pod]) -> None:
-            self._pods = tuple(news.objects.values())
+        def observe(delta: Delta[Pod]) -> None:
+            self._pods = tuple(delta.objects.values())
             self._tell_operands()
 
         told = self._told("operands", f"to list the operands' pods in namespace {namespace}")
-        self._follow("operands", operand_pods(namespace, self._desk.node), hear, told)
+        self._follow("operands", operand_pods(namespace, self._dependencies.node), observe, told)
 
     def _tell_operands(self) -> None:
         if self._side.operands is not None:
-            self._agent.hear_operands(heard_of(self._labels, self._pods))
+            self._agent.observe_operands(observed_of(self._labels, self._pods))
 
-    def _follow(self, who: str, collection: Collection[T], hear: Callable[[News[T]], None], tell: Tell) -> None:
-        reflector = Reflector(self._desk.client, collection, self._desk.clock, self._desk.random)
-        self._start(who, lambda: reflector.run(hear, tell))
+    def _follow(self, who: str, collection: Collection[T], observe: Callable[[Delta[T]], None], tell: Tell) -> None:
+        reflector = Reflector(
+            self._dependencies.client, collection, self._dependencies.clock, self._dependencies.random
+        )
+        self._start(who, lambda: reflector.run(observe, tell))
 
     def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
-        self._group.create_task(keep_going(f"cluster: {who}", run, self._desk.clock))
+        self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))
 
     def _told(self, who: str, what: str) -> Tell:
-        return lambda error: self._agent.hear_trouble(f"cluster: {who}", trouble_of(error, what))
+        return lambda error: self._agent.report_problem(f"cluster: {who}", problem_of(error, what))
 
 
-def trouble_of(error: ApiError | None, what: str) -> Reason | None:
+def problem_of(error: ApiError | None, what: str) -> Reason | None:
     """Return what is wrong, None where nothing is; `what` says what the API server is needed for."""
     if error is None:
         return None

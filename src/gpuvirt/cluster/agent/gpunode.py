@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuvirt.cluster.agent.wishes import Hear
+from gpuvirt.cluster.agent.noderequests import Hear
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.gpunode import (
     READY,
     Gpu,
@@ -19,10 +20,9 @@ from gpuvirt.cluster.kinds.gpunode import (
     Why,
 )
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.model.heard import Heard, NodeRequest, NodeSpec, Withheld
 from gpuvirt.model.invalid import InvalidDesired
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.model.validation import Check
 from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
@@ -37,15 +37,15 @@ TYPES = {
 }
 
 
-def wish_of_spec(spec: Spec | None) -> NodeRequest:
+def request_of_spec(spec: Spec | None) -> NodeRequest:
     """Return what a GpuNode wants; without a spec it wants nothing, and labels and settings do."""
     if spec is None:
-        return NodeRequest(spec=Heard(None))
+        return NodeRequest(spec=Observed(None))
     gpus = {one.address: str(one.mode) for one in spec.gpus}
     withheld = tuple(Withheld(one.resource, one.code, one.message, one.offered_as) for one in spec.withheld)
     origins = spec.origins or Origins()
     return NodeRequest(
-        spec=Heard(
+        spec=Observed(
             NodeSpec(
                 mode=str(spec.mode),
                 gpus=gpus,
@@ -63,41 +63,41 @@ def wish_of_spec(spec: Spec | None) -> NodeRequest:
 class SpecListener:
     """Who hears of a GpuNode's spec."""
 
-    heard: Callable[[], NodeRequest]
+    observed: Callable[[], NodeRequest]
     """Returns what was heard last, before a restart too."""
-    hear: Hear
+    observe: Hear
 
 
-def hear_no_spec(listener: SpecListener) -> None:
+def observe_no_spec(listener: SpecListener) -> None:
     """Hand on that there is no spec, where none was heard before: one that is gone wants what it wanted."""
-    if listener.heard().spec is None:
-        listener.hear(wish_of_spec(None))
+    if listener.observed().spec is None:
+        listener.observe(request_of_spec(None))
 
 
-def hear_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[News[GpuNode]], None]:
+def observe_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[Delta[GpuNode]], None]:
     """Return what hands on news of a GpuNode.
 
     One that never had a spec says nothing against what was wanted before: the agent has made it, again perhaps. A spec
     that was taken away does.
     """
 
-    def hear(news: News[GpuNode]) -> None:
-        found = news.objects.get(key)
+    def observe(delta: Delta[GpuNode]) -> None:
+        found = delta.objects.get(key)
         if found is None or (found.spec is None and found.metadata.generation <= 1):
-            hear_no_spec(listener)
+            observe_no_spec(listener)
         else:
-            listener.hear(wish_of_spec(found.spec))
+            listener.observe(request_of_spec(found.spec))
 
-    return hear
+    return observe
 
 
-def status_of(view: NodeView, heard: GpuNode, at: datetime) -> Status:
+def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
     """Return the status that an agent's picture gives; conditions that stand keep their time."""
     gpus = (*view.gpus, *(one for one in view.functions if one.offered_as is not None))
-    known = {(one.type, one.status): one.last_transition_time for one in (heard.status or Status()).conditions}
+    known = {(one.type, one.status): one.last_transition_time for one in (observed.status or Status()).conditions}
     now = f"{at:%Y-%m-%dT%H:%M:%SZ}"
     return Status(
-        observed_generation=heard.metadata.generation,
+        observed_generation=observed.metadata.generation,
         agent=view.agent.version if view.agent is not None else None,
         totals=_totals(view),
         gpus=tuple(_gpu(one) for one in gpus),
@@ -110,7 +110,7 @@ def status_of(view: NodeView, heard: GpuNode, at: datetime) -> Status:
                 reason=reason,
                 message=message[:MOST_MESSAGE],
                 last_transition_time=known.get((kind, status), now),
-                observed_generation=heard.metadata.generation,
+                observed_generation=observed.metadata.generation,
             )
             for kind, status, reason, message in _conditions(view)
         ),
@@ -152,7 +152,7 @@ def _totals(view: NodeView) -> Totals:
     return Totals(
         gpus=len(view.gpus),
         vgpus=sum(len(gpu.vgpus) for gpu in view.gpus),
-        allocated=sum(device.holder is not None for resource in view.resources for device in resource.devices),
+        allocated=sum(device.allocated_to is not None for resource in view.resources for device in resource.devices),
         modes=",".join(sorted({str(gpu.mode) for gpu in view.gpus})),
     )
 
@@ -162,7 +162,7 @@ def _gpu(gpu: GpuView) -> Gpu:
         address=gpu.address,
         name=gpu.name,
         mode=str(gpu.mode),
-        desired_mode=gpu.wanted,
+        desired_mode=gpu.desired,
         vgpu_config=gpu.vgpu_config,
         driver=gpu.driver,
         numa_node=gpu.numa_node,
@@ -191,7 +191,7 @@ def _offered(resource: ResourceView) -> Offered:
     return Offered(
         name=resource.name,
         healthy=sum(device.healthy for device in resource.devices),
-        allocated=sum(device.holder is not None for device in resource.devices),
+        allocated=sum(device.allocated_to is not None for device in resource.devices),
         registered=resource.registered,
         kind=resource.kind,
         pci_vendor_selectors=resource.pci_vendor_selectors,

@@ -9,14 +9,14 @@ import msgspec
 from gpuvirt.clock import Signal
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunode import status_of
-from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
-from gpuvirt.cluster.events import Happening, Kind
+from gpuvirt.cluster.events import EventDraft, Kind
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.known import Known
-from gpuvirt.cluster.mirror import News
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
@@ -28,20 +28,20 @@ PAUSE_S = 1.0
 """Between two writes: a picture may change many times while a pod starts."""
 
 
-def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
+def events_between(before: Status | None, after: Status) -> Iterator[EventDraft]:
     """Yield what has changed between two statuses; of a first one, only what of the desired state is invalid."""
     known = {one.message for one in before.invalid} if before is not None else set[str]()
     for one in after.invalid:
         if one.message not in known:
-            yield Happening(Kind.WARNING, one.code, one.message)
+            yield EventDraft(Kind.WARNING, one.code, one.message)
     if before is None:
         return
     modes = {gpu.address: gpu.mode for gpu in before.gpus}
     for gpu in after.gpus:
         if (mode := modes.get(gpu.address, gpu.mode)) != gpu.mode:
-            yield Happening(Kind.NORMAL, "ModeChanged", f"{gpu.address} is in mode {gpu.mode} now, and was in {mode}")
+            yield EventDraft(Kind.NORMAL, "ModeChanged", f"{gpu.address} is in mode {gpu.mode} now, and was in {mode}")
     for address in sorted(modes.keys() - {gpu.address for gpu in after.gpus}):
-        yield Happening(Kind.WARNING, "GpuGone", f"{address} is no longer there")
+        yield EventDraft(Kind.WARNING, "GpuGone", f"{address} is no longer there")
     ready, was = _ready(after), _ready(before)
     if ready is None or ready.reason == ReasonCode.AWAITS_CONTROLLER:
         return  # every new resource does for a moment
@@ -49,7 +49,7 @@ def happenings(before: Status | None, after: Status) -> Iterator[Happening]:
         return  # what is invalid has its own events
     if was is None or (ready.status, ready.reason) != (was.status, was.reason):
         kind = Kind.NORMAL if ready.status == "True" else Kind.WARNING
-        yield Happening(kind, ready.reason, ready.message or "all GPUs are as they are wanted")
+        yield EventDraft(kind, ready.reason, ready.message or "all GPUs are as they are wanted")
 
 
 def _ready(status: Status) -> Condition | None:
@@ -82,16 +82,16 @@ class _Due:
 class GpuNodeKeeper:
     """Keeps one node's."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, dependencies: KeeperDependencies) -> None:
+        self._dependencies = dependencies
         self._known: Known[GpuNode] = Known()
         self._due = Signal()
         self._pruned: tuple[Status, Status | None] | None = None
         """What was written last, and what the API server kept: an older kind drops fields that it does not know."""
 
-    def hear(self, news: News[GpuNode]) -> None:
+    def observe(self, delta: Delta[GpuNode]) -> None:
         """Take what the GpuNode says now, or that it is not there."""
-        self._known.hear(news.objects.get(self._desk.key))
+        self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
     async def run(self, views: Cell[NodeView], tell: Tell) -> None:
@@ -102,18 +102,18 @@ class GpuNodeKeeper:
                 return None
             node = self._known.word.item
             if node is None:
-                return _Due(_New(API_VERSION, KIND, _Name(self._desk.node)))
+                return _Due(_New(API_VERSION, KIND, _Name(self._dependencies.node)))
             if not views.get().looked and node.status is not None:
                 return None  # what stood there before a restart is better than nothing
-            status = status_of(views.get(), node, self._desk.clock.now())
+            status = status_of(views.get(), node, self._dependencies.clock.now())
             is_due = status != node.status and (status, node.status) != self._pruned
             return _Due(_StatusPatch(status)) if is_due else None
 
         with views.telling(self._due):
-            await self._desk.keep(lacking, self._write, tell, self._due)
+            await self._dependencies.keep(lacking, self._write, tell, self._due)
 
     async def _write(self, due: _Due) -> None:
-        client, content, before = self._desk.client, due.content, self._known.word
+        client, content, before = self._dependencies.client, due.content, self._known.word
         if isinstance(content, _New):
             try:
                 node = await client.create(GPU_NODES, content, GpuNode)
@@ -121,17 +121,19 @@ class GpuNodeKeeper:
                 self._known.doubt(before)
                 return
         else:
-            node = await client.patch(GPU_NODES, self._desk.node, content, PatchType.MERGE, GpuNode, part="status")
+            node = await client.patch(
+                GPU_NODES, self._dependencies.node, content, PatchType.MERGE, GpuNode, part="status"
+            )
             self._pruned = content.status, node.status
         self._known.answer(before, node)
         await self._tell(before.item if before is not None else None, node)
-        await self._desk.clock.sleep(PAUSE_S)
+        await self._dependencies.clock.sleep(PAUSE_S)
 
     async def _tell(self, before: GpuNode | None, after: GpuNode) -> None:
         """Write events of what has changed."""
         if after.status is None:
             return
-        about = events.About(API_VERSION, KIND, self._desk.node, after.metadata.uid)
-        by, at = events.Reporter(REPORTER, self._desk.node), self._desk.clock.now()
-        news = happenings(before.status if before is not None else None, after.status)
-        await events.tell(self._desk.client, events.events_of([(about, one) for one in news], by, at))
+        about = events.About(API_VERSION, KIND, self._dependencies.node, after.metadata.uid)
+        by, at = events.Reporter(REPORTER, self._dependencies.node), self._dependencies.clock.now()
+        delta = events_between(before.status if before is not None else None, after.status)
+        await events.tell(self._dependencies.client, events.events_of([(about, one) for one in delta], by, at))

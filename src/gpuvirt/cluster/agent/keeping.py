@@ -19,7 +19,7 @@ Tell = Callable[[ApiError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class KeeperDependencies:
     """From where one node's objects are written."""
 
     client: Client

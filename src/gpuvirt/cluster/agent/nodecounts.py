@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.known import Known
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.schedulable import Count
@@ -48,32 +48,32 @@ def patch_of(counts: Mapping[ResourceName, Count], said: Mapping[ResourceName, i
 class NodeCounts:
     """Keeps one node's."""
 
-    def __init__(self, desk: Desk, notice: Notice) -> None:
-        self._desk = desk
+    def __init__(self, dependencies: KeeperDependencies, notice: Notice) -> None:
+        self._dependencies = dependencies
         self._notice = notice
         self._known: Known[Node] = Known()
         self._due = Signal()
 
-    def hear(self, news: News[Node]) -> None:
+    def observe(self, delta: Delta[Node]) -> None:
         """Take what the node says now; nothing is written to a node that is not there."""
-        self._known.hear(news.objects.get(self._desk.key))
+        self._known.observe(delta.objects.get(self._dependencies.key))
         self._tell()
         self._due.set()
 
     def _tell(self) -> None:
         if self._known.item is not None:
-            self._notice.hear(said_of(self._known.item.status.allocatable))
+            self._notice.observe(said_of(self._known.item.status.allocatable))
 
     async def run(self, tell: Tell) -> None:
         """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
         with self._notice.counts.telling(self._due):
-            await self._desk.keep(self._lacking, self._write, tell, self._due)
+            await self._dependencies.keep(self._lacking, self._write, tell, self._due)
 
     def _lacking(self) -> Patch | None:
         node = self._known.item
         return patch_of(self._notice.counts.get(), said_of(node.status.allocatable)) if node is not None else None
 
     async def _write(self, patch: Patch) -> None:
-        client, name, before = self._desk.client, self._desk.node, self._known.word
+        client, name, before = self._dependencies.client, self._dependencies.node, self._known.word
         self._known.answer(before, await client.patch(NODES, name, patch, PatchType.MERGE, Node, part="status"))
         self._tell()

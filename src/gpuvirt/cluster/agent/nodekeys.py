@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.agent.keeping import Desk, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ForbiddenError, retried
 from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.known import Known
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.resources import NODES, Metadata
 
 log = logging.getLogger(__name__)
@@ -37,14 +37,14 @@ class Claim:
 class NodeKeys:
     """Keeps one node's keys."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, dependencies: KeeperDependencies) -> None:
+        self._dependencies = dependencies
         self._known: Known[Node] = Known()
         self._due = Signal()
 
-    def hear(self, news: News[Node]) -> None:
+    def observe(self, delta: Delta[Node]) -> None:
         """Take what the node says now; nothing is written to a node that is not there."""
-        self._known.hear(news.objects.get(self._desk.key))
+        self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
     async def run(self, claims: Sequence[Claim], tell: Tell) -> None:
@@ -52,7 +52,7 @@ class NodeKeys:
         with ExitStack() as stack:
             for claim in claims:
                 stack.enter_context(claim.telling(self._due))
-            await self._desk.keep(lambda: self._lacking(claims), self._write, tell, self._due)
+            await self._dependencies.keep(lambda: self._lacking(claims), self._write, tell, self._due)
 
     def _lacking(self, claims: Sequence[Claim]) -> Patch | None:
         node = self._known.item
@@ -64,14 +64,14 @@ class NodeKeys:
 
     async def _written(self, patch: Patch) -> Node:
         try:
-            return await self._desk.client.patch(NODES, self._desk.node, patch, PatchType.MERGE, Node)
+            return await self._dependencies.client.patch(NODES, self._dependencies.node, patch, PatchType.MERGE, Node)
         except ForbiddenError as forbidden:
             log.debug("patching nodes is not permitted; the node is updated")
             try:
-                return await retried(lambda: self._update(patch), self._desk.clock)
+                return await retried(lambda: self._update(patch), self._dependencies.clock)
             except ForbiddenError:
                 raise forbidden from None  # the lesser of the two to be permitted
 
     async def _update(self, patch: Patch) -> Node:
-        client, node = self._desk.client, self._desk.node
+        client, node = self._dependencies.client, self._dependencies.node
         return await client.update(NODES, node, patched(await client.get(NODES, node, Fields), patch), Node)

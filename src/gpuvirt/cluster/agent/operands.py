@@ -14,7 +14,7 @@ from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
 from gpuvirt.cluster.resources import Metadata, pods
-from gpuvirt.model.heard import OperandsHeard
+from gpuvirt.model.observed import OperandsObserved
 from gpuvirt.node.cell import Cell
 
 RUNS = "true"
@@ -24,10 +24,10 @@ OPERAND_APPS = ("nvidia-sandbox-device-plugin-daemonset", "nvidia-sandbox-valida
 """The value of `app` that the pods of the same operands have."""
 
 
-def operand_keys(heard: Metadata, *, away: bool) -> Keys:
+def operand_keys(observed: Metadata, *, away: bool) -> Keys:
     """Return what the labels of operands are to be."""
     before, then = (RUNS, PAUSED_FOR_VGPUS) if away else (PAUSED_FOR_VGPUS, RUNS)
-    return Keys({label: then for label in OPERAND_LABELS if heard.labels.get(label) == before})
+    return Keys({label: then for label in OPERAND_LABELS if observed.labels.get(label) == before})
 
 
 def operand_pods(namespace: str, node: str) -> Collection[Pod]:
@@ -37,12 +37,12 @@ def operand_pods(namespace: str, node: str) -> Collection[Pod]:
 
 def operand_claim(away: Cell[bool]) -> Claim:
     """Return the claim that operands are away while that is wanted, and at no other time."""
-    return Claim(lambda heard: operand_keys(heard, away=away.get()), away.telling)
+    return Claim(lambda observed: operand_keys(observed, away=away.get()), away.telling)
 
 
-def heard_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsHeard | None:
+def observed_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsObserved | None:
     """Return what is known of the operands; None where one of both was not heard, or the node is not there."""
     if labels is None or found is None:
         return None
-    wanted = tuple(label for label in OPERAND_LABELS if labels.get(label) == RUNS)
-    return OperandsHeard(wanted, tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in found)))
+    desired = tuple(label for label in OPERAND_LABELS if labels.get(label) == RUNS)
+    return OperandsObserved(desired, tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in found)))

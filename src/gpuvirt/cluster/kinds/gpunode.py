@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.selectors import ResourceKind
-from gpuvirt.model.wanted import WantedMode
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -29,11 +29,11 @@ Address = Annotated[
 ]
 
 
-class GpuWish(Part, frozen=True, kw_only=True):
+class GpuMode(Part, frozen=True, kw_only=True):
     """The desired mode of one GPU."""
 
     address: Address
-    mode: Annotated[WantedMode, Meta(description="The mode of this GPU, whatever the mode of the node is.")]
+    mode: Annotated[DesiredMode, Meta(description="The mode of this GPU, whatever the mode of the node is.")]
 
 
 class Origins(Part, frozen=True, kw_only=True):
@@ -60,18 +60,18 @@ class Spec(Part, frozen=True, kw_only=True):
     """The desired state of a node's GPUs. Without a spec, the node's labels and the agent's settings apply."""
 
     mode: Annotated[
-        WantedMode,
+        DesiredMode,
         Meta(
             description="The mode of all GPUs of the node. unmanaged: gpuvirt changes nothing. passthrough: whole GPUs"
             " for VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers."
         ),
-    ] = WantedMode.UNMANAGED
+    ] = DesiredMode.UNMANAGED
     vgpu_config: Annotated[
         str | None,
         Meta(description="The vGPU config of GPUs in mode vgpu, such as A10-4Q. If unset: default."),
     ] = None
     gpus: Annotated[
-        tuple[GpuWish, ...], Meta(description="Modes of single GPUs, which take precedence over the node's mode.")
+        tuple[GpuMode, ...], Meta(description="Modes of single GPUs, which take precedence over the node's mode.")
     ] = ()
     origins: Annotated[
         Origins | None, Meta(description="Where mode and vgpuConfig come from. The controller writes it.")

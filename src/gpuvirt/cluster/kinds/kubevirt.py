@@ -97,12 +97,12 @@ class _Domain(msgspec.Struct, frozen=True):
     devices: Devices = Devices()
 
 
-class _MachineSpec(msgspec.Struct, frozen=True):
+class _HostSpec(msgspec.Struct, frozen=True):
     domain: _Domain = _Domain()
 
 
 class _Template(msgspec.Struct, frozen=True):
-    spec: _MachineSpec = _MachineSpec()
+    spec: _HostSpec = _HostSpec()
 
 
 class _Templated(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class VirtualMachineInstance(msgspec.Struct, frozen=True):
     """A machine that runs, or is about to."""
 
     metadata: Metadata
-    spec: _MachineSpec = _MachineSpec()
+    spec: _HostSpec = _HostSpec()
 
     @property
     def devices(self) -> Devices:
@@ -202,7 +202,7 @@ class DeviceKind:
 
 
 REVISED = "VirtualMachineInstancetype", "VirtualMachineClusterInstancetype"
-MACHINES = DeviceKind("machines", Collection(Resource("virtualmachines", "kubevirt.io"), VirtualMachine))
+VIRTUAL_MACHINES = DeviceKind("machines", Collection(Resource("virtualmachines", "kubevirt.io"), VirtualMachine))
 INSTANCES = DeviceKind(
     "instances", Collection(Resource("virtualmachineinstances", "kubevirt.io"), VirtualMachineInstance)
 )
@@ -229,7 +229,7 @@ INSTANCETYPE_REVISIONS = DeviceKind(
     ),
 )
 DEVICE_KINDS: tuple[DeviceKind, ...] = (
-    MACHINES,
+    VIRTUAL_MACHINES,
     INSTANCES,
     REPLICA_SETS,
     POOLS,

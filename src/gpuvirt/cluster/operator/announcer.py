@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpuvirt.clock import Clock
 from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.events import About, Happening, Kind, Reporter
+from gpuvirt.cluster.events import About, EventDraft, Kind, Reporter
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.operator.nodes.placement import Placement
@@ -18,27 +18,27 @@ REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Announcement:
     """What is so now of one object, and worth an event when it begins."""
 
     about: About
-    happening: Happening
+    event: EventDraft
     topic: str = ""
     """What of the object it is about: two topics of one reason are two events."""
 
 
-def invalid_news(choice: Choice, found: Sequence[InvalidValue]) -> Iterator[News]:
+def invalid_announcements(choice: Choice, found: Sequence[InvalidValue]) -> Iterator[Announcement]:
     """Yield what is worth an event where the desired state is invalid: about each node, and about the policy."""
     if found:
         note = " | ".join(one.text for one in found)
-        yield News(_policy(choice), Happening(Kind.WARNING, INVALID, note), note)
+        yield Announcement(_policy(choice), EventDraft(Kind.WARNING, INVALID, note), note)
     for one in found:
         if one.node:
             about = About("v1", "Node", one.node, one.node)
-            yield News(about, Happening(Kind.WARNING, one.code, one.message), one.message)
+            yield Announcement(about, EventDraft(Kind.WARNING, one.code, one.message), one.message)
 
 
-def node_news(nodes: Iterable[Node], placements: Mapping[str, Placement]) -> Iterator[News]:
+def node_announcements(nodes: Iterable[Node], placements: Mapping[str, Placement]) -> Iterator[Announcement]:
     """Yield what is worth an event about nodes."""
     for node in nodes:
         name = node.metadata.name
@@ -48,14 +48,14 @@ def node_news(nodes: Iterable[Node], placements: Mapping[str, Placement]) -> Ite
         about = About("v1", "Node", name, name)  # as the kubelet's: `kubectl describe node` looks for the name as uid
         if placement.leaving and placement.counts:
             note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
-            yield News(about, Happening(Kind.NORMAL, "Draining", note))
+            yield Announcement(about, EventDraft(Kind.NORMAL, "Draining", note))
 
 
-def policy_news(choice: Choice, verdict: Verdict) -> Iterator[News]:
+def policy_announcements(choice: Choice, verdict: Verdict) -> Iterator[Announcement]:
     """Yield what is worth an event about the policy."""
     kind = Kind.NORMAL if verdict.ready else Kind.WARNING
     note = verdict.message or "all nodes and operands are as this policy wants them"
-    yield News(_policy(choice), Happening(kind, verdict.reason, note))
+    yield Announcement(_policy(choice), EventDraft(kind, verdict.reason, note))
 
 
 def _policy(choice: Choice) -> About:
@@ -69,13 +69,13 @@ class Announcer:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._told: Mapping[tuple[About, str, str], News] = {}
+        self._told: Mapping[tuple[About, str, str], Announcement] = {}
 
-    async def tell(self, news: Iterable[News]) -> None:
+    async def tell(self, announcements: Iterable[Announcement]) -> None:
         """Write events of what is so now and was not before: for one object, of another reason than before."""
-        now = {(one.about, one.happening.reason, one.topic): one for one in news}
+        now = {(one.about, one.event.reason, one.topic): one for one in announcements}
         fresh = [one for key, one in now.items() if key not in self._told]
         self._told = now
         at = self._clock.now()
-        happened = [(one.about, one.happening) for one in fresh]
+        happened = [(one.about, one.event) for one in fresh]
         await events.tell(self._client, events.events_of(happened, REPORTER, at))

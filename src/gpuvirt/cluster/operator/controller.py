@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 
 from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
@@ -17,7 +18,6 @@ from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
 from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
@@ -51,7 +51,7 @@ MOST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class ControllerDependencies:
     """What the controller works with."""
 
     client: Client
@@ -62,14 +62,14 @@ class Hands:
 class Controller:
     """One term of leading: it begins with nothing known, and nothing is decided before all was heard."""
 
-    def __init__(self, hands: Hands, home: Home) -> None:
+    def __init__(self, dependencies: ControllerDependencies, home: Home) -> None:
         self.decisions: Decisions | None = None
         """What was last decided."""
-        self._hands = hands
+        self._dependencies = dependencies
         self._home = home
         self._changed = Signal()
-        self._writer = Writer(self._write, hands.clock, hands.random)
-        self._announcer = Announcer(hands.client, hands.clock)
+        self._writer = Writer(self._write, dependencies.clock, dependencies.random)
+        self._announcer = Announcer(dependencies.client, dependencies.clock)
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
         self._nodes = Store(Collection(NODES, Node), self._changed)
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
@@ -80,7 +80,7 @@ class Controller:
         """What is known of patches of KubeVirt; None until what was kept of them was heard."""
         self._pods = Store(Collection(pods(home.namespace), Pod), self._changed)
         self._other = OtherOperator()
-        leases = Store(its_leases(), self._changed, self._hear_lease)
+        leases = Store(its_leases(), self._changed, self._observe_lease)
         self._stores: tuple[AnyStore, ...] = (
             self._policies,
             self._nodes,
@@ -109,58 +109,60 @@ class Controller:
 
     async def run(self) -> None:
         """Lead for ever; what fails is started again by itself."""
-        hands = self._hands
+        dependencies = self._dependencies
         async with asyncio.TaskGroup() as group:
             for store in (*self._stores, *self._kubevirt.all):
                 self._start(
-                    group, store.resource.plural, partial(store.follow, hands.client, hands.clock, hands.random)
+                    group,
+                    store.resource.plural,
+                    partial(store.follow, dependencies.client, dependencies.clock, dependencies.random),
                 )
             for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
                 self._start(group, name, run)
 
     def _start(self, group: asyncio.TaskGroup, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        group.create_task(keep_going(f"controller: {name}", run, self._hands.clock))
+        group.create_task(keep_going(f"controller: {name}", run, self._dependencies.clock))
 
-    def _hear_lease(self, news: News[Lease]) -> None:
-        self._other.hear(news, self._hands.clock.monotonic_s())
+    def _observe_lease(self, announcements: Delta[Lease]) -> None:
+        self._other.observe(announcements, self._dependencies.clock.monotonic_s())
 
     async def _pass_on(self) -> None:
-        """Decide anew whenever a write was done, or fails."""
+        """Decide again whenever a write was done, or fails."""
         while True:
             await self._writer.changed.wait()
             self._changed.set()
 
     async def _decide(self) -> None:
         while True:
-            await self._changed.wait_for(self._hands.clock, MOST_PAUSE_S)
+            await self._changed.wait_for(self._dependencies.clock, MOST_PAUSE_S)
             picture = self._picture()
             if picture is None:
                 continue
-            now, failures = self._hands.clock.now(), self._writer.failures
+            now, failures = self._dependencies.clock.now(), self._writer.failures
             before, self.decisions = self.decisions, decide(picture, self._home, failures, now)
             log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
             if self.decisions.histories is not None:
                 self._histories = self.decisions.histories
             self._writer.offer(self.decisions.writes)
-            await self._announcer.tell(self.decisions.news)
-            await self._hands.clock.sleep(PAUSE_S)
+            await self._announcer.tell(self.decisions.announcements)
+            await self._dependencies.clock.sleep(PAUSE_S)
 
     def _picture(self) -> Picture | None:
         """Return what is known; None before all of it was heard."""
         if not all(store.is_heard for store in self._stores):
             return None
         stored = {resource: store.known for resource, store in self._made.items()}
-        other = self._other.active(self._hands.clock.monotonic_s())
+        other = self._other.active(self._dependencies.clock.monotonic_s())
         kept = stored[config_maps(self._home.namespace)].get(history_key(self._home.namespace))
         if self._histories is None:
             self._histories = kept_histories(kept)
-        kubevirt = self._kubevirt.heard(self._histories, kept_text(kept))
+        kubevirt = self._kubevirt.observed(self._histories, kept_text(kept))
         there = There(stored, self._pods.known, self._marks)
         return Picture(self._policies.known, self._nodes.known, self._gpu_nodes.known, there, other, kubevirt)
 
     async def _write(self, write: Write) -> None:
         """Do one write, and know what came of it before the watch says it. Raises ApiError."""
-        client, target = self._hands.client, write.target
+        client, target = self._dependencies.client, write.target
         match write:
             case PatchNode(patch=patch):
                 self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, Node))
@@ -185,13 +187,13 @@ class Controller:
     async def _delete(self, target: Target, uid: str) -> None:
         """Delete an object, which may have gone meanwhile; what else has its name by now stays. Raises ApiError."""
         with suppress(NotFoundError, ConflictError):
-            await self._hands.client.delete(target.resource, target.name, uid)
+            await self._dependencies.client.delete(target.resource, target.name, uid)
         key = ObjectKey(target.resource.namespace or "", target.name)
         next(store for store in self._stores if store.resource == target.resource).drop(key)
 
-    def troubles(self) -> Iterator[ApiError]:
+    def problems(self) -> Iterator[ApiError]:
         """Return why collections can't be heard."""
-        return (store.trouble for store in self._stores if store.trouble is not None)
+        return (store.problem for store in self._stores if store.problem is not None)
 
 
 def log_invalid(before: Sequence[InvalidValue], now: Sequence[InvalidValue]) -> None:

@@ -17,7 +17,12 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labels import DRIVER, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator import nodedecisions as nodes
-from gpuvirt.cluster.operator.announcer import News, invalid_news, node_news, policy_news
+from gpuvirt.cluster.operator.announcer import (
+    Announcement,
+    invalid_announcements,
+    node_announcements,
+    policy_announcements,
+)
 from gpuvirt.cluster.operator.deployment import decisions as deployment
 from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandState
 from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
@@ -66,7 +71,7 @@ class Decisions:
     """What follows."""
 
     writes: tuple[Write, ...] = ()
-    news: tuple[News, ...] = ()
+    announcements: tuple[Announcement, ...] = ()
     nodes: tuple[NodeVerdict, ...] = ()
     progress: Progress = field(default_factory=Progress)
     policy: str | None = None
@@ -81,13 +86,13 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
     choice = policies.choose(picture.policies.values())
     if choice is None:
         return Decisions()  # without a policy nothing is wanted, and what was deployed before stays as it is
-    troubles, missing = tuple(_troubles(choice, picture, home)), tuple[InvalidValue, ...]()
+    problems, missing = tuple(_problems(choice, picture, home)), tuple[InvalidValue, ...]()
     found, deployed, kubevirt = (
         NodeDecisions((), (), {}),
         Deployment(),
         KubeVirtDecisions(histories=picture.kubevirt.histories),
     )
-    if not troubles and isinstance(choice.policy, ClusterPolicy):
+    if not problems and isinstance(choice.policy, ClusterPolicy):
         policy = policies.beside(choice.policy) if home.coexists else choice.policy
         gpu_nodes = tuple(gpu_node for _, gpu_node in sorted(picture.gpu_nodes.items(), key=itemgetter(0)))
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
@@ -97,7 +102,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         deployed = _deployment(picture, policies.while_leaving(policy) if drains else policy, home, found.placements)
     reported = {key.name: one for key, one in picture.gpu_nodes.items()}
     invalid = (
-        *invalidstates.of_policy(choice.stored.metadata.name, troubles, deployed.faults),
+        *invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults),
         *missing,
         *invalidstates.of_nodes(found.placements, reported),
     )
@@ -106,7 +111,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         nodes=found.verdicts,
         switched_off=tuple(sorted(name for name, one in found.placements.items() if one.present and one.operands_off)),
         operands=operands,
-        troubles=troubles,
+        problems=problems,
         failures=failures,
         unsupported=unsupported(plain_spec(choice.stored)),
         invalid=invalid,
@@ -117,13 +122,19 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         ),
     )
     writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, home, at))
-    news = (
-        *node_news(picture.nodes.values(), found.placements),
-        *invalid_news(choice, invalid),
-        *policy_news(choice, status.verdict_of(progress)),
+    announcements = (
+        *node_announcements(picture.nodes.values(), found.placements),
+        *invalid_announcements(choice, invalid),
+        *policy_announcements(choice, status.verdict_of(progress)),
     )
     return Decisions(
-        writes, news, found.verdicts, progress, choice.stored.metadata.name, deployed.states, kubevirt.histories
+        writes,
+        announcements,
+        found.verdicts,
+        progress,
+        choice.stored.metadata.name,
+        deployed.states,
+        kubevirt.histories,
     )
 
 
@@ -186,7 +197,7 @@ def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> 
     return found.most_common(1)[0][0] if found else "containerd"
 
 
-def _troubles(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
+def _problems(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
     """Yield what keeps a policy from being carried out at all: then nothing is changed anywhere."""
     name = policies.called(choice.stored.metadata.name)
     if picture.other_operator is not None and not home.coexists:
@@ -203,10 +214,10 @@ def _statuses(choice: Choice, progress: Progress, home: Home, at: datetime) -> I
     stored = choice.stored
     yield from _status(stored, status.status_of(progress, stored.metadata, stored.status, home.namespace, at))
     for other in choice.ignored:
-        wanted = status.ignored(stored.metadata.name, other.metadata, other.status, home.namespace, at)
-        yield from _status(other, wanted)
+        desired = status.ignored(stored.metadata.name, other.metadata, other.status, home.namespace, at)
+        yield from _status(other, desired)
 
 
-def _status(stored: StoredPolicy, wanted: Status) -> Iterator[PatchPolicyStatus]:
-    if stored.status != wanted:
-        yield PatchPolicyStatus(Target(CLUSTER_POLICIES, stored.metadata.name, "status"), wanted)
+def _status(stored: StoredPolicy, desired: Status) -> Iterator[PatchPolicyStatus]:
+    if stored.status != desired:
+        yield PatchPolicyStatus(Target(CLUSTER_POLICIES, stored.metadata.name, "status"), desired)

@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.nodes import resolve
 from gpuvirt.cluster.operator.nodes.labels import keys_beside, keys_of
 from gpuvirt.cluster.operator.nodes.placement import Placement, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
-from gpuvirt.cluster.operator.nodes.resolve import Carving, OwnedGpuNode
+from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
 from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
@@ -38,23 +38,23 @@ def decide(
     """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
     writes, verdicts, placements = list[NodeWrite](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
-    carving = policies.carving_of(policy, kubevirt)
+    vgpu_switch = policies.carving_of(policy, kubevirt)
     pausers = pausers_by_node(picture.there.pods.values())
     apps = apps_by_node(picture.there.pods.values())
     deployer = Deployer(policy, has_image, has_daemon_sets=has_image, beside=beside)
     for key, node in sorted(picture.nodes.items()):
         gpu_node = picture.gpu_nodes.get(key)
         placement = placement_of(node.metadata.labels, gpu_node, defaults)
-        wish = _wish(node, placement, carving, gpu_node)
-        placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=wish is not None)
+        desired = _desired(node, placement, vgpu_switch, gpu_node)
+        placement = leaving(placement, node.metadata.labels, gpu_node, spec_is_due=desired is not None)
         placements[key.name] = placement
         pausing = pausers.get(key.name, frozenset())
         here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
         keys = (keys_beside if beside else keys_of)(node.metadata, placement, here)
         if (patch := patch_of([keys], node.metadata)) is not None:
             writes.append(PatchNode(Target(NODES, key.name), patch))
-        if wish is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):
-            writes.append(wish)
+        if desired is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):
+            writes.append(desired)
         if placement.counts:
             here_pods = apps.get(key.name, frozenset())
             observed = ObservedNode(node.metadata.labels, placement, gpu_node, here_pods, node.resources)
@@ -73,20 +73,22 @@ def _orphans(picture: Picture) -> Iterator[DeleteObject]:
             yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid, "its node is gone")
 
 
-def _wish(node: Node, placement: Placement, carving: Carving, heard: OwnedGpuNode | None) -> ApplyGpuNode | None:
+def _desired(
+    node: Node, placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
+) -> ApplyGpuNode | None:
     """Return what is to be applied of a node's GpuNode; none is made for a node that has no GPUs."""
-    if placement.workload is None or (not placement.present and heard is None):
+    if placement.workload is None or (not placement.present and observed is None):
         return None
-    spec = resolve.spec_of(node.metadata.labels, placement, carving, heard)
-    if not resolve.lacks(heard, spec):
+    spec = resolve.spec_of(node.metadata.labels, placement, vgpu_switch, observed)
+    if not resolve.lacks(observed, spec):
         return None
     return ApplyGpuNode(Target(GPU_NODES, node.metadata.name), resolve.applied(node.metadata.name, spec))
 
 
 def _against(placement: Placement, problems: Sequence[Problem], gpu_node: OwnedGpuNode | None) -> str | None:
     """Return why a node is not as it should be; a node for containers is as it should be once its operands are."""
-    if placement.trouble is not None:
-        return placement.trouble.text
+    if placement.problem is not None:
+        return placement.problem.text
     found = [one.reason.text for one in problems]
     if placement.leaving:
         waits = f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"

@@ -9,7 +9,7 @@ from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.decisions import There
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
-from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtHeard
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.store import Objects
 
@@ -32,7 +32,7 @@ class Picture:
     """What is there of operands, and the ConfigMaps beside them."""
     other_operator: str | None = None
     """NVIDIA's operator, where it runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
-    kubevirt: KubeVirtHeard = field(default_factory=KubeVirtHeard)
+    kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap's entries, None where there is none of that name."""

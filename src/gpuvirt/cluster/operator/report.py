@@ -29,7 +29,7 @@ from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workload import Workload
 
-PLUGIN, VALIDATOR, VFIO, CARVER = (
+PLUGIN, VALIDATOR, VFIO, VGPU_DEVICE_MANAGER_COMPONENT = (
     "sandbox-device-plugin",
     "sandbox-validator",
     "vfio-manager",
@@ -132,12 +132,12 @@ def _workload(labels: Mapping[str, str]) -> str:
 
 def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Reason | None) -> Iterator[Row]:
     name, status = node.metadata.name, gpu_node.status if gpu_node is not None else None
-    carves = workload == Workload.VGPU
+    makes_vgpus = workload == Workload.VGPU
     if status is None or problem is not None:
         # What an agent reported that does not run any more is not known to hold.
         state = str(problem.code) if problem is not None else "NotReported"
         detail = _detail(problem) if problem is not None else "its agent has not reported yet"
-        for component in (PLUGIN, VALIDATOR, CARVER if carves else VFIO):
+        for component in (PLUGIN, VALIDATOR, VGPU_DEVICE_MANAGER_COMPONENT if makes_vgpus else VFIO):
             yield Row(name, workload, component, ready=False, state=state, detail=detail)
         return
     yield _plugin(name, workload, status)
@@ -146,12 +146,19 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
     yield Row(name, workload, VALIDATOR, ready=not against, state=state, detail=why)
     ready = [one for one in status.conditions if one.type == READY and one.status != "True"]
     done = f"{status.totals.gpus} GPUs, {status.totals.modes or 'no'} mode"
-    if carves:
+    if makes_vgpus:
         # What the agent keeps, not what the label says: the two differ while the label is invalid, or overridden.
         configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
         done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
     state, why = _first(ready)
-    yield Row(name, workload, CARVER if carves else VFIO, ready=not ready, state=state, detail=why or done)
+    yield Row(
+        name,
+        workload,
+        VGPU_DEVICE_MANAGER_COMPONENT if makes_vgpus else VFIO,
+        ready=not ready,
+        state=state,
+        detail=why or done,
+    )
 
 
 def _plugin(name: str, workload: str, status: Status) -> Row:

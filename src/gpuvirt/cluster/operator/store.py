@@ -6,9 +6,9 @@ from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError
-from gpuvirt.cluster.mirror import News
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject, Resource, is_newer
@@ -34,7 +34,7 @@ class AnyStore(Protocol):
         ...
 
     @property
-    def trouble(self) -> ApiError | None:
+    def problem(self) -> ApiError | None:
         """Why nothing is heard."""
         ...
 
@@ -55,7 +55,7 @@ class Store(Generic[T]):
     """One collection's objects, for those who decide by them."""
 
     def __init__(
-        self, collection: Collection[T], changed: Signal, also: Callable[[News[T]], None] | None = None
+        self, collection: Collection[T], changed: Signal, also: Callable[[Delta[T]], None] | None = None
     ) -> None:
         """`also` is told the same news first."""
         self.collection = collection
@@ -63,7 +63,7 @@ class Store(Generic[T]):
         """None until they were heard."""
         self.installed = True
         """Whether the cluster has this kind of objects at all."""
-        self.trouble: ApiError | None = None
+        self.problem: ApiError | None = None
         """Why nothing is heard."""
         self._changed = changed
         self._also = also
@@ -85,21 +85,21 @@ class Store(Generic[T]):
 
     async def follow(self, client: Client, clock: Clock, random: Random) -> None:
         """Follow the collection for ever."""
-        await Reflector(client, self.collection, clock, random).run(self.hear, self.tell)
+        await Reflector(client, self.collection, clock, random).run(self.observe, self.tell)
 
-    def hear(self, news: News[T]) -> None:
+    def observe(self, delta: Delta[T]) -> None:
         """Take what the reflector says."""
         if self._also is not None:
-            self._also(news)
-        self.objects = ObjectMap.of(news.objects)
+            self._also(delta)
+        self.objects = ObjectMap.of(delta.objects)
         self.installed = True
         self._changed.set()
 
     def tell(self, error: ApiError | None) -> None:
         """Take what is wrong; a kind that is not installed has no objects, and that is known."""
-        before, self.trouble = self.trouble, None if isinstance(error, NotFoundError) else error
-        if self.trouble is not None and type(before) is not type(self.trouble):
-            log.warning("%s; it is tried again, and nothing is concluded meanwhile", self.trouble)
+        before, self.problem = self.problem, None if isinstance(error, NotFoundError) else error
+        if self.problem is not None and type(before) is not type(self.problem):
+            log.warning("%s; it is tried again, and nothing is concluded meanwhile", self.problem)
         if isinstance(error, NotFoundError):
             self.installed = False
             self.objects = ObjectMap()

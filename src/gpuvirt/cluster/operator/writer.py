@@ -29,7 +29,7 @@ Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatu
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Problem:
     """What is wrong with one object's writes."""
 
     pauses_s: Iterator[float]
@@ -52,18 +52,18 @@ class Writer:
         self._random = random
         self._pending: Mapping[Target, Write] = {}
         self._busy: set[Target] = set()
-        self._troubles: dict[Target, _Trouble] = {}
+        self._problems: dict[Target, _Problem] = {}
         self._due = Signal()
 
     @property
     def failures(self) -> tuple[str, ...]:
         """What could not be written when it was last tried, and is still to be."""
-        return tuple(str(one.error) for target, one in self._troubles.items() if target in self._pending)
+        return tuple(str(one.error) for target, one in self._problems.items() if target in self._pending)
 
     def offer(self, writes: Iterable[Write]) -> None:
         """Take all that is to be written now; what was offered before and is not there any more is not written."""
         self._pending = {one.target: one for one in writes if one.target not in self._busy}
-        self._troubles = {target: one for target, one in self._troubles.items() if target in self._pending}
+        self._problems = {target: one for target, one in self._problems.items() if target in self._pending}
         self._due.set()
 
     async def run(self) -> None:
@@ -86,7 +86,7 @@ class Writer:
         for target in self._pending:
             if target in self._busy:
                 continue
-            left_s = self._troubles[target].until_s - now_s if target in self._troubles else 0.0
+            left_s = self._problems[target].until_s - now_s if target in self._problems else 0.0
             if left_s <= 0:
                 return target, None
             soonest_s = left_s if soonest_s is None else min(soonest_s, left_s)
@@ -103,7 +103,7 @@ class Writer:
         else:
             log.info("%s", write.text)
             self.done += 1
-            self._troubles.pop(target, None)
+            self._problems.pop(target, None)
         finally:
             self._busy.discard(target)
             self.changed.set()
@@ -111,11 +111,11 @@ class Writer:
 
     def _fail(self, write: Write, error: ApiError) -> None:
         self.failed += 1
-        trouble = self._troubles.get(write.target)
-        pauses_s = trouble.pauses_s if trouble is not None else backoff_s(most_s=MOST_PAUSE_S)
+        problem = self._problems.get(write.target)
+        pauses_s = problem.pauses_s if problem is not None else backoff_s(most_s=MOST_PAUSE_S)
         pause_s = max(next(pauses_s) * (0.5 + 0.5 * self._random.random()), error.retry_after_s)
         until_s = self._clock.monotonic_s() + pause_s
-        if trouble is None:
+        if problem is None:
             log.warning("%s; it is tried again", error)
-        self._troubles[write.target] = _Trouble(pauses_s, error, until_s)
+        self._problems[write.target] = _Problem(pauses_s, error, until_s)
         self._pending = {write.target: write, **self._pending}

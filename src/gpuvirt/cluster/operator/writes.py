@@ -49,9 +49,9 @@ class ApplyGpuNode:
     @property
     def text(self) -> str:
         """What is done: `GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config), ...`."""
-        return f"GpuNode {self.target.name}: {', '.join(self._wishes())}"
+        return f"GpuNode {self.target.name}: {', '.join(self._desired())}"
 
-    def _wishes(self) -> Iterator[str]:
+    def _desired(self) -> Iterator[str]:
         spec, origins = self.content.spec, self.content.spec.origins
         if origins is not None:
             yield f"mode {_with_origin(spec.mode, origins.mode)}"
@@ -101,6 +101,6 @@ class DeleteObject:
         return f"deleted {self.target.text}: {self.why}"
 
 
-def _with_origin(wish: str | None, origin: str) -> str:
+def _with_origin(desired: str | None, origin: str) -> str:
     """Return what is wanted, and where that is from; None: somebody else says it."""
-    return f"{wish} ({origin})" if wish is not None else f"as {origin}"
+    return f"{desired} ({origin})" if desired is not None else f"as {origin}"

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import Oddity
+from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.kernel import Kernel
 
@@ -17,7 +17,7 @@ class Probe:
 
     hosts: Mapping[PciAddress, VgpuHost] = field(default_factory=dict)
     """By the address of the GPU."""
-    oddities: tuple[Oddity, ...] = ()
+    malformed_entries: tuple[MalformedEntry, ...] = ()
 
 
 class VgpuBackend(Protocol):

@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import (
     parse_pci_address,
 )
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import Oddity
+from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.sysfs import MDEV_PARENTS, MDEVS, mdev_path
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware import attributes
@@ -65,14 +65,14 @@ class Mdev:
             return parents
         if isinstance(devices, Unread):
             return devices
-        oddities: list[Oddity] = []
+        malformed_entries: list[MalformedEntry] = []
         unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)
         slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
         for parent in parents or ():
             slot = _address(HostPath(f"{MDEV_PARENTS}/{parent}"), parent, functions)
-            if isinstance(slot, Oddity):
-                oddities.append(slot)
+            if isinstance(slot, MalformedEntry):
+                malformed_entries.append(slot)
             else:
                 gpu = gpu_of(functions, slot)
                 known = before[gpu].slots.get(slot) if brief and gpu in before else None
@@ -80,15 +80,15 @@ class Mdev:
         seen = {vgpu.id: vgpu for host in before.values() for vgpu in host.live}
         for device in devices or ():
             vgpu = _live(kernel, device, functions, seen)
-            if isinstance(vgpu, Oddity):
-                oddities.append(vgpu)
+            if isinstance(vgpu, MalformedEntry):
+                malformed_entries.append(vgpu)
             else:
                 live[gpu_of(functions, vgpu.slot)].append(vgpu)
         hosts = {
             gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), unread=tuple(unread[gpu]))
             for gpu in sorted({*slots, *live})
         }
-        return Probe(hosts, tuple(oddities))
+        return Probe(hosts, tuple(malformed_entries))
 
     def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
         """Make a mediated device with the UUID `vgpu`; raise OSError(EEXIST, ENOSPC, EUSERS...), VgpuUnavailableError.
@@ -128,12 +128,16 @@ def _type_name(kernel: Kernel, folder: HostPath, type_id: str) -> VgpuType | Unr
     return VgpuType(type_id) if name is None else name if isinstance(name, Unread) else VgpuType(name)
 
 
-def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFunction]) -> PciAddress | Oddity:
+def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFunction]) -> PciAddress | MalformedEntry:
     try:
         address = parse_pci_address(name)
     except ValueError:
-        return Oddity(path, "carries mediated devices, but is no PCI function")
-    return address if address in functions else Oddity(path, f"carries mediated devices, but {address} is not listed")
+        return MalformedEntry(path, "carries mediated devices, but is no PCI function")
+    return (
+        address
+        if address in functions
+        else MalformedEntry(path, f"carries mediated devices, but {address} is not listed")
+    )
 
 
 def _types(kernel: Kernel, slot: PciAddress, unread: list[Unread]) -> Iterator[tuple[VgpuType, int]]:
@@ -152,24 +156,24 @@ def _types(kernel: Kernel, slot: PciAddress, unread: list[Unread]) -> Iterator[t
 
 def _live(
     kernel: Kernel, name: str, functions: Mapping[PciAddress, PciFunction], seen: Mapping[VgpuId, LiveVgpu]
-) -> LiveVgpu | Oddity:
+) -> LiveVgpu | MalformedEntry:
     path = mdev_path(name)
     try:
         vgpu = parse_mdev_uuid(name)
         target = kernel.readlink(path)
     except ValueError as error:
-        return Oddity(path, f"is no mediated device: {error}")
+        return MalformedEntry(path, f"is no mediated device: {error}")
     except OSError as error:
         before = seen.get(parse_mdev_uuid(name))
         if before is None or error.errno in attributes.ABSENT:
-            return Oddity(path, f"is no mediated device: {error}")
+            return MalformedEntry(path, f"is no mediated device: {error}")
         return replace(before, type=Unread(path, errno=error.errno))
     parent = _address(path, target.split("/")[-2] if "/" in target else target, functions)
-    if isinstance(parent, Oddity):
+    if isinstance(parent, MalformedEntry):
         return parent
     found_type = read_type(kernel, vgpu)
     if found_type is None:
-        return Oddity(path, "went away while it was read")
+        return MalformedEntry(path, "went away while it was read")
     type_id = attributes.link_name(kernel, HostPath(f"{path}/mdev_type"))
     return LiveVgpu(
         id=vgpu,

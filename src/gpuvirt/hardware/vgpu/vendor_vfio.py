@@ -120,11 +120,11 @@ class VendorVfio:
         creatable = attributes.parsed(kernel, path, parse_creatable)
         if creatable is None or isinstance(creatable, Unread):
             raise VgpuUnavailableError(f"what {slot} could carry can't be told: {path} {_said(creatable)}")
-        wanted = next((one for one, name in creatable.items() if name == type_), None)
-        if wanted is None:
+        desired = next((one for one, name in creatable.items() if name == type_), None)
+        if desired is None:
             listed = ", ".join(creatable.values()) or "no type"
             raise VgpuUnavailableError(f"{slot} does not offer the vGPU type {type_} now; {path} lists {listed}")
-        kernel.write(_current(slot), wanted.encode())
+        kernel.write(_current(slot), desired.encode())
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
         """Take a VF's type back; raise OSError (EBUSY: it is open), VgpuUnavailableError.

@@ -54,4 +54,4 @@ DesiredUnit = Mapping[PciAddress, DesiredGpu]
 
 def desired_drivers(desired: DesiredUnit) -> DesiredDrivers:
     """Return the drivers that are desired for the GPUs of a unit."""
-    return {gpu: wanted.driver for gpu, wanted in desired.items() if wanted.driver is not None}
+    return {gpu: target.driver for gpu, target in desired.items() if target.driver is not None}

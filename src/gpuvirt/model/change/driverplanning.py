@@ -37,37 +37,43 @@ from gpuvirt.model.podallocations import unmapped_reasons
 from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 
 
-def plan_units(seen: UnitState, wishes: DesiredDrivers) -> tuple[DriverPlan, ...]:
+def plan_units(seen: UnitState, desired: DesiredDrivers) -> tuple[DriverPlan, ...]:
     """Return a plan for each unit that has a wish, in the order of their addresses."""
-    units = {unit for unit, members in seen.inventory.units.items() if wishes.keys() & set(members)}
-    return tuple(plan_drivers(seen, unit, wishes) for unit in sorted(units))
+    units = {unit for unit, members in seen.inventory.units.items() if desired.keys() & set(members)}
+    return tuple(plan_drivers(seen, unit, desired) for unit in sorted(units))
 
 
-def plan_drivers(seen: UnitState, unit: UnitId, wishes: DesiredDrivers) -> DriverPlan:
+def plan_drivers(seen: UnitState, unit: UnitId, desired: DesiredDrivers) -> DriverPlan:
     """Return what is to be done to a unit, which may be nothing; only GPUs and NVSwitches can be wished for."""
     slots = {
         head: tuple(seen.inventory.slots[slot_of(head)])
         for head in seen.inventory.units[unit]
         if _function(seen, head).physfn is None and _function(seen, head).kind in HEADS
     }
-    wanted = {
-        address: wish
+    desired_drivers = {
+        address: driver
         for gpu, members in slots.items()
-        if (wish := wishes.get(gpu)) is not None
+        if (driver := desired.get(gpu)) is not None
         for address in members
         if _function(seen, address).kind is not FunctionKind.BRIDGE
     }
-    wanted |= dict.fromkeys(_also_moved(seen, wanted), DesiredDriver.PASSTHROUGH)
-    wanted |= dict.fromkeys(_also_returned(seen, unit, wanted, slots), DesiredDriver.NATIVE)
+    desired_drivers |= dict.fromkeys(_also_moved(seen, desired_drivers), DesiredDriver.PASSTHROUGH)
+    desired_drivers |= dict.fromkeys(_also_returned(seen, unit, desired_drivers, slots), DesiredDriver.NATIVE)
     to_vfio = [
-        one for one in sorted(wanted) if wanted[one] is DesiredDriver.PASSTHROUGH and not _function(seen, one).on_vfio
+        one
+        for one in sorted(desired_drivers)
+        if desired_drivers[one] is DesiredDriver.PASSTHROUGH and not _function(seen, one).on_vfio
     ]
-    to_native = [one for one in sorted(wanted) if wanted[one] is DesiredDriver.NATIVE and _is_away(seen, one)]
+    to_native = [
+        one for one in sorted(desired_drivers) if desired_drivers[one] is DesiredDriver.NATIVE and _is_away(seen, one)
+    ]
     by_hand = _probes_are_for_people(seen, unit)
-    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native, by_hand=by_hand)))
+    refused = tuple(dict.fromkeys(_refusals(seen, desired_drivers, to_vfio, to_native, by_hand=by_hand)))
     if refused:
         return DriverPlan(unit, refusals=refused)
-    there = [one for one in sorted(wanted) if wanted[one] is DesiredDriver.NATIVE and one not in to_native]
+    there = [
+        one for one in sorted(desired_drivers) if desired_drivers[one] is DesiredDriver.NATIVE and one not in to_native
+    ]
     return DriverPlan(
         unit,
         steps=(
@@ -89,9 +95,9 @@ def plan_return(seen: UnitState, unit: UnitId, before: Mapping[PciAddress, bool]
     there = [one for one in sorted(before) if one in seen.inventory.facts.functions]
     to_vfio = [one for one in there if before[one] and not _function(seen, one).on_vfio]
     to_native = [one for one in there if not before[one] and _is_away(seen, one)]
-    wanted = {one: DesiredDriver.PASSTHROUGH if before[one] else DesiredDriver.NATIVE for one in there}
+    desired_drivers = {one: DesiredDriver.PASSTHROUGH if before[one] else DesiredDriver.NATIVE for one in there}
     by_hand = _probes_are_for_people(seen, unit)
-    refused = tuple(dict.fromkeys(_refusals(seen, wanted, to_vfio, to_native, by_hand=by_hand)))
+    refused = tuple(dict.fromkeys(_refusals(seen, desired_drivers, to_vfio, to_native, by_hand=by_hand)))
     if refused:
         return DriverPlan(unit, refusals=refused)
     kept = {one: _function(seen, one).driver for one in there if one not in to_vfio and one not in to_native}
@@ -137,19 +143,19 @@ def _neighbours(seen: UnitState, addresses: Iterable[PciAddress]) -> set[PciAddr
     return {one for group in groups if isinstance(group, int) for one in seen.inventory.groups.get(group, ())}
 
 
-def _also_moved(seen: UnitState, wanted: DesiredDrivers) -> list[PciAddress]:
+def _also_moved(seen: UnitState, desired_drivers: DesiredDrivers) -> list[PciAddress]:
     """Return the functions of other slots that are in the way and that the admin lets move."""
-    going = [one for one, wish in wanted.items() if wish is DesiredDriver.PASSTHROUGH]
-    others = sorted(_neighbours(seen, going) - wanted.keys())
+    going = [one for one, driver in desired_drivers.items() if driver is DesiredDriver.PASSTHROUGH]
+    others = sorted(_neighbours(seen, going) - desired_drivers.keys())
     return [one.address for one in spoilers(seen.inventory.facts.functions, others) if one.address in seen.allowed]
 
 
 def _also_returned(
-    seen: UnitState, unit: UnitId, wanted: DesiredDrivers, slots: Mapping[PciAddress, tuple[PciAddress, ...]]
+    seen: UnitState, unit: UnitId, desired_drivers: DesiredDrivers, slots: Mapping[PciAddress, tuple[PciAddress, ...]]
 ) -> list[PciAddress]:
     """Return the functions of other slots that were moved along, when the last GPU of their group goes back."""
     ours = {address for members in slots.values() for address in members}
-    returned = {one for one, wish in wanted.items() if wish is DesiredDriver.NATIVE}
+    returned = {one for one, driver in desired_drivers.items() if driver is DesiredDriver.NATIVE}
     found: list[PciAddress] = []
     for one in seen.inventory.units.get(unit, ()):
         if one in ours or one not in seen.journal.drivers or not _is_away(seen, one):
@@ -161,19 +167,24 @@ def _also_returned(
 
 
 def _refusals(
-    seen: UnitState, wanted: DesiredDrivers, to_vfio: list[PciAddress], to_native: list[PciAddress], *, by_hand: bool
+    seen: UnitState,
+    desired_drivers: DesiredDrivers,
+    to_vfio: list[PciAddress],
+    to_native: list[PciAddress],
+    *,
+    by_hand: bool,
 ) -> Iterator[Reason]:
     for address in to_vfio:
         yield from _why_not_to_vfio(seen, address)
-    staying = sorted(_neighbours(seen, to_vfio) - wanted.keys())
+    staying = sorted(_neighbours(seen, to_vfio) - desired_drivers.keys())
     for other in spoilers(seen.inventory.facts.functions, staying):
         yield refusals.foreign(other, [one for one in to_vfio if _same_group(seen, one, other.address)])
     for address in to_vfio:
-        for neighbour in sorted(_neighbours(seen, [address]) & wanted.keys()):
-            if wanted[neighbour] is DesiredDriver.NATIVE:
+        for neighbour in sorted(_neighbours(seen, [address]) & desired_drivers.keys()):
+            if desired_drivers[neighbour] is DesiredDriver.NATIVE:
                 yield refusals.torn(address, neighbour)
     for address in to_native:
-        yield from _why_not_to_native(seen, wanted, address)
+        yield from _why_not_to_native(seen, desired_drivers, address)
         if by_hand and _function(seen, address).driver is None and address not in seen.journal.overrides:
             yield nativerefusals.probe_by_hand(address)
         elif not by_hand and (reason := native_driver(seen, address).refusal) is not None:
@@ -227,7 +238,7 @@ def _allocated(seen: UnitState, address: PciAddress) -> Iterator[Reason]:
         yield refusals.allocations_unknown(address) if reason is None else replace(reason, subject=address)
 
 
-def _why_not_to_native(seen: UnitState, wanted: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
+def _why_not_to_native(seen: UnitState, desired_drivers: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
     function = _function(seen, address)
     if function.on_vfio and function.virtfns:  # they go with it, whoever has them
         yield refusals.vfs_enabled(function)
@@ -238,7 +249,7 @@ def _why_not_to_native(seen: UnitState, wanted: DesiredDrivers, address: PciAddr
         if _function(seen, member).on_vfio or member == address:
             yield from _allocated(seen, member)
     for other in sorted(_neighbours(seen, [address]) & seen.inventory.gpus.keys()):
-        if _function(seen, other).on_vfio and wanted.get(other) is not DesiredDriver.NATIVE:
+        if _function(seen, other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE:
             yield refusals.torn(other, address)
 
 

@@ -6,14 +6,14 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.driverjournal import DriverJournal
+from gpuvirt.model.gpumodes import DesiredMode, Modes
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.wanted import Modes, WantedMode
 
 _DRIVERS: Mapping[str, DesiredDriver] = {
-    WantedMode.PASSTHROUGH: DesiredDriver.PASSTHROUGH,
-    WantedMode.CONTAINER: DesiredDriver.NATIVE,
-    WantedMode.VGPU: DesiredDriver.NATIVE,
+    DesiredMode.PASSTHROUGH: DesiredDriver.PASSTHROUGH,
+    DesiredMode.CONTAINER: DesiredDriver.NATIVE,
+    DesiredMode.VGPU: DesiredDriver.NATIVE,
 }
 
 
@@ -24,11 +24,11 @@ def driver_of(mode: str) -> DesiredDriver | None:
 
 def drivers_of(modes: Modes, gpus: Iterable[PciAddress]) -> DesiredDrivers:
     """Return what is wished of each GPU; no wish means leave alone."""
-    wanted = {gpu: modes.of(gpu) for gpu in gpus}
-    return {gpu: _DRIVERS[mode] for gpu, mode in wanted.items() if mode in _DRIVERS}
+    desired = {gpu: modes.of(gpu) for gpu in gpus}
+    return {gpu: _DRIVERS[mode] for gpu, mode in desired.items() if mode in _DRIVERS}
 
 
-def unmet(inventory: Inventory, wishes: DesiredDrivers, journal: DriverJournal) -> Mapping[UnitId, DesiredDrivers]:
+def unmet(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal) -> Mapping[UnitId, DesiredDrivers]:
     """Return the units in which a GPU is not as it is wished, each with all wishes for it.
 
     It is cheap, and tells whether a plan is worth making: a function of a slot is on the wrong side, or a change of it
@@ -36,13 +36,15 @@ def unmet(inventory: Inventory, wishes: DesiredDrivers, journal: DriverJournal) 
     """
     units = {
         inventory.gpus[gpu].unit
-        for gpu, wish in wishes.items()
-        if any(_is_elsewhere(inventory, one, wish, journal) for one in (gpu, *inventory.gpus[gpu].companions))
+        for gpu, driver in desired.items()
+        if any(_is_elsewhere(inventory, one, driver, journal) for one in (gpu, *inventory.gpus[gpu].siblings))
     }
-    return {unit: {gpu: wish for gpu, wish in wishes.items() if inventory.gpus[gpu].unit == unit} for unit in units}
+    return {
+        unit: {gpu: driver for gpu, driver in desired.items() if inventory.gpus[gpu].unit == unit} for unit in units
+    }
 
 
-def interrupted(inventory: Inventory, wishes: DesiredDrivers, journal: DriverJournal) -> DesiredDrivers:
+def interrupted(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal) -> DesiredDrivers:
     """Return where GPUs go that a change which was killed has left half done, and of which nothing is wished.
 
     Whatever needs the fewest steps: a GPU that a VFIO driver has keeps it, one that had no driver gets the one that it
@@ -50,31 +52,31 @@ def interrupted(inventory: Inventory, wishes: DesiredDrivers, journal: DriverJou
     """
     found: dict[PciAddress, DesiredDriver] = {}
     for address, gpu in inventory.gpus.items():
-        changes = [journal.changes[one] for one in (address, *gpu.companions) if one in journal.changes]
-        if address in wishes or not changes:
+        changes = [journal.changes[one] for one in (address, *gpu.siblings) if one in journal.changes]
+        if address in desired or not changes:
             continue
         had_none = gpu.function.driver is None and all(one.to_vfio and one.driver is None for one in changes)
         found[address] = DesiredDriver.PASSTHROUGH if gpu.function.on_vfio or had_none else DesiredDriver.NATIVE
     return found
 
 
-def withdrawn(inventory: Inventory, wishes: DesiredDrivers) -> frozenset[PciAddress]:
+def withdrawn(inventory: Inventory, desired: DesiredDrivers) -> frozenset[PciAddress]:
     """Return the functions that are offered no more, since their GPU is to go back to the host."""
     return frozenset(
         one
-        for gpu, wish in wishes.items()
-        if wish is DesiredDriver.NATIVE
-        for one in (gpu, *inventory.gpus[gpu].companions)
+        for gpu, driver in desired.items()
+        if driver is DesiredDriver.NATIVE
+        for one in (gpu, *inventory.gpus[gpu].siblings)
     )
 
 
-def _is_elsewhere(inventory: Inventory, address: PciAddress, wish: DesiredDriver, journal: DriverJournal) -> bool:
+def _is_elsewhere(inventory: Inventory, address: PciAddress, driver: DesiredDriver, journal: DriverJournal) -> bool:
     function = inventory.facts.functions[address]
     if function.kind is FunctionKind.BRIDGE:
         return False
     if address in journal.changes:
         return True
-    if wish is DesiredDriver.PASSTHROUGH:
+    if driver is DesiredDriver.PASSTHROUGH:
         return not function.on_vfio
     if address in inventory.gpus and function.is_idle:
         return True

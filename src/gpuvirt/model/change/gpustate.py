@@ -34,7 +34,7 @@ class Holding:
     gpu: PciAddress
     vgpu: VgpuId
     type: VgpuType | None
-    holder: str
+    allocated_to: str
     seen_this_boot: bool
     """Whether the host has shown it since it was started."""
 
@@ -99,7 +99,7 @@ def holdings_of(entries: Iterable[Entry], *, same_boot: bool) -> tuple[Holding, 
             one.target.gpu,
             one.target.vgpu or VgpuId(one.target.gpu),
             one.target.type,
-            one.holder,
+            one.allocated_to,
             seen_this_boot=same_boot and one.group is not None,
         )
         for one in entries
@@ -122,7 +122,7 @@ def gpu_state_of(
     live = {one.id for one in host.live}
     ours = [_as_ours(host, function, one) for one in holdings if one.gpu == gpu or one.gpu in function.virtfns]
     gone = {one.vgpu: one for one in ours if one.vgpu not in live and one.type is not None}
-    board = GpuState(
+    gpu_state = GpuState(
         host,
         users=_users(inventory, host, ours),
         running=frozenset(one.id for one in host.live if _processes(inventory, host, one)),
@@ -130,13 +130,13 @@ def gpu_state_of(
         leaving={id_: one.type for id_, one in gone.items() if one.type and one.seen_this_boot},
         namespace=namespace,
     )
-    return _by_catalog(board, function)
+    return _by_catalog(gpu_state, function)
 
 
-def with_report(board: GpuState, function: PciFunction, report: SmiReport) -> GpuState:
+def with_report(gpu_state: GpuState, function: PciFunction, report: SmiReport) -> GpuState:
     """Return the board of a GPU with what nvidia-smi said of it, and of types that the host names no more."""
-    live = tuple(_renamed(one, _supported(report)) for one in board.host.live)
-    return _by_catalog(replace(board, host=replace(board.host, live=live), smi=report), function)
+    live = tuple(_renamed(one, _supported(report)) for one in gpu_state.host.live)
+    return _by_catalog(replace(gpu_state, host=replace(gpu_state.host, live=live), smi=report), function)
 
 
 def _supported(report: SmiReport) -> Mapping[str, VgpuType]:
@@ -148,11 +148,11 @@ def _renamed(one: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
     return one if name is None else replace(one, type=name)
 
 
-def _by_catalog(board: GpuState, function: PciFunction) -> GpuState:
-    known = board.known_types
+def _by_catalog(gpu_state: GpuState, function: PciFunction) -> GpuState:
+    known = gpu_state.known_types
     names = card_names(known)
     cards = [card for card in catalog.cards_of(function.id, function.subsystem) if not names or card.gpu in names]
-    return replace(board, most=_most(cards, known), card=cards[0] if len(cards) == 1 else None)
+    return replace(gpu_state, most=_most(cards, known), card=cards[0] if len(cards) == 1 else None)
 
 
 def _most(cards: Iterable[Card], known: Iterable[VgpuType]) -> Counts:
@@ -202,7 +202,7 @@ def _users(inventory: Inventory, host: VgpuHost, holdings: Iterable[Holding]) ->
     """Return who has what: pods, and processes that have the nodes open."""
     found: dict[VgpuId, tuple[str, ...]] = {}
     for holding in holdings:
-        found[holding.vgpu] = (*found.get(holding.vgpu, ()), holding.holder)
+        found[holding.vgpu] = (*found.get(holding.vgpu, ()), holding.allocated_to)
     for one in host.live:
         processes = _processes(inventory, host, one)
         if processes and one.id not in found:

@@ -37,10 +37,10 @@ class Cut:
     """How many of each profile there are then; None where they are left alone."""
 
 
-def instance_of(board: GpuState, vgpu_type: str) -> catalog.GpuInstance | None:
+def instance_of(gpu_state: GpuState, vgpu_type: str) -> catalog.GpuInstance | None:
     """Return the GPU instance that a type stands on, None where that is not known."""
     profile = profile_of(vgpu_type)
-    return board.card.gpu_instance(profile) if board.card is not None and profile is not None else None
+    return gpu_state.card.gpu_instance(profile) if gpu_state.card is not None and profile is not None else None
 
 
 def kind_of(profile: str) -> str:
@@ -56,31 +56,33 @@ def slices_of(profile: str) -> int:
 
 
 def needed_instances(
-    board: GpuState, wished: Counts | Mapping[str, int], others: Iterable[VgpuType] = ()
+    gpu_state: GpuState, desired: Counts | Mapping[str, int], others: Iterable[VgpuType] = ()
 ) -> Counter[str]:
     """Return how many instances of each profile wished types need, with those of `others` that stay beside them."""
-    if board.card is None:
+    if gpu_state.card is None:
         return Counter()
     types: Counter[Profile] = Counter()
-    for name, number in [*wished.items(), *((one, 1) for one in others)]:
+    for name, number in [*desired.items(), *((one, 1) for one in others)]:
         if (profile := profile_of(name)) is not None:
             types[profile] += number
-    return Counter(dict(catalog.gpu_instances(board.card, types)))
+    return Counter(dict(catalog.gpu_instances(gpu_state.card, types)))
 
 
-def instances_of(board: GpuState) -> tuple[GpuInstance, ...]:
+def instances_of(gpu_state: GpuState) -> tuple[GpuInstance, ...]:
     """Return the instances that there are, none where that was not asked."""
-    found = board.smi.modes.gpu_instances if board.smi is not None else ()
+    found = gpu_state.smi.modes.gpu_instances if gpu_state.smi is not None else ()
     return () if isinstance(found, Unread) else found
 
 
-def cut(board: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut:
+def cut(gpu_state: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut:
     """Return how instances change, so that there are as many as needed; `standing` vGPUs stay where they are.
 
     Where another is to be made, all free ones of a kind that has too many go, so that larger ones find places first.
     """
-    there = sorted(instances_of(board), key=lambda one: (one.start, one.id))
-    carrying = {kind_of(one.profile) for vgpu_type in standing if (one := instance_of(board, vgpu_type)) is not None}
+    there = sorted(instances_of(gpu_state), key=lambda one: (one.start, one.id))
+    carrying = {
+        kind_of(one.profile) for vgpu_type in standing if (one := instance_of(gpu_state, vgpu_type)) is not None
+    }
     have = Counter(one.profile for one in there)
     surplus = have - needed
     if needed - have:
@@ -92,7 +94,7 @@ def cut(board: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> 
             gone.append(last)
     staying = [one for one in there if one not in gone]
     missing = needed - Counter(one.profile for one in staying)
-    slices = board.card.slices if board.card is not None else 0
+    slices = gpu_state.card.slices if gpu_state.card is not None else 0
     free = slices - sum(slices_of(one.profile) for one in staying)
     made: list[str] = []
     for profile in sorted(missing.elements(), key=lambda one: (-slices_of(one), one)):
@@ -100,7 +102,7 @@ def cut(board: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> 
             free -= slices_of(profile)
             made.append(profile)
     short = len(made) < missing.total()
-    gpu = board.host.gpu
+    gpu = gpu_state.host.gpu
     return Cut(
         tuple(DestroyInstance(gpu, one.id, one.profile) for one in gone),
         tuple(CreateInstance(gpu, profile) for profile in made),
@@ -109,38 +111,40 @@ def cut(board: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> 
     )
 
 
-def room(board: GpuState, made: Cut, wished: Iterable[str], vgpu_type: VgpuType, standing: Counter[VgpuType]) -> int:
+def room(
+    gpu_state: GpuState, made: Cut, desired: Iterable[str], vgpu_type: VgpuType, standing: Counter[VgpuType]
+) -> int:
     """Return how many more of a type find an instance beside those that stand there; each type has its own.
 
     `wished` are names of types as somebody has them: a suffix may ask for another instance than the host's name does.
     """
-    instance = instance_of(board, vgpu_type)
+    instance = instance_of(gpu_state, vgpu_type)
     if instance is None or made.left is None:
-        return offered(board, vgpu_type)
-    names = tuple(wished)
-    ours = _profiles(board, names, vgpu_type)
+        return offered(gpu_state, vgpu_type)
+    names = tuple(desired)
+    ours = _profiles(gpu_state, names, vgpu_type)
     others = sum(
         -(-number // one.each)
         for other, number in standing.items()
-        if other != vgpu_type and (one := instance_of(board, other)) is not None
-        if ours & _profiles(board, names, other)
+        if other != vgpu_type and (one := instance_of(gpu_state, other)) is not None
+        if ours & _profiles(gpu_state, names, other)
     )
     left = sum(number for profile, number in made.left.items() if profile in ours)
     return instance.each * (left - others) - standing[vgpu_type]
 
 
-def _profiles(board: GpuState, wished: Iterable[str], vgpu_type: VgpuType) -> frozenset[str]:
+def _profiles(gpu_state: GpuState, desired: Iterable[str], vgpu_type: VgpuType) -> frozenset[str]:
     """Return the profiles of the instances that a type stands on, by all names under which it is wished."""
-    known = board.known_types
-    names = [name for name in wished if resolve_type(name, known) == vgpu_type] or [vgpu_type]
-    return frozenset(one.profile for name in names if (one := instance_of(board, name)) is not None)
+    known = gpu_state.known_types
+    names = [name for name in desired if resolve_type(name, known) == vgpu_type] or [vgpu_type]
+    return frozenset(one.profile for name in names if (one := instance_of(gpu_state, name)) is not None)
 
 
-def offered(board: GpuState, vgpu_type: VgpuType) -> int:
+def offered(gpu_state: GpuState, vgpu_type: VgpuType) -> int:
     """Return how many more of a type the host says that it could make now."""
-    return sum(types.get(vgpu_type, 0) for types in board.host.slots.values())
+    return sum(types.get(vgpu_type, 0) for types in gpu_state.host.slots.values())
 
 
-def known(board: GpuState, types: Iterable[str]) -> bool:
+def known(gpu_state: GpuState, types: Iterable[str]) -> bool:
     """Return whether it is known on which instances all of these MIG-backed types stand."""
-    return all(instance_of(board, one) is not None for one in types if is_mig(VgpuType(one)))
+    return all(instance_of(gpu_state, one) is not None for one in types if is_mig(VgpuType(one)))

@@ -53,18 +53,18 @@ def _packs(sizes: Sequence[tuple[int, int, tuple[int, ...]]]) -> bool:
     that are free.
     """
     layouts = {0}
-    for number, (gb, wanted, placements) in enumerate(sizes, 1):
+    for number, (gb, desired_counts, placements) in enumerate(sizes, 1):
         spans = [((1 << gb) - 1) << place for place in placements]
         if number == len(sizes):
-            return any(sum(1 for span in spans if not span & layout) >= wanted for layout in layouts)
-        found = list(islice(_with(layouts, spans, wanted), MOST_LAYOUTS + 1))
+            return any(sum(1 for span in spans if not span & layout) >= desired_counts for layout in layouts)
+        found = list(islice(_with(layouts, spans, desired_counts), MOST_LAYOUTS + 1))
         if len(found) > MOST_LAYOUTS:
             return True
         layouts = set(found)
     return bool(layouts)
 
 
-def _with(layouts: Iterable[int], spans: Sequence[int], wanted: int) -> Iterable[int]:
+def _with(layouts: Iterable[int], spans: Sequence[int], desired_counts: int) -> Iterable[int]:
     for layout in layouts:
-        for chosen in combinations([span for span in spans if not span & layout], wanted):
+        for chosen in combinations([span for span in spans if not span & layout], desired_counts):
             yield layout | sum(chosen)

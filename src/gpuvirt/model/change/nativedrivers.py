@@ -96,8 +96,8 @@ def leftovers(seen: UnitState, addresses: Iterable[PciAddress]) -> Iterator[Driv
     for address in addresses:
         function = seen.inventory.facts.functions[address]
         if address in seen.journal.overrides:
-            wanted = (function.driver,) if isinstance(function.driver, str) else ()
-            yield ClearOverride(address, our_overrides(seen, address), wanted, required=False)
+            desired = (function.driver,) if isinstance(function.driver, str) else ()
+            yield ClearOverride(address, our_overrides(seen, address), desired, required=False)
         if address in seen.journal.changes and function.driver == "nvidia":
             yield Unlock(address)
 

@@ -20,7 +20,7 @@ class VgpuPlan:
     """What is waited for; the steps are what can be done meanwhile."""
     refusals: tuple[Reason, ...] = ()
     """Why nothing is done; there are no steps then."""
-    unwanted: frozenset[VgpuId] = frozenset()
+    undesired: frozenset[VgpuId] = frozenset()
     """The vGPUs that are removed, now or when they are free."""
     follows: bool = False
     """Whether the vGPUs are planned when the GPU has its native driver, which it has not yet."""

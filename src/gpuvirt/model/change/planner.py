@@ -24,8 +24,8 @@ def plan_unit(state: UnitState, unit: UnitId, desired: DesiredUnit) -> Plan:
 
     Drivers are planned for as if the GPUs that are to be used whole were empty already.
     """
-    there = {gpu: wanted for gpu, wanted in sorted(desired.items()) if gpu in state.inventory.facts.functions}
-    vgpus = {gpu: _plan(state, gpu, wanted) for gpu, wanted in there.items() if wanted.vgpus is not None}
+    there = {gpu: target for gpu, target in sorted(desired.items()) if gpu in state.inventory.facts.functions}
+    vgpus = {gpu: _plan(state, gpu, target) for gpu, target in there.items() if target.vgpus is not None}
     emptied = [plan for gpu, plan in vgpus.items() if there[gpu].is_whole]
     filled = [plan for gpu, plan in vgpus.items() if not there[gpu].is_whole]
     then = state.emptied([plan.gpu for plan in emptied if not plan.met])

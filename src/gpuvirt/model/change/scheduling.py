@@ -23,8 +23,8 @@ WITH_SLICE = {SchedulerPolicy.EQUAL_SHARE: 0x0003, SchedulerPolicy.FIXED_SHARE: 
 
 
 @dataclass(frozen=True, slots=True)
-class Footing:
-    """What a GPU's scheduler stands on: the driver has its own anew when it is loaded, and perhaps when VFs change."""
+class SchedulerContext:
+    """What a GPU's scheduler stands on: the driver has its own again when it is loaded, and perhaps when VFs change."""
 
     driver: str
     framework: Framework
@@ -32,28 +32,30 @@ class Footing:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SchedulerReport:
     """The scheduler of a GPU as nvidia-smi told it."""
 
     scheduler: Scheduler | Unread
-    footing: Footing
+    scheduler_context: SchedulerContext
     at_s: float
 
 
-def footing_of(function: PciFunction, board: GpuState) -> Footing | None:
+def scheduler_context_of(function: PciFunction, gpu_state: GpuState) -> SchedulerContext | None:
     """Return what a GPU's scheduler stands on, None where it shares its time between no vGPUs that NVIDIA's makes."""
     if function.id.vendor != NVIDIA or not isinstance(function.driver, str) or function.on_vfio:
         return None
-    return Footing(function.driver, board.host.framework, function.virtfns) if board.shares_time else None
+    return (
+        SchedulerContext(function.driver, gpu_state.host.framework, function.virtfns) if gpu_state.shares_time else None
+    )
 
 
-def refuse(modes: GpuModes, wanted: Scheduler) -> tuple[Reason, ...]:
+def refuse(modes: GpuModes, desired: Scheduler) -> tuple[Reason, ...]:
     """Return why a GPU does not take a scheduler as it stands; nothing where it may be set."""
-    return tuple(_refusals(modes, wanted))
+    return tuple(_refusals(modes, desired))
 
 
-def _refusals(modes: GpuModes, wanted: Scheduler) -> Iterator[Reason]:
-    fixed = wanted.policy is SchedulerPolicy.FIXED_SHARE
+def _refusals(modes: GpuModes, desired: Scheduler) -> Iterator[Reason]:
+    fixed = desired.policy is SchedulerPolicy.FIXED_SHARE
     if isinstance(modes.mig, Unread):
         yield refusals.unread(modes.gpu, modes.mig)
     elif modes.mig:
@@ -72,14 +74,14 @@ def _refusals(modes: GpuModes, wanted: Scheduler) -> Iterator[Reason]:
             "vGPU Heterogeneous Mode: Enabled",
             f"equal-share; or nvidia-smi vgpu -i {modes.gpu} -shm 0, when it carries no vGPU",
         )
-    yield from _bad_slice(modes.gpu, wanted)
+    yield from _bad_slice(modes.gpu, desired)
 
 
-def _bad_slice(gpu: PciAddress, wanted: Scheduler) -> Iterator[Reason]:
-    timeslice_ms = wanted.timeslice_ms
+def _bad_slice(gpu: PciAddress, desired: Scheduler) -> Iterator[Reason]:
+    timeslice_ms = desired.timeslice_ms
     if timeslice_ms is None:
         return
-    if wanted.policy is SchedulerPolicy.BEST_EFFORT:
+    if desired.policy is SchedulerPolicy.BEST_EFFORT:
         yield shortfalls.scheduler_unfit(
             gpu, "has no time slice to be set under best-effort", f"{timeslice_ms} ms", "leave the time slice out"
         )
@@ -97,29 +99,29 @@ def not_nvidias(gpu: PciAddress) -> Reason:
     )
 
 
-def is_met(found: Scheduler, wanted: Scheduler) -> bool:
+def is_met(found: Scheduler, desired: Scheduler) -> bool:
     """Return whether a GPU's scheduler is as wanted; without a wished time slice any is."""
-    return found.policy is wanted.policy and wanted.timeslice_ms in {None, found.timeslice_ms}
+    return found.policy is desired.policy and desired.timeslice_ms in {None, found.timeslice_ms}
 
 
-def plan(board: GpuState, wanted: Scheduler) -> VgpuPlan:
+def plan(gpu_state: GpuState, desired: Scheduler) -> VgpuPlan:
     """Return how a GPU comes to have a scheduler that its mode takes; nothing to do where nobody asked what it has."""
-    gpu, found = board.host.gpu, board.smi.scheduler if board.smi is not None else None
+    gpu, found = gpu_state.host.gpu, gpu_state.smi.scheduler if gpu_state.smi is not None else None
     if isinstance(found, Unread):
         return VgpuPlan(gpu, refusals=(refusals.unread(gpu, found),))
-    if found is None or is_met(found, wanted):
+    if found is None or is_met(found, desired):
         return VgpuPlan(gpu)
-    if board.running:
-        users = sorted({user for one in board.running for user in board.users.get(one, ())})
-        return VgpuPlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, wanted.text),))
-    return VgpuPlan(gpu, steps=(SetScheduler(gpu, wanted),))
+    if gpu_state.running:
+        users = sorted({user for one in gpu_state.running for user in gpu_state.users.get(one, ())})
+        return VgpuPlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, desired.text),))
+    return VgpuPlan(gpu, steps=(SetScheduler(gpu, desired),))
 
 
-def registry_value(wanted: Scheduler) -> int:
+def registry_value(desired: Scheduler) -> int:
     """Return the value of RmPVMRL for a scheduler that `refuse` has nothing against."""
-    if wanted.timeslice_ms is None:
-        return WITH_DEFAULT_SLICE[wanted.policy]
-    return wanted.timeslice_ms << 16 | WITH_SLICE[wanted.policy]
+    if desired.timeslice_ms is None:
+        return WITH_DEFAULT_SLICE[desired.policy]
+    return desired.timeslice_ms << 16 | WITH_SLICE[desired.policy]
 
 
 def registry_scheduler(value: int) -> Scheduler | None:

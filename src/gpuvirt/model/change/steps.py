@@ -70,7 +70,7 @@ class ClearOverride:
     address: PciAddress
     ours: frozenset[str]
     """The values that may be taken back; any other stays."""
-    wanted: tuple[str, ...] = ()
+    desired: tuple[str, ...] = ()
     """The drivers that may have the function; with another's override none of them could."""
     required: bool = True
     """Whether an override that stays, and keeps these drivers off, stops the change."""

@@ -33,40 +33,40 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.profiles import profile_name, resolve_type
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
 
-NO_WISH = DesiredVgpus()
+NO_DESIRED_VGPUS = DesiredVgpus()
 
 
-def plan_gpu(function: PciFunction, board: GpuState | None, wish: DesiredVgpus) -> VgpuPlan:
+def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: DesiredVgpus) -> VgpuPlan:
     """Return what is to be done to a GPU next; once that is done, the next plan follows from what is there then.
 
     A GPU whose VFs are not there yet says of no type that it knows it: they come first.
     """
     gpu = function.address
-    if wish.whole:
-        return _plan_whole(function, board)
-    if board is None:
-        if not any(wish.types.values()):
+    if desired.whole:
+        return _plan_whole(function, gpu_state)
+    if gpu_state is None:
+        if not any(desired.types.values()):
             return VgpuPlan(gpu)
         if _lacks_vfs(function):
             return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
         return VgpuPlan(gpu, refusals=(no_host(function),))
-    wanted: Counter[VgpuType] = Counter()
+    desired_counts: Counter[VgpuType] = Counter()
     unknown: list[Reason] = []
-    known = board.known_types
-    for name, number in wish.types.items():
+    known = gpu_state.known_types
+    for name, number in desired.types.items():
         vgpu_type = resolve_type(name, known)
         if vgpu_type is not None:
-            wanted[vgpu_type] += number
-        elif board.smi is not None and isinstance(board.smi.types, Unread):
-            unknown.append(refusals.unread(gpu, board.smi.types))
+            desired_counts[vgpu_type] += number
+        elif gpu_state.smi is not None and isinstance(gpu_state.smi.types, Unread):
+            unknown.append(refusals.unread(gpu, gpu_state.smi.types))
         else:
             unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(one) for one in known]))
-    return VgpuPlan(gpu, refusals=tuple(unknown)) if unknown else plan_carving(board, wanted, wish)
+    return VgpuPlan(gpu, refusals=tuple(unknown)) if unknown else plan_vgpus(gpu_state, desired_counts, desired)
 
 
 def _plan_whole(function: PciFunction, state: GpuState | None) -> VgpuPlan:
     """Return a plan by which a GPU comes to carry nothing, and then to have no VFs."""
-    plan = plan_carving(state, {}) if state is not None else VgpuPlan(function.address)
+    plan = plan_vgpus(state, {}) if state is not None else VgpuPlan(function.address)
     goes_with_its_vgpus = state is not None and state.host.framework is Framework.SRIOV_VF and bool(plan.steps)
     if plan.pending or plan.refusals or not function.virtfns or goes_with_its_vgpus:
         return plan
@@ -95,69 +95,75 @@ def _why_no_host(function: PciFunction) -> str:
     return f"its driver {function.driver} makes no vGPUs of it; the one of the vGPU manager does, on a card that can"
 
 
-def plan_carving(board: GpuState, wanted: Counts, wish: DesiredVgpus = NO_WISH) -> VgpuPlan:
+def plan_vgpus(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus = NO_DESIRED_VGPUS) -> VgpuPlan:
     """Return what is to be done to a GPU so that it carries what is wanted, by the host's names of types.
 
     Of `wish`, the modes and the scheduler count, and the names by which it has the types.
     """
-    wanted = {one: number for one, number in wanted.items() if number}
-    refusals = tuple(_refusals(board, wanted, wish))
+    desired_counts = {one: number for one, number in desired_counts.items() if number}
+    refusals = tuple(_refusals(gpu_state, desired_counts, desired))
     if refusals:
-        return VgpuPlan(board.host.gpu, refusals=refusals)
-    switches = modes.switches(board, wanted, wish)
-    plan = _plan_switches(board, wanted, wish, switches) if switches else _plan_vgpus(board, wanted, wish)
-    return _with_scheduler(board, plan, wish)
-
-
-def _plan_switches(board: GpuState, wanted: Counts, wish: DesiredVgpus, switches: Sequence[ModeStep]) -> VgpuPlan:
-    """Return a plan in which all goes first, then modes are switched, then what is wanted is made."""
-    gpu, live = board.host.gpu, _typed(board.host.live)
-    stuck = [one for one in live if one.id in board.users]
-    removed = {one.id: vgpu_type for one, vgpu_type in live.items() if one.id not in board.users}
-    removes = _removes(live, removed)
-    pending = [shortfalls.vgpu_keeps_mode(one, board.users[one.id], switches[0].text) for one in stuck]
-    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(board.leaving)]
-    unwanted = frozenset(one.id for one in live)
-    if pending or board.smi is None:
-        return VgpuPlan(gpu, removes, tuple(pending), unwanted=unwanted)
-    then = modes.modes_then(board.smi.modes, wanted, wish)
-    destroyed = instances.instances_of(board) if then.mig is not True else ()
-    cleared = replace(
-        board,
-        host=replace(board.host, live=()),
-        smi=replace(board.smi, modes=then),
+        return VgpuPlan(gpu_state.host.gpu, refusals=refusals)
+    switches = modes.switches(gpu_state, desired_counts, desired)
+    plan = (
+        _plan_switches(gpu_state, desired_counts, desired, switches)
+        if switches
+        else _plan_vgpus(gpu_state, desired_counts, desired)
     )
-    rest = _plan_vgpus(cleared, wanted, wish, removed)
+    return _with_scheduler(gpu_state, plan, desired)
+
+
+def _plan_switches(
+    gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus, switches: Sequence[ModeStep]
+) -> VgpuPlan:
+    """Return a plan in which all goes first, then modes are switched, then what is wanted is made."""
+    gpu, live = gpu_state.host.gpu, _typed(gpu_state.host.live)
+    stuck = [one for one in live if one.id in gpu_state.users]
+    removed = {one.id: vgpu_type for one, vgpu_type in live.items() if one.id not in gpu_state.users}
+    removes = _removes(live, removed)
+    pending = [shortfalls.vgpu_keeps_mode(one, gpu_state.users[one.id], switches[0].text) for one in stuck]
+    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
+    undesired = frozenset(one.id for one in live)
+    if pending or gpu_state.smi is None:
+        return VgpuPlan(gpu, removes, tuple(pending), undesired=undesired)
+    then = modes.modes_then(gpu_state.smi.modes, desired_counts, desired)
+    destroyed = instances.instances_of(gpu_state) if then.mig is not True else ()
+    cleared = replace(
+        gpu_state,
+        host=replace(gpu_state.host, live=()),
+        smi=replace(gpu_state.smi, modes=then),
+    )
+    rest = _plan_vgpus(cleared, desired_counts, desired, removed)
     if rest.refusals:
         return rest
     destroys = (DestroyInstance(gpu, one.id, one.profile) for one in destroyed)
     steps = (*removes, *destroys, *switches, *rest.steps)
-    return VgpuPlan(gpu, steps, rest.pending, unwanted=unwanted)
+    return VgpuPlan(gpu, steps, rest.pending, undesired=undesired)
 
 
 def _plan_vgpus(
-    board: GpuState, wanted: Counts, wish: DesiredVgpus, gone: Mapping[VgpuId, VgpuType] | None = None
+    gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus, gone: Mapping[VgpuId, VgpuType] | None = None
 ) -> VgpuPlan:
     """Return a plan for a GPU that is in the modes that are wanted; `gone` went before, and may come back."""
-    gpu, live = board.host.gpu, _typed(board.host.live)
-    kept = {one.id for vgpu_type, number in wanted.items() for one in _kept(board, live, vgpu_type, number)}
-    cut, moved, held = _cut(board, wanted, wish, live, kept)
-    kept -= moved or _moved_for_larger(board, wanted, live, kept)
-    stuck = [one for one in live if one.id not in kept and one.id in board.users]
-    removed = {one.id: live[one] for one in live if one.id not in kept and one.id not in board.users}
-    pending = [shortfalls.vgpu_in_use(one, board.users[one.id]) for one in stuck]
-    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(board.leaving)]
+    gpu, live = gpu_state.host.gpu, _typed(gpu_state.host.live)
+    kept = {one.id for vgpu_type, number in desired_counts.items() for one in _kept(gpu_state, live, vgpu_type, number)}
+    cut, moved, held = _cut(gpu_state, desired_counts, desired, live, kept)
+    kept -= moved or _moved_for_larger(gpu_state, desired_counts, live, kept)
+    stuck = [one for one in live if one.id not in kept and one.id in gpu_state.users]
+    removed = {one.id: live[one] for one in live if one.id not in kept and one.id not in gpu_state.users}
+    pending = [shortfalls.vgpu_in_use(one, gpu_state.users[one.id]) for one in stuck]
+    pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
     pending += held
-    in_the_way = [*(live[one] for one in stuck), *board.leaving.values()]
+    in_the_way = [*(live[one] for one in stuck), *gpu_state.leaving.values()]
     standing = Counter(live[one] for one in live if one.id in kept)
-    missing = {vgpu_type: number - standing[vgpu_type] for vgpu_type, number in wanted.items()}
-    places = VgpuPlaces(board, {**removed, **(gone or {})})
+    missing = {vgpu_type: number - standing[vgpu_type] for vgpu_type, number in desired_counts.items()}
+    places = VgpuPlaces(gpu_state, {**removed, **(gone or {})})
     creates: list[VgpuStep] = []
     for vgpu_type in sorted(missing, key=_largest_first):
         most = (
-            instances.room(board, cut, wish.types or wanted, vgpu_type, standing + Counter(in_the_way))
-            if board.smi is not None and is_mig(vgpu_type)
-            else _room(board, wanted, vgpu_type, standing, in_the_way)
+            instances.room(gpu_state, cut, desired.types or desired_counts, vgpu_type, standing + Counter(in_the_way))
+            if gpu_state.smi is not None and is_mig(vgpu_type)
+            else _room(gpu_state, desired_counts, vgpu_type, standing, in_the_way)
         )
         made = tuple(places.creates(vgpu_type, min(missing[vgpu_type], most)))
         standing[vgpu_type] += len(made)
@@ -166,63 +172,67 @@ def _plan_vgpus(
     if short > 0 and not pending:
         return VgpuPlan(gpu, refusals=(shortfalls.no_slot(gpu, short),))
     steps = (*_removes(live, removed), *cut.destroys, *cut.creates, *creates)
-    return VgpuPlan(gpu, steps, tuple(pending), unwanted=frozenset({*removed, *(one.id for one in stuck)}))
+    return VgpuPlan(gpu, steps, tuple(pending), undesired=frozenset({*removed, *(one.id for one in stuck)}))
 
 
 def _cut(
-    board: GpuState, wanted: Counts, wish: DesiredVgpus, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
+    gpu_state: GpuState,
+    desired_counts: Counts,
+    desired: DesiredVgpus,
+    live: Mapping[LiveVgpu, VgpuType],
+    kept: set[VgpuId],
 ) -> tuple[Cut, set[VgpuId], list[Reason]]:
     """Return how GPU instances change, which kept vGPUs go for a moment to make room, and which can't.
 
     Instances are left alone where no MIG-backed vGPU is wanted, or where it is not known what one stands on.
     """
-    cut_up = board.smi is not None and board.smi.modes.mig is True
-    if not cut_up or not any(is_mig(one) for one in wanted) or not instances.known(board, wanted):
+    cut_up = gpu_state.smi is not None and gpu_state.smi.modes.mig is True
+    if not cut_up or not any(is_mig(one) for one in desired_counts) or not instances.known(gpu_state, desired_counts):
         return Cut(), set(), []
-    others = [live[one] for one in live if one.id not in kept and one.id in board.users]
-    others += board.leaving.values()
-    needed = instances.needed_instances(board, wish.types or wanted, others)
-    found = instances.cut(board, needed, [*others, *(live[one] for one in live if one.id in kept)])
-    of_kind = {one: kind for one in live if (kind := _crowded(board, found, live[one])) is not None}
-    busy = {kind for one, kind in of_kind.items() if one.id in board.users}
+    others = [live[one] for one in live if one.id not in kept and one.id in gpu_state.users]
+    others += gpu_state.leaving.values()
+    needed = instances.needed_instances(gpu_state, desired.types or desired_counts, others)
+    found = instances.cut(gpu_state, needed, [*others, *(live[one] for one in live if one.id in kept)])
+    of_kind = {one: kind for one in live if (kind := _crowded(gpu_state, found, live[one])) is not None}
+    busy = {kind for one, kind in of_kind.items() if one.id in gpu_state.users}
     moved = {one.id for one, kind in of_kind.items() if kind not in busy and one.id in kept}
     if moved:
         found = instances.cut(
-            board, needed, [*others, *(live[one] for one in live if one.id in kept and one.id not in moved)]
+            gpu_state, needed, [*others, *(live[one] for one in live if one.id in kept and one.id not in moved)]
         )
     held = [
-        shortfalls.vgpu_keeps_instances(one, board.users[one.id], kind)
+        shortfalls.vgpu_keeps_instances(one, gpu_state.users[one.id], kind)
         for one, kind in of_kind.items()
-        if one.id in board.users and kind in found.crowded
+        if one.id in gpu_state.users and kind in found.crowded
     ]
     return found, moved, held
 
 
 def _moved_for_larger(
-    board: GpuState, wanted: Counts, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
+    gpu_state: GpuState, desired_counts: Counts, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
 ) -> set[VgpuId]:
     """Return the kept vGPUs that make room in mixed-size mode, where they may lie across the place of a larger one.
 
     None does while any of the GPU's is in use, since that one's place is not known either.
     """
-    if not board.mixed_sizes or board.users.keys() & {one.id for one in live}:
+    if not gpu_state.mixed_sizes or gpu_state.users.keys() & {one.id for one in live}:
         return set()
     standing = Counter(live[one] for one in live if one.id in kept)
-    made = max((size_of(one) or 0 for one, number in wanted.items() if number > standing[one]), default=0)
+    made = max((size_of(one) or 0 for one, number in desired_counts.items() if number > standing[one]), default=0)
     return kept if any((size_of(one) or 0) < made for one in standing) else set()
 
 
-def _crowded(board: GpuState, cut: Cut, vgpu_type: VgpuType) -> str | None:
-    instance = instances.instance_of(board, vgpu_type)
+def _crowded(gpu_state: GpuState, cut: Cut, vgpu_type: VgpuType) -> str | None:
+    instance = instances.instance_of(gpu_state, vgpu_type)
     kind = instances.kind_of(instance.profile) if instance is not None else None
     return kind if kind in cut.crowded else None
 
 
-def _with_scheduler(board: GpuState, plan: VgpuPlan, wish: DesiredVgpus) -> VgpuPlan:
+def _with_scheduler(gpu_state: GpuState, plan: VgpuPlan, desired: DesiredVgpus) -> VgpuPlan:
     """Return the plan with the scheduler set at its end, when what is wanted is there."""
-    if wish.scheduler is None or plan.refusals or plan.pending:
+    if desired.scheduler is None or plan.refusals or plan.pending:
         return plan
-    then = scheduling.plan(board, wish.scheduler)
+    then = scheduling.plan(gpu_state, desired.scheduler)
     if then.refusals:
         # It may say more once it carries something.
         return plan if plan.steps else then
@@ -237,72 +247,84 @@ def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuTyp
     return tuple(RemoveVgpu(one.id, vgpu_type, one.slot) for one, vgpu_type in live.items() if one.id in removed)
 
 
-def _refusals(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
-    for unread in board.host.unread:
-        yield refusals.unread(board.host.gpu, unread)
-    for one in board.host.live:
+def _refusals(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
+    for unread in gpu_state.host.unread:
+        yield refusals.unread(gpu_state.host.gpu, unread)
+    for one in gpu_state.host.live:
         if isinstance(one.type, Unread):
             yield refusals.unread(one.id, one.type)
-    unfit = tuple(modes.refuse(board, wanted, wish))
-    yield from unfit or _too_many(board, wanted, wish)
+    unfit = tuple(modes.refuse(gpu_state, desired_counts, desired))
+    yield from unfit or _too_many(gpu_state, desired_counts, desired)
 
 
-def _too_many(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
+def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
     """Yield what is more than fits: types of one size share what the largest count of them allows."""
-    gpu = board.host.gpu
-    if any(is_mig(one) for one in wanted):
-        yield from _too_many_instances(board, wanted, wish)
+    gpu = gpu_state.host.gpu
+    if any(is_mig(one) for one in desired_counts):
+        yield from _too_many_instances(gpu_state, desired_counts, desired)
         return
-    if modes.is_mixed(board, wish):
-        if not mixedsizes.fits(board.card, wanted):
-            yield shortfalls.no_room_mixed(gpu, wanted)
+    if modes.is_mixed(gpu_state, desired):
+        if not mixedsizes.fits(gpu_state.card, desired_counts):
+            yield shortfalls.no_room_mixed(gpu, desired_counts)
         return
-    known = [board.most[one] for one in wanted if one in board.most]
-    if known and len(known) == len(wanted) and sum(wanted.values()) > max(known):
-        yield shortfalls.too_many(gpu, wanted, max(known))
+    known = [gpu_state.most[one] for one in desired_counts if one in gpu_state.most]
+    if known and len(known) == len(desired_counts) and sum(desired_counts.values()) > max(known):
+        yield shortfalls.too_many(gpu, desired_counts, max(known))
 
 
-def _too_many_instances(board: GpuState, wanted: Counts, wish: DesiredVgpus) -> Iterator[Reason]:
-    gpu, slices = board.host.gpu, board.card.slices if board.card is not None else 0
-    needed = instances.needed_instances(board, wish.types or wanted)
+def _too_many_instances(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
+    gpu, slices = gpu_state.host.gpu, gpu_state.card.slices if gpu_state.card is not None else 0
+    needed = instances.needed_instances(gpu_state, desired.types or desired_counts)
     taken = sum(instances.slices_of(profile) * number for profile, number in needed.items())
-    for vgpu_type, number in wanted.items():
-        if number > board.most.get(vgpu_type, number):
-            yield shortfalls.too_many(gpu, {vgpu_type: number}, board.most[vgpu_type])
+    for vgpu_type, number in desired_counts.items():
+        if number > gpu_state.most.get(vgpu_type, number):
+            yield shortfalls.too_many(gpu, {vgpu_type: number}, gpu_state.most[vgpu_type])
             return
-        there = sum(1 for one in board.host.live if one.type == vgpu_type)
-        offered = instances.offered(board, vgpu_type)
-        if instances.instance_of(board, vgpu_type) is None and board.smi is not None and number > there + offered:
+        there = sum(1 for one in gpu_state.host.live if one.type == vgpu_type)
+        offered = instances.offered(gpu_state, vgpu_type)
+        if (
+            instances.instance_of(gpu_state, vgpu_type) is None
+            and gpu_state.smi is not None
+            and number > there + offered
+        ):
             yield shortfalls.instance_unknown(gpu, vgpu_type)
     if slices and taken > slices:
         yield shortfalls.no_slices(gpu, needed)
 
 
-def _kept(board: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
+def _kept(gpu_state: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
     """Return the vGPUs that fulfil a wish: first those in somebody's hands, then those that were there before."""
     found = [one for one, is_type in live.items() if is_type == vgpu_type]
-    return sorted(found, key=lambda one: (one.id not in board.users, one.id not in board.remembered, _by_place(one)))[
-        :number
-    ]
+    return sorted(
+        found, key=lambda one: (one.id not in gpu_state.users, one.id not in gpu_state.remembered, _by_place(one))
+    )[:number]
 
 
 def _room(
-    board: GpuState, wanted: Counts, vgpu_type: VgpuType, standing: Counter[VgpuType], in_the_way: Sequence[VgpuType]
+    gpu_state: GpuState,
+    desired_counts: Counts,
+    vgpu_type: VgpuType,
+    standing: Counter[VgpuType],
+    in_the_way: Sequence[VgpuType],
 ) -> int:
     """Return how many more of a type fit beside what is there as wanted, and what is there although it is not.
 
     Where it is not known how many fit, what is not wanted is taken to stand in the place of something that is.
     """
-    if board.mixed_sizes and board.card is not None:
+    if gpu_state.mixed_sizes and gpu_state.card is not None:
         there = standing + Counter(in_the_way)
-        numbers = range(1, wanted[vgpu_type] + 1)
+        numbers = range(1, desired_counts[vgpu_type] + 1)
         fitting = (
-            number for number in numbers if not mixedsizes.fits(board.card, there + Counter({vgpu_type: number}))
+            number for number in numbers if not mixedsizes.fits(gpu_state.card, there + Counter({vgpu_type: number}))
         )
-        return next(fitting, wanted[vgpu_type] + 1) - 1
-    if not board.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in in_the_way):
+        return next(fitting, desired_counts[vgpu_type] + 1) - 1
+    if not gpu_state.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in in_the_way):
         return 0
-    most = sum(wanted.values()) if board.mixed_sizes else board.most.get(vgpu_type, sum(wanted.values()))
+    most = (
+        sum(desired_counts.values())
+        if gpu_state.mixed_sizes
+        else gpu_state.most.get(vgpu_type, sum(desired_counts.values()))
+    )
     return max(most - standing.total() - len(in_the_way), 0)
 
 

@@ -74,8 +74,8 @@ def modprobe_rules(evidence: Evidence) -> Iterator[Finding]:
     if any(_module(one).startswith("vfio") for one in banned.split(",")):
         argument = f"module_blacklist={banned}"
         yield _blocked(setup.cmdline.path, argument, drop_arguments(setup, argument))
-    for where, text, wanted in _ids(evidence, rules):
-        yield from _not_bound(evidence, where, text, wanted)
+    for where, text, desired in _ids(evidence, rules):
+        yield from _not_bound(evidence, where, text, desired)
 
 
 def _rules(evidence: Evidence) -> Iterator[tuple[HostPath, list[str]]]:
@@ -126,12 +126,12 @@ def parse_ids(text: str) -> set[PciId]:
     return found
 
 
-def _not_bound(evidence: Evidence, where: str, text: str, wanted: set[PciId]) -> Iterator[Finding]:
+def _not_bound(evidence: Evidence, where: str, text: str, desired: set[PciId]) -> Iterator[Finding]:
     facts = evidence.inventory.facts
     stray = [
         one
         for one in facts.functions.values()
-        if one.id in wanted and not one.on_vfio and isinstance(one.driver, str) and one.iommu_group is not None
+        if one.id in desired and not one.on_vfio and isinstance(one.driver, str) and one.iommu_group is not None
     ]
     if not stray:
         return

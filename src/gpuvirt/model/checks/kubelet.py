@@ -131,13 +131,13 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
             fix=('kubectl get --raw "/api/v1/nodes/$(hostname)/proxy/configz"',),
         )
         return
-    wanted = {
+    desired = {
         "cpuManagerPolicy": (config.cpu_manager_policy, "static"),
         "memoryManagerPolicy": (config.memory_manager_policy, "Static"),
         "topologyManagerPolicy": (config.topology_manager_policy, "best-effort"),
     }
-    idle = {name: better for name, (now, better) in wanted.items() if now.lower() == "none"}
-    shown = ", ".join(f"{name}: {now}" for name, (now, _) in wanted.items())
+    idle = {name: better for name, (now, better) in desired.items() if now.lower() == "none"}
+    shown = ", ".join(f"{name}: {now}" for name, (now, _) in desired.items())
     if "topologyManagerPolicy" not in idle and "cpuManagerPolicy" not in idle:
         yield fine("the kubelet", "places processors by NUMA node", Seen(kubelet.config_file, shown))
         return
@@ -156,7 +156,7 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def machines_near_gpus(evidence: Evidence) -> Iterator[Finding]:
+def vms_near_gpus(evidence: Evidence) -> Iterator[Finding]:
     """No machine that has a GPU is pinned to processors of another NUMA node."""
     users = evidence.inventory.facts.users or {}
     for gpu in evidence.inventory.gpus.values():

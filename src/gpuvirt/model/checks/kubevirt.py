@@ -92,7 +92,7 @@ def near_misses(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[str, Permitted]]) -> Iterator[Finding]:
-    wanted = _selectors(resource)
+    desired = _selectors(resource)
     selectors = [entry.pci_vendor_selector or entry.mdev_name_selector or "" for _, entry in entries]
     theirs = [(place, entry) for place, entry in entries if not entry.external_resource_provider]
     for place, _ in theirs:
@@ -104,14 +104,14 @@ def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[s
             why="KubeVirt's own plugin and gpuvirt take turns at the kubelet, with other ids for the same devices",
             fix=(f"# in {place}", "externalResourceProvider: true"),
         )
-    if wanted and not {normal(one) for one in selectors} & {normal(one) for one in wanted}:
+    if desired and not {normal(one) for one in selectors} & {normal(one) for one in desired}:
         yield problem(
             FindingCode.SELECTOR_MISMATCH,
             resource.name,
-            f"is permitted by the selector {', '.join(selectors) or 'none'}, and its devices are {', '.join(wanted)}",
+            f"is permitted by the selector {', '.join(selectors) or 'none'}, and its devices are {', '.join(desired)}",
             (Seen(_place(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
             why="the name alone counts while externalResourceProvider is true; else KubeVirt would offer another card",
-            fix=_entry(resource, wanted[0]),
+            fix=_entry(resource, desired[0]),
         )
     elif not theirs:
         yield fine(
@@ -124,14 +124,14 @@ def _not_permitted(
 ) -> Finding:
     meant = nearest(resource.name, entries)
     also = f"; {meant} is permitted, which is nearly it" if meant is not None else ""
-    wanted = _selectors(resource)
+    desired = _selectors(resource)
     return problem(
         FindingCode.NOT_PERMITTED,
         resource.name,
         f"is offered, and KubeVirt does not permit it{also}",
         (Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
         why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
-        fix=_entry(resource, wanted[0] if wanted else "VENDOR:DEVICE"),
+        fix=_entry(resource, desired[0] if desired else "VENDOR:DEVICE"),
     )
 
 

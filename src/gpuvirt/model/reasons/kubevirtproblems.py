@@ -22,11 +22,11 @@ def state_unknown(where: str, message: str, fix: str, *seen: Seen) -> Reason:
     return Reason(ReasonCode.KUBEVIRT_STATE_UNKNOWN, where, message, seen, fix)
 
 
-def not_read_completely(trouble: str) -> Reason:
+def not_read_completely(problem: str) -> Reason:
     """A kind of the cluster could not be listed."""
     message = "could not be read completely; gpuvirt removes nothing until it can"
     fix = "what the API server's answer asks for; an upgrade of the release brings the roles that this version needs"
-    return state_unknown("KubeVirt", message, fix, Seen("", trouble))
+    return state_unknown("KubeVirt", message, fix, Seen("", problem))
 
 
 def requests_unknown(where: str, kinds: Sequence[str]) -> Reason:

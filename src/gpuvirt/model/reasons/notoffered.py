@@ -51,16 +51,16 @@ def malformed(subject: str, what: str, *seen: Seen) -> Reason:
     return Reason(ReasonCode.MALFORMED_SYSFS_ENTRY, subject, what, seen)
 
 
-def group_held(device: str, group: int | None, other: str, holder: str) -> Reason:
+def group_held(device: str, group: int | None, other: str, allocated_to: str) -> Reason:
     """An IOMMU group goes to one VM."""
-    message = f"shares IOMMU group {group} with {other}, which is allocated to {holder}; a group goes to one VM"
+    message = f"shares IOMMU group {group} with {other}, which is allocated to {allocated_to}; a group goes to one VM"
     fix = "request all devices of the group in one VM, or give each its own group (ACS)"
     return Reason(ReasonCode.GROUP_HELD, device, message, (Seen(f"/sys/kernel/iommu_groups/{group}/devices"),), fix)
 
 
-def held_under_other_name(device: str, holder: str, own: str, offered_as: str) -> Reason:
+def held_under_other_name(device: str, allocated_to: str, own: str, offered_as: str) -> Reason:
     """The device was allocated before it got another resource name."""
-    message = f"is allocated to {holder} as {own}; it is offered as {offered_as} when it is free"
+    message = f"is allocated to {allocated_to} as {own}; it is offered as {offered_as} when it is free"
     fix = "stop the VM that has it, or leave it as it is"
     return Reason(ReasonCode.HELD_UNDER_OTHER_NAME, device, message, fix=fix)
 
@@ -79,7 +79,7 @@ def withdrawn(address: str) -> Reason:
     return Reason(ReasonCode.WITHDRAWN, address, message, fix=fix)
 
 
-def unwanted(vgpu: str) -> Reason:
+def undesired(vgpu: str) -> Reason:
     """The vGPU is to be removed."""
     message = "is no longer desired, so it is no longer offered, and removed when no pod has it"
     fix = "none is needed; to keep it, name the vGPU config that has it again"

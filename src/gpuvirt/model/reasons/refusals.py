@@ -8,14 +8,14 @@ from gpuvirt.facts.snapshot import User
 from gpuvirt.model.reasons.reason import Reason, Seen, device_file, driver_link, not_read, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-NO_MACHINES = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
+NOT_VMS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
 """NVIDIA's own services, as `/proc/PID/comm` cuts their names; the driver's lock says whether they are in the way."""
 KERNEL_LOG = "see the kernel's log (dmesg)"
 
 
 def serious(users: Iterable[User]) -> tuple[User, ...]:
     """Return the users whose work would be lost."""
-    return tuple(user for user in users if user.command not in NO_MACHINES)
+    return tuple(user for user in users if user.command not in NOT_VMS)
 
 
 def named(users: Iterable[User]) -> str:
@@ -239,7 +239,7 @@ def plan_outdated(unit: str, why: str) -> Reason:
     return Reason(ReasonCode.PLAN_OUTDATED, unit, message, fix=fix)
 
 
-def carved(address: PciAddress, config: str) -> Reason:
+def vgpus_managed(address: PciAddress, config: str) -> Reason:
     """The agent would undo a change by hand."""
     return Reason(
         ReasonCode.MANAGED,

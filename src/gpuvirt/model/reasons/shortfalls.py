@@ -33,9 +33,9 @@ def vgpu_keeps_instances(one: LiveVgpu, users: Sequence[str], kind: str) -> Reas
     return vgpu_in_use(one, users, f"is on an unknown one of its GPU's {kind} instances, so all of them stay")
 
 
-def scheduler_waits(gpu: PciAddress, users: Sequence[str], wanted: str) -> Reason:
+def scheduler_waits(gpu: PciAddress, users: Sequence[str], desired: str) -> Reason:
     """The driver takes another scheduler while no VM runs."""
-    message = f"gets its scheduler ({wanted}) when no VM runs on it; now running: {', '.join(users)}"
+    message = f"gets its scheduler ({desired}) when no VM runs on it; now running: {', '.join(users)}"
     fix = "stop the VMs; the scheduler is then set"
     return Reason(ReasonCode.VGPU_IN_USE, gpu, message, fix=fix)
 
@@ -83,18 +83,20 @@ def no_room(gpu: PciAddress, asked: str, why: str, fix: str, *seen: Seen) -> Rea
     return Reason(ReasonCode.NO_ROOM, gpu, f"has no room for {asked}: {why}", seen, fix)
 
 
-def too_many(gpu: PciAddress, wanted: Mapping[VgpuType, int], most: int) -> Reason:
+def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int) -> Reason:
     """The framebuffer holds fewer."""
-    return no_room(gpu, _counts(wanted), f"at most {most} of that size fit", f"name {most} or fewer in the vGPU config")
+    return no_room(
+        gpu, _counts(desired), f"at most {most} of that size fit", f"name {most} or fewer in the vGPU config"
+    )
 
 
-def no_room_mixed(gpu: PciAddress, wanted: Mapping[VgpuType, int]) -> Reason:
+def no_room_mixed(gpu: PciAddress, desired: Mapping[VgpuType, int]) -> Reason:
     """The sizes find no placements side by side."""
     why, fix = (
         "they don't fit side by side in mixed-size mode",
         "name fewer; of equal sizes more fit than of mixed ones",
     )
-    return no_room(gpu, _counts(wanted), why, fix)
+    return no_room(gpu, _counts(desired), why, fix)
 
 
 def no_slices(gpu: PciAddress, needed: Mapping[str, int]) -> Reason:

@@ -11,11 +11,11 @@ from typing import TypeVar
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
-from gpuvirt.node.lane import Lane, LaneBlockedError
+from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.tasks import backoff_s
 
 T = TypeVar("T")
-HearTrouble = Callable[[str, Reason | None], None]
+ReportProblem = Callable[[str, Reason | None], None]
 
 
 MOST_PAUSE_S = 300.0
@@ -24,17 +24,17 @@ MOST_PAUSE_AFTER_ROLLBACK_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeLane:
+class ChangeWorker:
     """The lane of a change: the plan of one that sleeps in the kernel is old, and the step that sleeps is its last."""
 
-    lane: Lane
+    worker: SerialWorker
     change: Change
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         """Return what `job` returns; raise LaneBlockedError as the lane does."""
         try:
-            return await self.lane.run(job, name=name, timeout_s=timeout_s)
-        except LaneBlockedError:
+            return await self.worker.run(job, name=name, timeout_s=timeout_s)
+        except WorkerBlockedError:
             self.change.expire()
             raise
 
@@ -72,16 +72,16 @@ class Attempts:
 
     def begin(self, circumstances: Circumstances, now_s: float) -> bool:
         """Return whether it is to be tried now, and if so take note that it is."""
-        news = self._is_news(circumstances)
-        if self.running or not (news or now_s >= self.again_at_s):
+        request = self._is_change(circumstances)
+        if self.running or not (request or now_s >= self.again_at_s):
             return False
-        if news:
+        if request:
             self.pauses_s = _pauses()
         self.tried_on = circumstances
         self.running = True
         return True
 
-    def _is_news(self, circumstances: Circumstances) -> bool:
+    def _is_change(self, circumstances: Circumstances) -> bool:
         before = self.tried_on
         if before is None or (circumstances.desired, circumstances.users) != (before.desired, before.users):
             return True
@@ -116,7 +116,7 @@ class Attempts:
         job: Callable[[], T],
         taken: Sequence[str],
         *,
-        lane: Lane,
+        worker: SerialWorker,
         name: str,
         timeout_s: float,
     ) -> T | Reason:
@@ -126,8 +126,8 @@ class Attempts:
         """
         self.rolled_back = False
         try:
-            result = await lane.run(job, name=name, timeout_s=timeout_s)
-        except LaneBlockedError as error:
+            result = await worker.run(job, name=name, timeout_s=timeout_s)
+        except WorkerBlockedError as error:
             self.asleep_at = taken[-1] if taken else self.asleep_at or str(error)
             return refusals.blocked(subject, self.asleep_at)
         except UnitBlockedError as error:
@@ -141,12 +141,12 @@ class Attempts:
         self.asleep_at = None
         return result
 
-    def note(self, name: str, reasons: Sequence[Reason], hear: HearTrouble) -> None:
+    def note(self, name: str, reasons: Sequence[Reason], observe: ReportProblem) -> None:
         """Have the reasons of a try be notes of the node, in the place of those of the one before."""
         by_name = {f"{name} {number}": reason for number, reason in enumerate(reasons)}
         for gone in self.noted:
             if gone not in by_name:
-                hear(gone, None)
+                observe(gone, None)
         for one, reason in by_name.items():
-            hear(one, reason)
+            observe(one, reason)
         self.noted = tuple(by_name)

@@ -20,7 +20,7 @@ from gpuvirt.model.change.steps import (
     Unbind,
 )
 from gpuvirt.model.driverjournal import DriverJournal, StartedChange
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class ChangeRecord:
 
     def _update(self, change: Callable[[DriverJournal], DriverJournal]) -> None:
         boot_id = self.before.boot_id
-        originals.update(self.path, lambda journal: change(journal.of_boot(boot_id)))
+        originaldrivers.update(self.path, lambda journal: change(journal.of_boot(boot_id)))
 
     def _driver(self, address: PciAddress) -> str | None:
         driver = self.functions[address].driver
@@ -127,8 +127,8 @@ def recorded_unbind(kernel: Kernel, path: Path, address: PciAddress, boot_id: Bo
         gone = {address} if modules.driver_of(kernel, address) not in {None, *STUB_DRIVERS} else set()
         return replace(journal, drivers=_without(journal.drivers, gone), changes=_without(journal.changes, gone))
 
-    originals.update(path, begun)
+    originaldrivers.update(path, begun)
     try:
         yield
     finally:
-        originals.update(path, ended)
+        originaldrivers.update(path, ended)

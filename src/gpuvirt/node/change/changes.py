@@ -209,7 +209,7 @@ class Change:
         for entry in self._changes.allocated():
             # A vGPU that the host has not shown since it was started is not there to be touched.
             if scope.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None):
-                return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.holder}")
+                return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.allocated_to}")
         return None
 
     def _why_expired(self) -> Reason | None:
@@ -238,5 +238,5 @@ def pods_by_gpu(entries: Iterable[Entry]) -> Mapping[PciAddress, tuple[str, ...]
     """Return the holders of each GPU, or of parts of it."""
     found: dict[PciAddress, tuple[str, ...]] = {}
     for entry in entries:
-        found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.holder)
+        found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.allocated_to)
     return found

@@ -76,7 +76,7 @@ def no_agent(folder: Path) -> Iterator[bool]:
 @contextmanager
 def drained(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
     """Have devices drained by the agent that runs; the context gives why it does not, None where it has."""
-    desires = {str(gpu): tuple(wanted) for gpu, wanted in request.desires.items()}
+    desires = {str(gpu): tuple(desired) for gpu, desired in request.desires.items()}
     gate.drain(request.unit, request.slots, request.intent, desires=desires)
     try:
         yield _answer(gate, request)

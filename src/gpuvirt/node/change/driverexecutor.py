@@ -82,8 +82,8 @@ def _take(kernel: Kernel, tools: Tools, step: DriverStep) -> None:
             case Return():
                 driversteps.give_back(kernel, tools, step)
             case Override(address, driver):
-                wanted = (modules.has_driver(kernel, driver) or driver).encode()
-                kernel.write(device_path(address, "driver_override"), wanted)
+                desired = (modules.has_driver(kernel, driver) or driver).encode()
+                kernel.write(device_path(address, "driver_override"), desired)
             case Unbind(address, driver):
                 kernel.write(driver_path(driver, "unbind"), address.encode())
                 _expect(kernel, step, address, None)

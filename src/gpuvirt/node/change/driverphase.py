@@ -96,4 +96,4 @@ def _put_back(
 
 
 def _record(site: Site, state: UnitState) -> ChangeRecord:
-    return ChangeRecord(site.kernel, site.originals, state.inventory.facts.functions, state.journal)
+    return ChangeRecord(site.kernel, site.original_drivers, state.inventory.facts.functions, state.journal)

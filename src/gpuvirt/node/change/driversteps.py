@@ -37,9 +37,9 @@ def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
         if step.may_need_device and NO_DEVICE in error.said:
             return
         raise
-    wanted = step.provides or (step.driver,)
-    if not any(modules.loaded_as(kernel, one) for one in wanted):
-        missing = (Seen.absent(f"{PCI_DRIVERS}/{driver}") for driver in wanted)
+    desired = step.provides or (step.driver,)
+    if not any(modules.loaded_as(kernel, one) for one in desired):
+        missing = (Seen.absent(f"{PCI_DRIVERS}/{driver}") for driver in desired)
         raise RefusedError(refusals.failed(step.text, step.driver, *missing))
 
 
@@ -51,7 +51,7 @@ def clear_override(kernel: Kernel, step: ClearOverride) -> None:
         kernel.write(path, NO_OVERRIDE)
     elif found is not None and not isinstance(found, str):
         raise RefusedError(refusals.unread(step.address, found))
-    elif found not in {None, "", UNSET, *step.wanted} and step.required:
+    elif found not in {None, "", UNSET, *step.desired} and step.required:
         raise RefusedError(nativerefusals.foreign_override(step.address, str(found)))
 
 

@@ -37,10 +37,10 @@ def to_load(
     return found
 
 
-def missing(tools: Tools, wanted: Iterable[str]) -> Mapping[str, str]:
+def missing(tools: Tools, desired: Iterable[str]) -> Mapping[str, str]:
     """Return the modules that modprobe can't load, with what it said."""
     found: dict[str, str] = {}
-    for module in sorted(wanted):
+    for module in sorted(desired):
         try:
             tools.demand_module(module)
         except ToolError as error:

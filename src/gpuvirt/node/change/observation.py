@@ -25,7 +25,7 @@ from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import UnitId
 from gpuvirt.model.modalias import FALLBACK, best_vfio_driver
 from gpuvirt.model.reasons import Seen
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 from gpuvirt.node.change import nativemodules
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.change.site import Site
@@ -85,12 +85,12 @@ class Observation:
 
     def vgpu_state(self, vgpus: Mapping[PciAddress, DesiredVgpus]) -> UnitState:
         """Return all that plans of these GPUs' vGPUs follow from."""
-        states = {gpu: self.asked_state(gpu, wanted) for gpu, wanted in vgpus.items()}
+        states = {gpu: self.asked_state(gpu, target) for gpu, target in vgpus.items()}
         return UnitState(
             self.inventory,
             frozenset(),
             pods=self.account.pods,
-            journal=originals.read(self.site.originals).of_boot(self.inventory.facts.platform.boot_id),
+            journal=originaldrivers.read(self.site.original_drivers).of_boot(self.inventory.facts.platform.boot_id),
             unmapped=self.account.allocations.unmapped,
             gpu_states={gpu: state for gpu, state in states.items() if state is not None},
             whole=self.account.allocations.functions,
@@ -99,8 +99,8 @@ class Observation:
 
     def unit_state(self, desired: DesiredUnit) -> UnitState:
         """Return all that a plan toward what is desired follows from."""
-        there = {gpu: wanted for gpu, wanted in desired.items() if gpu in self.inventory.facts.functions}
-        vgpus = {gpu: wanted.vgpus for gpu, wanted in there.items() if wanted.vgpus is not None}
+        there = {gpu: target for gpu, target in desired.items() if gpu in self.inventory.facts.functions}
+        vgpus = {gpu: target.vgpus for gpu, target in there.items() if target.vgpus is not None}
         state = self.vgpu_state(vgpus)
         drivers = desired_drivers(there)
         gpus = {gpu: driver for gpu, driver in drivers.items() if gpu in self.inventory.gpus}

@@ -14,7 +14,7 @@ from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory import Inventory, build_inventory
 from gpuvirt.model.isolation import Slots, UnitId, slots_of
-from gpuvirt.node import originals
+from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.gate import Pass, Read, gate_at
 from gpuvirt.paths import HostRoots
 
@@ -29,7 +29,7 @@ class Site:
 
     kernel: Kernel
     tools: Tools
-    originals: Path
+    original_drivers: Path
     """The record of the drivers that functions had."""
     locks: Path
     """The folder of the gates, which does not outlive a boot."""
@@ -40,7 +40,9 @@ class Site:
 def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Site:
     """Return a real host; `driver` is where the driver container's `/` is seen."""
     tools = HostTools(roots.system, driver or roots.run / "nvidia/driver")
-    return Site(kernel, tools, roots.local(originals.FILE), roots.run / "gpuvirt/gate", partial(writing, roots, tools))
+    return Site(
+        kernel, tools, roots.local(originaldrivers.FILE), roots.run / "gpuvirt/gate", partial(writing, roots, tools)
+    )
 
 
 @contextmanager

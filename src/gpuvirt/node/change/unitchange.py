@@ -56,8 +56,8 @@ class Outcome:
     @staticmethod
     def everywhere(reason: Reason, desired: DesiredUnit) -> "Outcome":
         """Return that one reason is in the way of all that is desired of a unit."""
-        drivers = any(wanted.driver is not None for wanted in desired.values())
-        vgpus = {gpu: (reason,) for gpu, wanted in desired.items() if wanted.vgpus is not None}
+        drivers = any(target.driver is not None for target in desired.values())
+        vgpus = {gpu: (reason,) for gpu, target in desired.items() if target.vgpus is not None}
         return Outcome((reason,) if drivers else (), vgpus)
 
 
@@ -128,7 +128,7 @@ class UnitChange:
             self._take(observation, state, phase)
 
     def _observe(self) -> Observation:
-        named = [gpu for gpu, wanted in self.desired.items() if wanted.vgpus is not None]
+        named = [gpu for gpu, target in self.desired.items() if target.vgpus is not None]
         seen = observe_unit(self.site, self.inputs, self.unit, self.inventory, named)
         functions, members = seen.inventory.facts.functions, seen.inventory.units.get(self.unit, ())
         if moved := [gpu for gpu in self.desired if gpu in functions and gpu not in members]:
@@ -208,7 +208,7 @@ class UnitChange:
 
     def _gone(self) -> Mapping[PciAddress, tuple[Reason, ...]]:
         gpus, functions = self.inventory.gpus, self.inventory.facts.functions
-        there = {one for one, wanted in self.desired.items() if one in (functions if wanted.vgpus is None else gpus)}
+        there = {one for one, target in self.desired.items() if one in (functions if target.vgpus is None else gpus)}
         return {gpu: (shortfalls.gone(gpu),) for gpu in self.desired if gpu not in there}
 
 

@@ -29,7 +29,7 @@ def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: R
     if before is None:
         return
     created = {step.vgpu for step in run.taken if isinstance(step, CreateVgpu)}
-    wanted = DesiredVgpus(Counter(before.types.values()), _sizes(before))
+    desired = DesiredVgpus(Counter(before.types.values()), _sizes(before))
     for _ in range(MOST_ROUNDS):
         unit = last.inventory.gpus[gpu].unit
         seen = observe_unit(last.site, last.inputs, unit, last.inventory, [gpu])
@@ -39,8 +39,8 @@ def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: R
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         others = {one for one, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and one not in created}
         learned = Learned(remembered=before.types, in_use=dict.fromkeys(others, "whoever made it"))
-        state = replace(seen, learned={gpu: learned}).asked_state(gpu, wanted)
-        back = plan_gpu(seen.inventory.facts.functions[gpu], state, wanted)
+        state = replace(seen, learned={gpu: learned}).asked_state(gpu, desired)
+        back = plan_gpu(seen.inventory.facts.functions[gpu], state, desired)
         if not back.steps:
             yield from back.refusals
             return

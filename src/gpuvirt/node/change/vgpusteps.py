@@ -78,20 +78,20 @@ class Run:
             yield
 
 
-def take_all(site: Site, inventory: Inventory, board: GpuState | None, plan: VgpuPlan, run: Run) -> None:
+def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan: VgpuPlan, run: Run) -> None:
     """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should.
 
     Where some of the vGPUs that are to go first turn out to be in use, that is VgpusHeldError, after all of them.
     What is allocated gets no lease: the change asks for it first.
     """
     held: dict[VgpuId, HeldError] = {}
-    run.change.claim(Scope().with_all(_scope(inventory, board, step) for step in plan.steps))
+    run.change.claim(Scope().with_all(_scope(inventory, gpu_state, step) for step in plan.steps))
     for step in plan.steps:
         if held and not isinstance(step, RemoveVgpu):
             break
         try:
-            with run.step(_scope(inventory, board, step), step):
-                _take(site, inventory, board, step)
+            with run.step(_scope(inventory, gpu_state, step), step):
+                _take(site, inventory, gpu_state, step)
         except HeldError as error:
             if not isinstance(step, RemoveVgpu):
                 raise
@@ -103,41 +103,43 @@ def take_all(site: Site, inventory: Inventory, board: GpuState | None, plan: Vgp
         raise VgpusHeldError(held)
 
 
-def _scope(inventory: Inventory, board: GpuState | None, step: VgpuStep) -> Scope:
+def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> Scope:
     """Return what a step may touch: what it makes is nobody's yet, and an instance that goes carries nothing."""
     match step:
         case EnableVfs(gpu) | DisableVfs(gpu) | SetMixedSizes(gpu) | SetMigMode(gpu):
             return Scope(frozenset({gpu, *inventory.facts.functions[gpu].virtfns}))
         case RemoveVgpu(vgpu, _, slot):
-            if board is None or board.host.framework is Framework.MDEV:
+            if gpu_state is None or gpu_state.host.framework is Framework.MDEV:
                 return Scope(vgpus=frozenset({vgpu}))
-            vfs = inventory.facts.functions[board.host.gpu].virtfns
-            return Scope(frozenset(vfs if board.host.framework is Framework.SRIOV_VF else (slot,)), frozenset({vgpu}))
+            vfs = inventory.facts.functions[gpu_state.host.gpu].virtfns
+            return Scope(
+                frozenset(vfs if gpu_state.host.framework is Framework.SRIOV_VF else (slot,)), frozenset({vgpu})
+            )
         case _:
             return Scope()
 
 
-def _take(site: Site, inventory: Inventory, board: GpuState | None, step: VgpuStep) -> None:
+def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> None:
     match step:
         case EnableVfs(gpu):
             see_that_it_is_idle(site.kernel, gpu)
-            with recorded_unbind(site.kernel, site.originals, gpu, inventory.facts.platform.boot_id):
+            with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
                 sriov.enable_vfs(site.kernel, site.tools, gpu)
         case DisableVfs(gpu):
             _disable_vfs(site, inventory, gpu)
         case RemoveVgpu(vgpu):
-            if board is not None:
-                _remove(site.kernel, inventory, board.host, vgpu)
+            if gpu_state is not None:
+                _remove(site.kernel, inventory, gpu_state.host, vgpu)
         case CreateVgpu(vgpu, vgpu_type, slot):
-            if board is not None:
-                _create(site.kernel, board.host, slot, vgpu_type, vgpu)
+            if gpu_state is not None:
+                _create(site.kernel, gpu_state.host, slot, vgpu_type, vgpu)
         case SetMixedSizes() | SetMigMode() | DestroyInstance() | CreateInstance() | SetScheduler():
-            _tell_driver(site, board, step)
+            _tell_driver(site, gpu_state, step)
 
 
 def _tell_driver(
     site: Site,
-    board: GpuState | None,
+    gpu_state: GpuState | None,
     step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler,
 ) -> None:
     """Take a step that nvidia-smi takes."""
@@ -156,7 +158,7 @@ def _tell_driver(
                 raise RefusedError(shortfalls.mode_pending(gpu, on=on))
             _see_that_it_is_so(step, modes, found=modes.mig)
         case DestroyInstance(gpu, instance):
-            _see_that_none_was_made(site.kernel, gpu, board)
+            _see_that_none_was_made(site.kernel, gpu, gpu_state)
             mig.destroy_instance(site.tools, gpu, instance)
         case CreateInstance(gpu, profile):
             mig.create_instance(site.tools, gpu, profile)
@@ -177,9 +179,9 @@ def _see_that_it_is_empty(kernel: Kernel, gpu: PciAddress) -> None:
         raise RefusedError(shortfalls.not_empty(gpu, sorted(live)))
 
 
-def _see_that_none_was_made(kernel: Kernel, gpu: PciAddress, board: GpuState | None) -> None:
+def _see_that_none_was_made(kernel: Kernel, gpu: PciAddress, gpu_state: GpuState | None) -> None:
     """See that no vGPU is there which the plan did not know: it may stand on an instance that is to go."""
-    known = {one.id for one in board.host.live} if board is not None else set()
+    known = {one.id for one in gpu_state.host.live} if gpu_state is not None else set()
     if new := _live(kernel, gpu) - known:
         raise RefusedError(shortfalls.not_empty(gpu, sorted(new)))
 
@@ -203,7 +205,7 @@ def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
     """Switch VFs off that carry nothing."""
     see_that_vfs_can_go(site.kernel, inventory, gpu)
     _see_that_it_is_empty(site.kernel, gpu)
-    with recorded_unbind(site.kernel, site.originals, gpu, inventory.facts.platform.boot_id):
+    with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
         sriov.disable_vfs(site.kernel, site.tools, gpu)
 
 

@@ -26,7 +26,7 @@ from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.node.files import replace_file
 from gpuvirt.paths import KubeletPaths, check_socket_path
 from gpuvirt.sim.kubelet.client import PluginClient
-from gpuvirt.sim.kubelet.manager import AdmissionError, DeviceManager, Held
+from gpuvirt.sim.kubelet.manager import AdmissionError, Consumers, DeviceManager
 
 NAMESPACE = "default"
 
@@ -56,7 +56,7 @@ class Pod:
     name: str
     uid: str
     containers: Sequence[Container]
-    held: list[Held] = field(default_factory=list)
+    held: list[Consumers] = field(default_factory=list)
 
     def answer(self, container: str = "compute") -> pb.ContainerAllocateResponse:
         """Return what a container got from all its plugins."""
@@ -183,7 +183,7 @@ class SimKubelet:
         """Return what pods can have."""
         return self.manager.allocatable(self._clock.monotonic_s())
 
-    async def _give(self, pod: Pod, container: Container, resource: str, count: int) -> Held:
+    async def _give(self, pod: Pod, container: Container, resource: str, count: int) -> Consumers:
         async def allocate(devices: Sequence[str]) -> bytes:
             answer = await self._client(resource).allocate([devices])
             return answer.container_responses[0].SerializeToString()

@@ -44,7 +44,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Consumers:
     """What one container has of one resource, and the answer that came with it."""
 
     pod_uid: str
@@ -65,7 +65,7 @@ class DeviceManager:
     def __init__(self, stored: bytes | None = None, now_s: float = 0.0) -> None:
         """`stored` is a checkpoint from before."""
         self.resources: dict[str, Resource] = {}
-        self.held: list[Held] = []
+        self.held: list[Consumers] = []
         self._reusable: tuple[str, dict[str, list[str]]] = ("", {})
         if stored is not None:
             self._restore(parse(stored).data, now_s)
@@ -104,7 +104,7 @@ class DeviceManager:
 
     async def give(
         self, pod_uid: str, container: str, resource: str, count: int, prefer: Prefer, allocate: Allocate
-    ) -> Held:
+    ) -> Consumers:
         """Give a container its devices of one resource, or raise AdmissionError."""
         if self._reusable[0] != pod_uid:
             self._reusable = (pod_uid, {})
@@ -118,11 +118,11 @@ class DeviceManager:
         for device in chosen:
             node = nodes.get(device)
             by_node.setdefault(checkpoint.NO_TOPOLOGY if node is None else str(node), []).append(device)
-        held = Held(pod_uid, container, resource, by_node, answer)
+        held = Consumers(pod_uid, container, resource, by_node, answer)
         self.held = [one for one in self.held if (one.pod_uid, one.container, one.resource) != held_key(held)] + [held]
         return held
 
-    def keep_for_reuse(self, held: Held) -> None:
+    def keep_for_reuse(self, held: Consumers) -> None:
         """Let the pod's next container have the devices of an init container that has ended."""
         self._reusable[1].setdefault(held.resource, []).extend(held.devices)
 
@@ -177,7 +177,7 @@ class DeviceManager:
         for entry in data.pod_device_entries or []:
             by_node = entry.device_ids if isinstance(entry.device_ids, dict) else {}
             self.held.append(
-                Held(
+                Consumers(
                     entry.pod_uid,
                     entry.container_name,
                     entry.resource_name,
@@ -187,6 +187,6 @@ class DeviceManager:
             )
 
 
-def held_key(held: Held) -> tuple[str, str, str]:
+def held_key(held: Consumers) -> tuple[str, str, str]:
     """Return what makes two holdings the same one."""
     return held.pod_uid, held.container, held.resource

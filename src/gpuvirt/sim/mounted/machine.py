@@ -17,7 +17,7 @@ KERNELS = ("sys", "dev", "proc")
 """The folders of `/` that are the kernel's."""
 
 
-class MountedMachine(mfusepy.Operations):
+class MountedHost(mfusepy.Operations):
     """Answers file system calls."""
 
     use_ns = True

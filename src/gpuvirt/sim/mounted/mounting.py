@@ -18,7 +18,7 @@ from gpuvirt.sim.export import export
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.mounted.calls import Calls
 from gpuvirt.sim.mounted.files import KernelFiles
-from gpuvirt.sim.mounted.machine import KERNELS, MountedMachine
+from gpuvirt.sim.mounted.machine import KERNELS, MountedHost
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.mounted.record import NO_RECORD, Record
 from gpuvirt.sim.mounted.scratch import Scratch
@@ -71,7 +71,7 @@ def mounted(
         programs.install(kernel, scratch, manager)
         paths = [f"{root.rstrip('/')}/{programs.CALLS}" for root in programs.roots(manager)]
         calls = Calls(SimTools(kernel), paths, record)
-        machine = MountedMachine(KernelFiles(kernel, nodes, record), calls, Scratch(scratch), answered.set)
+        machine = MountedHost(KernelFiles(kernel, nodes, record), calls, Scratch(scratch), answered.set)
 
         def answer() -> None:
             try:

@@ -19,7 +19,7 @@ from gpuvirt.cluster.resources import Resource, pods
 from gpuvirt.model.workload import Workload
 
 DAEMON_SETS = "daemonsets"
-FOR_MACHINES = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
+FOR_VMS = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
 
 Stored = Mapping[Resource, Objects[StoredObject]]
 """All that is there, by collection; of ConfigMaps those of others, too."""
@@ -103,16 +103,16 @@ def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator
     """Yield what can't be deployed; what only nodes for containers need, where there are such nodes."""
     containers = any(one.counts and one.workload is Workload.CONTAINER for one in placements.values())
     for fault in rendered.faults:
-        if containers or fault.operand in FOR_MACHINES:
+        if containers or fault.operand in FOR_VMS:
             yield f"{fault.because.path}: {fault.because.message}"
 
 
 def _daemon_set(
-    policy: ClusterPolicy, wanted: DaemonSet, stored: StoredObject, there: There
+    policy: ClusterPolicy, daemon_set: DaemonSet, stored: StoredObject, there: There
 ) -> tuple[OperandState, list[DeleteObject]]:
     """Return how far a DaemonSet has come, and which of its pods to replace: the agent's alone are the controller's."""
-    status, name = stored.status, wanted.metadata.name
-    operand = OperandName(wanted.metadata.labels[OPERAND_LABEL])
+    status, name = stored.status, daemon_set.metadata.name
+    operand = OperandName(daemon_set.metadata.labels[OPERAND_LABEL])
     desired, ready = status.desired_number_scheduled, status.number_available
     deletions, waits = list[DeleteObject](), None
     if status.observed_generation < stored.metadata.generation:
@@ -121,7 +121,7 @@ def _daemon_set(
         rolling = policy.spec.daemonsets.rolling_update
         most = (rolling.max_unavailable if rolling is not None else "") or 1
         mine = [pod for pod in there.pods.values() if pod.app == operand]
-        plan = rollout(mine, template_of(wanted), desired=desired, most_unavailable=most)
+        plan = rollout(mine, template_of(daemon_set), desired=desired, most_unavailable=most)
         for pod in plan.delete:
             target = Target(pods(pod.metadata.namespace), pod.metadata.name)
             why = f"it is of an earlier version of {name}, on {pod.spec.node_name}"
@@ -132,15 +132,15 @@ def _daemon_set(
             else None
         )
     if ready < desired:
-        late = ", ".join(_late(operand, wanted, there.pods)) or "none of its pods is there yet"
+        late = ", ".join(_late(operand, daemon_set, there.pods)) or "none of its pods is there yet"
         return OperandState(
             name, operand, desired, ready, f"{ready} of {desired} pods are ready; not ready: {late}"
         ), deletions
     return OperandState(name, operand, desired, ready, waits), deletions
 
 
-def _late(operand: OperandName, wanted: DaemonSet, found: Objects[Pod]) -> Iterator[str]:
-    chosen = wanted.spec.selector.match_labels
+def _late(operand: OperandName, daemon_set: DaemonSet, found: Objects[Pod]) -> Iterator[str]:
+    chosen = daemon_set.spec.selector.match_labels
     for pod in sorted(found.values(), key=lambda one: one.spec.node_name):
         if not pod.status.ready and chosen.items() <= pod.metadata.labels.items() and pod.app == operand:
             because = pod.status.held_up_by
@@ -160,13 +160,13 @@ def _is_needed(deletion: DeleteObject, rendered: Rendered, there: There) -> bool
 
 def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[list[DeleteObject], list[OperandState]]:
     """Return objects that are not wanted any more; the driver beneath machines stays until they have ended."""
-    wanted = {(resource_of(one), one.metadata.name) for one in rendered.manifests}
+    daemon_set = {(resource_of(one), one.metadata.name) for one in rendered.manifests}
     faulty = {fault.operand.value for fault in rendered.faults}
     gone, kept = list[DeleteObject](), list[OperandState]()
     for resource, objects in stored.items():
         for key, found in objects.items():
             operand = found.metadata.labels.get(OPERAND_LABEL)
-            if operand is None or operand in faulty or (resource, key.name) in wanted:
+            if operand is None or operand in faulty or (resource, key.name) in daemon_set:
                 continue
             if operand in rendered.operands and found.status.desired_number_scheduled:
                 continue  # a driver for a system of which some node is still: labels come and go

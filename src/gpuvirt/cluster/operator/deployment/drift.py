@@ -74,7 +74,7 @@ def is_due(manifest: Manifest, stored: StoredObject | None, mark: Mark | None) -
 
 
 def _stands(manifest: Manifest, stored: StoredObject) -> bool:
-    wanted: dict[str, Plain] = msgspec.json.decode(encoded(manifest))
+    daemon_set: dict[str, Plain] = msgspec.json.decode(encoded(manifest))
     there: dict[str, Plain] = {
         "spec": msgspec.json.decode(stored.spec),
         "data": msgspec.json.decode(stored.data),
@@ -85,16 +85,16 @@ def _stands(manifest: Manifest, stored: StoredObject) -> bool:
     }
     labels = stored.metadata.labels
     return all(labels.get(key) == value for key, value in manifest.metadata.labels.items()) and all(
-        covers(value, there[part]) for part, value in wanted.items() if part in there
+        covers(value, there[part]) for part, value in daemon_set.items() if part in there
     )
 
 
-def covers(wanted: Plain, there: Plain) -> bool:
+def covers(daemon_set: Plain, there: Plain) -> bool:
     """Return whether what stands there has all that is wanted; the API server adds its defaults."""
-    if isinstance(wanted, dict):
-        return isinstance(there, dict) and all(covers(value, there.get(key)) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        if not isinstance(there, list) or len(wanted) != len(there):
+    if isinstance(daemon_set, dict):
+        return isinstance(there, dict) and all(covers(value, there.get(key)) for key, value in daemon_set.items())
+    if isinstance(daemon_set, list):
+        if not isinstance(there, list) or len(daemon_set) != len(there):
             return False
-        return all(covers(one, other) for one, other in zip(wanted, there, strict=True))
-    return wanted == there
+        return all(covers(one, other) for one, other in zip(daemon_set, there, strict=True))
+    return daemon_set == there

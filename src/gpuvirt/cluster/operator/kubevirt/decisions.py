@@ -1,6 +1,6 @@
 """What follows for KubeVirt: patches of it, what agents are not to offer, and why something can't be as it should.
 
-What has become of our patches is kept in a ConfigMap of ours, and before a patch is sent: a controller that starts anew
+What has become of our patches is kept in a ConfigMap of ours, and before a patch is sent: a controller that starts again
 must not begin a fight again that the one before has given up.
 """
 
@@ -22,10 +22,10 @@ from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
-from gpuvirt.cluster.operator.kubevirt.scene import Scene
+from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, Target
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.observed import Observed
 from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
 
 HISTORY = "gpuvirt-kubevirt-history"
@@ -36,16 +36,16 @@ Histories = Mapping[str, History]
 
 
 @dataclass(frozen=True, slots=True)
-class KubeVirtHeard:
+class KubeVirtObserved:
     """What was heard of KubeVirt."""
 
     kubevirts: Objects[KubeVirt] | None = None
     """None: unheard; none in it: there is no KubeVirt."""
-    hyper_convergeds: Heard[tuple[HyperConverged, ...]] | None = None
+    hyper_convergeds: Observed[tuple[HyperConverged, ...]] | None = None
     requesting: Requesting = field(default_factory=dict)
     histories: Histories = field(default_factory=dict)
     """By uid: what this controller knows, and what the ConfigMap has where it knows nothing yet."""
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     """Why kinds of objects that were never heard are not."""
     kept: str | None = None
     """What the ConfigMap says, as `kept_text` gives it; None where it is not there."""
@@ -80,18 +80,20 @@ class KubeVirtDecisions:
 
 
 def decide(
-    heard: KubeVirtHeard, gpu_nodes: Sequence[GpuNode], namespace: str, at: datetime, *, manage: bool
+    observed: KubeVirtObserved, gpu_nodes: Sequence[GpuNode], namespace: str, at: datetime, *, manage: bool
 ) -> KubeVirtDecisions:
     """Return what follows from what nodes offer and what KubeVirt is; nothing where that was not heard."""
-    untold = tuple(kubevirtproblems.not_read_completely(trouble) for trouble in heard.troubles)
-    if heard.kubevirts is None:
-        return KubeVirtDecisions(reasons=untold, histories=heard.histories)
-    plans = [plan(_scene(heard, one, gpu_nodes), Manner(manage), _history(heard, one), at) for one in _all(heard)]
+    untold = tuple(kubevirtproblems.not_read_completely(problem) for problem in observed.problems)
+    if observed.kubevirts is None:
+        return KubeVirtDecisions(reasons=untold, histories=observed.histories)
+    plans = [
+        plan(_scene(observed, one, gpu_nodes), Manner(manage), _history(observed, one), at) for one in _all(observed)
+    ]
     histories = {key: value for one in plans if (key := one.history.uid) for value in (one.history,)}
     reasons = tuple(reason for one in plans for reason in one.reasons)
-    stops = [one for one in reasons if one.code in STOPS] if any(one.stops_carving for one in plans) else []
+    stops = [one for one in reasons if one.code in STOPS] if any(one.stops_vgpu_changes for one in plans) else []
     return KubeVirtDecisions(
-        writes=tuple(_writes(plans, histories, heard, namespace)),
+        writes=tuple(_writes(plans, histories, observed, namespace)),
         withheld=tuple(entry for one in plans for entry in one.withheld),
         stopped_because=stops[0].text if stops else None,
         reasons=(*reasons, *untold) if plans else (),
@@ -117,33 +119,33 @@ def history_key(namespace: str) -> ObjectKey:
     return ObjectKey(namespace, HISTORY)
 
 
-def _all(heard: KubeVirtHeard) -> tuple[KubeVirt, ...]:
-    return tuple((heard.kubevirts or {}).values())
+def _all(observed: KubeVirtObserved) -> tuple[KubeVirt, ...]:
+    return tuple((observed.kubevirts or {}).values())
 
 
-def _scene(heard: KubeVirtHeard, kubevirt: KubeVirt, gpu_nodes: Sequence[GpuNode]) -> Scene:
-    return Scene(
+def _scene(observed: KubeVirtObserved, kubevirt: KubeVirt, gpu_nodes: Sequence[GpuNode]) -> KubeVirtPicture:
+    return KubeVirtPicture(
         kubevirt=kubevirt,
         offered=offered_of(gpu_nodes),
-        names=names_of(heard.requesting),
-        hyper_convergeds=heard.hyper_convergeds,
+        names=names_of(observed.requesting),
+        hyper_convergeds=observed.hyper_convergeds,
         mdevs=wants_mdevs(gpu_nodes),
     )
 
 
-def _history(heard: KubeVirtHeard, kubevirt: KubeVirt) -> History:
+def _history(observed: KubeVirtObserved, kubevirt: KubeVirt) -> History:
     """Return the history of the object that is written for a KubeVirt: its own, or that of the HCO which owns it."""
-    hcos = (heard.hyper_convergeds.value if heard.hyper_convergeds is not None else None) or ()
+    hcos = (observed.hyper_convergeds.value if observed.hyper_convergeds is not None else None) or ()
     uids = (kubevirt.metadata.uid, *(one.metadata.uid for one in hcos))
-    return next((heard.histories[uid] for uid in reversed(uids) if uid in heard.histories), History())
+    return next((observed.histories[uid] for uid in reversed(uids) if uid in observed.histories), History())
 
 
 def _writes(
-    plans: Sequence[Plan], histories: Histories, heard: KubeVirtHeard, namespace: str
+    plans: Sequence[Plan], histories: Histories, observed: KubeVirtObserved, namespace: str
 ) -> Sequence[ApplyObject | PatchKubeVirt]:
     """Return the ConfigMap first where it is to say something else, and patches once it says it."""
     data = {uid: history.encode(one) for uid, one in histories.items()}
-    if data and _text(data) != heard.kept:
+    if data and _text(data) != observed.kept:
         labels = {"app.kubernetes.io/managed-by": "gpuvirt"}
         about = ObjectMeta(name=HISTORY, namespace=namespace, labels=labels)
         content = ConfigMap(api_version=workloads.CORE, metadata=about, data=data)

@@ -28,7 +28,7 @@ class Due:
     def items(self) -> tuple[str, ...]:
         """All that is wanted, whether or not it is there, each as one word for it."""
         mdevs = (MDEVS_LEFT_ALONE,) if self.handling is not None and self.handling.will_be_off else ()
-        return (*(_item(one) for one in self.listing.wanted), *self.gates, *mdevs)
+        return (*(_item(one) for one in self.listing.desired), *self.gates, *mdevs)
 
     def lacking(self, subject: Subject) -> tuple[str, ...]:
         """Return what of that is not there."""

@@ -1,6 +1,6 @@
 """How often what we have written was taken back: by a GitOps tool that has another text, it would be for ever.
 
-It is kept by the controller in an object of its own, and not in the object that is written: who writes that anew may
+It is kept by the controller in an object of its own, and not in the object that is written: who writes that again may
 take our annotations with it. What is taken back three times in a day is not written again until it stands there by
 somebody else's hand; a restart changes nothing in that.
 """
@@ -43,7 +43,7 @@ class History(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def step(
-    history: History, metadata: Metadata, wanted: Collection[str], lacking: Collection[str], at: datetime
+    history: History, metadata: Metadata, desired: Collection[str], lacking: Collection[str], at: datetime
 ) -> History:
     """Return the history after the object was seen, of which `lacking` is what it lacks of what is wanted."""
     if history.uid != metadata.uid:
@@ -52,20 +52,20 @@ def step(
     reverts = tuple(one for one in history.reverts if at - one < WINDOW)
     if not lacking:
         kept = () if history.stopped else reverts
-        return History(metadata.uid, _achieved(metadata, wanted), kept)
+        return History(metadata.uid, _achieved(metadata, desired), kept)
     undone = known is not None and metadata.generation > known.generation and not set(lacking).isdisjoint(known.items)
     reverts = (*reverts, at) if undone else reverts
     stopped = history.stopped or len(reverts) >= MOST_REVERTS
     return History(metadata.uid, None if undone else known, reverts, stopped)
 
 
-def landed(history: History, metadata: Metadata, wanted: Collection[str]) -> History:
+def landed(history: History, metadata: Metadata, desired: Collection[str]) -> History:
     """Return the history after a patch was taken; `metadata` is that of the answer."""
-    return msgspec.structs.replace(history, uid=metadata.uid, achieved=_achieved(metadata, wanted))
+    return msgspec.structs.replace(history, uid=metadata.uid, achieved=_achieved(metadata, desired))
 
 
-def _achieved(metadata: Metadata, wanted: Collection[str]) -> Achieved:
-    return Achieved(metadata.generation, tuple(sorted(wanted)))
+def _achieved(metadata: Metadata, desired: Collection[str]) -> Achieved:
+    return Achieved(metadata.generation, tuple(sorted(desired)))
 
 
 def encode(history: History) -> str:

@@ -20,7 +20,7 @@ from gpuvirt.model.selectors import normal, spellings
 class Listing:
     """It."""
 
-    wanted: tuple[OurEntry, ...] = ()
+    desired: tuple[OurEntry, ...] = ()
     """All that is to stand there of what nodes offer, whoever has written it."""
     add: tuple[OurEntry, ...] = ()
     mend: tuple[Entry, ...] = ()
@@ -32,7 +32,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ListingInputs:
     """What it rests on."""
 
     subject: Subject
@@ -48,16 +48,16 @@ class Ground:
     """What KubeVirt offers itself."""
 
 
-def listing_of(ground: Ground) -> Listing:
+def listing_of(inputs: ListingInputs) -> Listing:
     """Return what is to become of them."""
-    entries = ground.subject.entries
+    entries = inputs.subject.entries
     if entries is None:
-        return _made(ground)
-    why, out = _why_dissolved(ground, entries), tuple(_unused(ground, entries))
-    spares = any(one.part is Part.MDEV for one in entries if one not in out) and not ground.leaves_mdevs
-    if why is not None and not spares and all(is_ours(ground.ours, one) for one in entries):
+        return _made(inputs)
+    why, out = _why_dissolved(inputs, entries), tuple(_unused(inputs, entries))
+    spares = any(one.part is Part.MDEV for one in entries if one not in out) and not inputs.leaves_mdevs
+    if why is not None and not spares and all(is_ours(inputs.ours, one) for one in entries):
         return Listing(dissolve=True, reasons=(why,))
-    return _kept(ground, entries, out, (why,) if why is not None else ())
+    return _kept(inputs, entries, out, (why,) if why is not None else ())
 
 
 def is_ours(ours: Changes, entry: Entry) -> bool:
@@ -65,36 +65,38 @@ def is_ours(ours: Changes, entry: Entry) -> bool:
     return OurEntry(entry.part, entry.selector, entry.resource) in ours.entries
 
 
-def _made(ground: Ground) -> Listing:
-    wanted = tuple(_wanted(ground.offered))
-    if not wanted:
+def _made(inputs: ListingInputs) -> Listing:
+    desired = tuple(_desired(inputs.offered))
+    if not desired:
         return Listing()
-    unlisted = sorted(ground.names.used - ground.offered.keys())
-    if ground.names.unheard:
-        return Listing(reasons=(kubevirtproblems.requests_unknown(ground.subject.where, ground.names.unheard),))
+    unlisted = sorted(inputs.names.used - inputs.offered.keys())
+    if inputs.names.unknown:
+        return Listing(reasons=(kubevirtproblems.requests_unknown(inputs.subject.where, inputs.names.unknown),))
     if unlisted:
-        return Listing(reasons=(kubevirtproblems.resource_not_permitted(ground.subject.where, unlisted),))
-    fitting, reasons = _fitting(ground.subject, (), wanted)
-    if ground.names.used - {one.resource for one in fitting}:
+        return Listing(reasons=(kubevirtproblems.resource_not_permitted(inputs.subject.where, unlisted),))
+    fitting, reasons = _fitting(inputs.subject, (), desired)
+    if inputs.names.used - {one.resource for one in fitting}:
         return Listing(reasons=reasons)
-    return Listing(wanted=fitting, add=fitting, reasons=reasons)
+    return Listing(desired=fitting, add=fitting, reasons=reasons)
 
 
-def _kept(ground: Ground, entries: Sequence[Entry], out: tuple[Entry, ...], reasons: tuple[Reason, ...]) -> Listing:
+def _kept(
+    inputs: ListingInputs, entries: Sequence[Entry], out: tuple[Entry, ...], reasons: tuple[Reason, ...]
+) -> Listing:
     there = {(one.part, normal(one.selector), one.resource) for one in entries if not one.disabled}
-    wanted = tuple(_wanted(ground.offered))
-    missing = tuple(one for one in wanted if (one.part, normal(one.selector), one.resource) not in there)
-    add, taken = _fitting(ground.subject, [one for one in entries if one not in out], missing)
+    desired = tuple(_desired(inputs.offered))
+    missing = tuple(one for one in desired if (one.part, normal(one.selector), one.resource) not in there)
+    add, taken = _fitting(inputs.subject, [one for one in entries if one not in out], missing)
     return Listing(
-        wanted=(*(one for one in wanted if one not in missing), *add),
+        desired=(*(one for one in desired if one not in missing), *add),
         add=add,
-        mend=tuple(one for one in entries if not one.external and is_ours(ground.ours, one)),
+        mend=tuple(one for one in entries if not one.external and is_ours(inputs.ours, one)),
         out=out,
         reasons=(*reasons, *taken),
     )
 
 
-def _wanted(offered: Offered) -> Iterator[OurEntry]:
+def _desired(offered: Offered) -> Iterator[OurEntry]:
     for name, selectors in offered.items():
         yield from (OurEntry(Part.PCI, one, name) for one in selectors.pci)
         yield from (OurEntry(Part.MDEV, one, name) for one in selectors.mdev)
@@ -125,20 +127,20 @@ def _fitting(
     return tuple(fitting), tuple(reasons)
 
 
-def _unused(ground: Ground, entries: Sequence[Entry]) -> Iterator[Entry]:
-    if not ground.prune or ground.names.unheard:
+def _unused(inputs: ListingInputs, entries: Sequence[Entry]) -> Iterator[Entry]:
+    if not inputs.prune or inputs.names.unknown:
         return
-    busy = ground.names.used | ground.offered.keys() | ground.withheld
-    yield from (one for one in entries if is_ours(ground.ours, one) and one.resource not in busy)
+    busy = inputs.names.used | inputs.offered.keys() | inputs.withheld
+    yield from (one for one in entries if is_ours(inputs.ours, one) and one.resource not in busy)
 
 
-def _why_dissolved(ground: Ground, entries: Sequence[Entry]) -> Reason | None:
+def _why_dissolved(inputs: ListingInputs, entries: Sequence[Entry]) -> Reason | None:
     """Return what our own lists refuse that was permitted before they were there."""
-    if ground.subject.permitted not in ground.ours.made or ground.names.unheard:
+    if inputs.subject.permitted not in inputs.ours.made or inputs.names.unknown:
         return None
     listed = {one.resource for one in entries if not one.disabled}
-    refused = sorted(ground.names.used - listed - ground.offered.keys())
-    return kubevirtproblems.resource_not_permitted(ground.subject.where, refused) if refused else None
+    refused = sorted(inputs.names.used - listed - inputs.offered.keys())
+    return kubevirtproblems.resource_not_permitted(inputs.subject.where, refused) if refused else None
 
 
 def _taken(subject: Subject, entry: OurEntry, why: str) -> Reason:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.observed import Observed
 
-Requesting = Mapping[str, Heard[tuple[RequestsDevices, ...]]]
+Requesting = Mapping[str, Observed[tuple[RequestsDevices, ...]]]
 """The objects that name devices, by the names of their kinds: a kind that was not heard is not in it, one that is not
 installed is `Heard(None)`."""
 
@@ -19,7 +19,7 @@ class Names:
     host_devices: frozenset[str] = frozenset()
     by_others: frozenset[str] = frozenset()
     """Those that pods have which are no machines of KubeVirt's: no gate is for them."""
-    unheard: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     """Kinds that were not heard, which may name others."""
 
     @property
@@ -30,11 +30,11 @@ class Names:
 
 def names_of(requesting: Requesting) -> Names:
     """Return the names of devices in use, and which kinds are missing in that."""
-    devices = [found.devices for heard in requesting.values() for found in heard.value or ()]
+    devices = [found.devices for observed in requesting.values() for found in observed.value or ()]
     return Names(
         gpus=frozenset(_names(one.gpus for one in devices)),
         host_devices=frozenset(_names(one.host_devices for one in devices)),
-        unheard=tuple(kind.name for kind in DEVICE_KINDS if kind.name not in requesting),
+        unknown=tuple(kind.name for kind in DEVICE_KINDS if kind.name not in requesting),
     )
 
 

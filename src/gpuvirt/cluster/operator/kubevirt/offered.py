@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec, Status, Withheld
 from gpuvirt.cluster.operator.kubevirt.changes import Part
 from gpuvirt.cluster.operator.kubevirt.subject import Entry
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 from gpuvirt.model.selectors import ResourceKind, Selectors, normal
-from gpuvirt.model.wanted import WantedMode
 
 Offered = Mapping[str, Selectors]
 """By resource; each has selectors."""
@@ -49,7 +49,7 @@ def _wants_mdevs(node: GpuNode) -> bool:
     spec, status = node.spec or Spec(), node.status or Status()
     modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
     has = any(one.mdev_name_selectors for one in status.resources)
-    return has or WantedMode.VGPU in modes or any(gpu.vgpu_config is not None for gpu in status.gpus)
+    return has or DesiredMode.VGPU in modes or any(gpu.vgpu_config is not None for gpu in status.gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from gpuvirt.cluster.operator.kubevirt import history as histories
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes, Part, changes_of
 from gpuvirt.cluster.operator.kubevirt.drafting import Due, drafted
 from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
-from gpuvirt.cluster.operator.kubevirt.listing import Ground, is_ours, listing_of
+from gpuvirt.cluster.operator.kubevirt.listing import ListingInputs, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, selects
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation, conditional
-from gpuvirt.cluster.operator.kubevirt.scene import Scene, subject_of, withheld
+from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
@@ -51,9 +51,9 @@ class Plan:
     reasons: tuple[Reason, ...] = ()
     withheld: tuple[Withheld, ...] = ()
     """What agents are not to offer, as their GpuNodes' specs say it."""
-    stops_carving: bool = False
+    stops_vgpu_changes: bool = False
     """No vGPUs are to be made: what they need was taken back too often, or KubeVirt would delete them."""
-    wanted: tuple[str, ...] = ()
+    desired: tuple[str, ...] = ()
 
     @property
     def writes(self) -> tuple[Operation, ...]:
@@ -67,19 +67,19 @@ class Plan:
 
     def landed(self, metadata: Metadata) -> History:
         """Return the history after the patch was taken; `metadata` is that of the answer."""
-        return histories.landed(self.history, metadata, self.wanted)
+        return histories.landed(self.history, metadata, self.desired)
 
 
-def plan(scene: Scene, manner: Manner, history: History, at: datetime) -> Plan:
+def plan(picture: KubeVirtPicture, manner: Manner, history: History, at: datetime) -> Plan:
     """Return what is to be done about a KubeVirt; `history` is that of the plan before."""
-    subject = subject_of(scene)
+    subject = subject_of(picture)
     if isinstance(subject, Reason):
-        held_back = withheld(scene, None)
+        held_back = withheld(picture, None)
         return Plan(history, reasons=(subject, *_reasons(held_back)), withheld=_withheld(held_back))
-    ours, held_back = changes_of(subject.metadata.annotations), withheld(scene, subject)
-    due, reasons = _due(scene, manner, subject, ours, held_back)
+    ours, held_back = changes_of(subject.metadata.annotations), withheld(picture, subject)
+    due, reasons = _due(picture, manner, subject, ours, held_back)
     patch = conditional(subject.metadata.resource_version, drafted(subject, ours, due))
-    managed, stale = manner.manage and not scene.is_opted_out, history.is_of_later(subject.metadata)
+    managed, stale = manner.manage and not picture.is_opted_out, history.is_of_later(subject.metadata)
     if managed and not stale:
         history = histories.step(history, subject.metadata, due.items, due.lacking(subject), at)
     dry_run = not managed or history.stopped
@@ -87,7 +87,7 @@ def plan(scene: Scene, manner: Manner, history: History, at: datetime) -> Plan:
         reasons = (*reasons, kubevirtproblems.not_managed(subject.where, MANAGE_ANNOTATION))
     if patch and history.stopped:
         reasons = (*reasons, kubevirtproblems.config_reverted(subject.where, MOST_REVERTS))
-    risk = _risk(scene, subject, due, written=not dry_run)
+    risk = _risk(picture, subject, due, written=not dry_run)
     return Plan(
         history,
         subject.resource,
@@ -96,8 +96,8 @@ def plan(scene: Scene, manner: Manner, history: History, at: datetime) -> Plan:
         dry_run,
         (*reasons, *_reasons(held_back), *((risk,) if risk is not None else ())),
         _withheld(held_back),
-        stops_carving=risk is not None or (managed and bool(patch) and history.stopped),
-        wanted=due.items,
+        stops_vgpu_changes=risk is not None or (managed and bool(patch) and history.stopped),
+        desired=due.items,
     )
 
 
@@ -110,38 +110,38 @@ def _withheld(held_back: Mapping[str, ByKubeVirt]) -> tuple[Withheld, ...]:
 
 
 def _due(
-    scene: Scene, manner: Manner, subject: Subject, ours: Changes, held_back: Mapping[str, ByKubeVirt]
+    picture: KubeVirtPicture, manner: Manner, subject: Subject, ours: Changes, held_back: Mapping[str, ByKubeVirt]
 ) -> tuple[Due, tuple[Reason, ...]]:
     """Return what the object is to become, and what can't be."""
-    handling = handling_of(subject, scene.version)
-    foreign = [one for one in (*scene.effective, *(subject.entries or ())) if not is_ours(ours, one)]
+    handling = handling_of(subject, picture.version)
+    foreign = [one for one in (*picture.effective, *(subject.entries or ())) if not is_ours(ours, one)]
     own = [one for one in foreign if not one.external and not one.disabled]
     offered = {
         name: selectors
-        for name, selectors in scene.offered.items()
+        for name, selectors in picture.offered.items()
         if not any(one.resource == name or selects(one, selectors) for one in own)
     }
-    off = handling.off or (scene.mdevs and handling.will_be_off)
-    listing = listing_of(Ground(subject, ours, offered, scene.names, off, manner.prune, frozenset(held_back)))
-    needed = gates_needed(subject, scene.version, scene.offered, scene.names)
+    off = handling.off or (picture.mdevs and handling.will_be_off)
+    listing = listing_of(ListingInputs(subject, ours, offered, picture.names, off, manner.prune, frozenset(held_back)))
+    needed = gates_needed(subject, picture.version, picture.offered, picture.names)
     missing = [gate for gate in needed if gate not in subject.gates]
     denied = [gate for gate in missing if gate in subject.disabled_gates]
     due = Due(
         listing,
         gates=tuple(gate for gate in needed if gate not in denied),
-        handling=handling if scene.mdevs else None,
+        handling=handling if picture.mdevs else None,
     )
     reasons = (*listing.reasons, *(kubevirtproblems.gate_disabled(subject.where, gate) for gate in denied))
-    return due, (*reasons, *(handling.reasons if scene.mdevs else ()))
+    return due, (*reasons, *(handling.reasons if picture.mdevs else ()))
 
 
-def _risk(scene: Scene, subject: Subject, due: Due, *, written: bool) -> Reason | None:
+def _risk(picture: KubeVirtPicture, subject: Subject, due: Due, *, written: bool) -> Reason | None:
     """Return which mediated devices KubeVirt would delete, as things stand and with what is written now."""
     handling = due.handling
     if handling is None or handling.off or (handling.will_be_off and written):
         return None
-    listed = (one for one in (*scene.effective, *(subject.entries or ())) if one.external and not one.disabled)
+    listed = (one for one in (*picture.effective, *(subject.entries or ())) if one.external and not one.disabled)
     spared = {normal(one.selector) for one in listed if one.part is Part.MDEV}
     spared |= {normal(one.selector) for one in due.listing.add if written and one.part is Part.MDEV}
-    types = {one for selectors in scene.offered.values() for one in selectors.mdev if normal(one) not in spared}
+    types = {one for selectors in picture.offered.values() for one in selectors.mdev if normal(one) not in spared}
     return kubevirtproblems.mdev_deletion_risk(subject.where, types) if types else None

@@ -16,13 +16,13 @@ from gpuvirt.cluster.operator.kubevirt.subject import (
     of_kubevirt,
 )
 from gpuvirt.cluster.operator.kubevirt.versions import Version, version_of
-from gpuvirt.model.heard import Heard
 from gpuvirt.model.kubevirt import Configuration
+from gpuvirt.model.observed import Observed
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class KubeVirtPicture:
     """It, as it was heard."""
 
     kubevirt: KubeVirt
@@ -30,7 +30,7 @@ class Scene:
     """What nodes offer; what is wanted of them and not there yet may be in it."""
     names: Names
     """What machines ask for."""
-    hyper_convergeds: Heard[tuple[HyperConverged, ...]] | None = None
+    hyper_convergeds: Observed[tuple[HyperConverged, ...]] | None = None
     """None: unheard; None of the value: HCO is not installed."""
     mdevs: bool = False
     """Whether some node has mediated devices, or may come to have some."""
@@ -55,31 +55,31 @@ class Scene:
         return any(one.annotations.get(MANAGE_ANNOTATION, "").lower() == "false" for one in found)
 
 
-def subject_of(scene: Scene) -> Subject | Reason:
+def subject_of(picture: KubeVirtPicture) -> Subject | Reason:
     """Return the object that decides, or why it is not known."""
-    where = _where(scene)
-    if not is_owned_by_hco(scene.kubevirt):
-        return of_kubevirt(scene.kubevirt)
-    if scene.hyper_convergeds is None:
+    where = _where(picture)
+    if not is_owned_by_hco(picture.kubevirt):
+        return of_kubevirt(picture.kubevirt)
+    if picture.hyper_convergeds is None:
         return kubevirtproblems.hyper_converged_unknown(where)
-    hcos = scene.hyper_convergeds.value or ()
+    hcos = picture.hyper_convergeds.value or ()
     if len(hcos) != 1:
         return kubevirtproblems.hyper_converged_ambiguous(where, len(hcos))
     return of_hyper_converged(hcos[0])
 
 
-def withheld(scene: Scene, subject: Subject | None) -> Mapping[str, ByKubeVirt]:
+def withheld(picture: KubeVirtPicture, subject: Subject | None) -> Mapping[str, ByKubeVirt]:
     """Return what agents are not to offer, since KubeVirt does."""
     written = subject.entries or () if subject is not None and subject.is_hco else ()
-    effective, where = scene.effective, _where(scene)
+    effective, where = picture.effective, _where(picture)
 
     def place(entry: Entry) -> str:
         lists = "$.spec.configuration.permittedHostDevices"
         hco = subject is not None and entry not in effective
         return f"{subject.where if hco and subject is not None else where} {lists}.{entry.part}[{entry.index}]"
 
-    return offered_by_kubevirt((*effective, *written), scene.offered, place)
+    return offered_by_kubevirt((*effective, *written), picture.offered, place)
 
 
-def _where(scene: Scene) -> str:
-    return f"KubeVirt {scene.kubevirt.metadata.namespace}/{scene.kubevirt.metadata.name}"
+def _where(picture: KubeVirtPicture) -> str:
+    return f"KubeVirt {picture.kubevirt.metadata.namespace}/{picture.kubevirt.metadata.name}"

@@ -6,10 +6,10 @@ from typing import TypeVar
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtHeard, PatchKubeVirt
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtObserved, PatchKubeVirt
 from gpuvirt.cluster.operator.store import AnyStore, Store
 from gpuvirt.cluster.resources import KubernetesObject, Metadata
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.observed import Observed
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -23,19 +23,19 @@ class KubeVirtStores:
         self._requesting = {kind.name: Store(kind.collection, changed) for kind in DEVICE_KINDS}
         self.all: tuple[AnyStore, ...] = (self._kubevirts, self._hyper_convergeds, *self._requesting.values())
 
-    def _troubles(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         """Yield why kinds that were never heard are not."""
-        return (str(store.trouble) for store in self.all if not store.is_heard and store.trouble is not None)
+        return (str(store.problem) for store in self.all if not store.is_heard and store.problem is not None)
 
-    def heard(self, histories: Histories, kept: str | None) -> KubeVirtHeard:
+    def observed(self, histories: Histories, kept: str | None) -> KubeVirtObserved:
         """Return what was heard; `histories` and `kept` are what is known of our patches."""
-        requesting = {name: _heard(store) for name, store in self._requesting.items()}
-        return KubeVirtHeard(
+        requesting = {name: _observed(store) for name, store in self._requesting.items()}
+        return KubeVirtObserved(
             kubevirts=self._kubevirts.objects,
-            hyper_convergeds=_heard(self._hyper_convergeds),
-            requesting={name: heard for name, heard in requesting.items() if heard is not None},
+            hyper_convergeds=_observed(self._hyper_convergeds),
+            requesting={name: observed for name, observed in requesting.items() if observed is not None},
             histories=histories,
-            troubles=tuple(self._troubles()),
+            problems=tuple(self._problems()),
             kept=kept,
         )
 
@@ -53,8 +53,8 @@ async def _patch(client: Client, store: Store[T], write: PatchKubeVirt) -> Metad
     return found.metadata
 
 
-def _heard(store: Store[T]) -> Heard[tuple[T, ...]] | None:
+def _observed(store: Store[T]) -> Observed[tuple[T, ...]] | None:
     """Return what was heard of a kind: None where nothing was, and that there is no such kind where it is not."""
     if not store.installed:
-        return Heard(None)
-    return Heard(tuple(store.objects.values())) if store.objects is not None else None
+        return Observed(None)
+    return Observed(tuple(store.objects.values())) if store.objects is not None else None

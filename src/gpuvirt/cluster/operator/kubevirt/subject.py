@@ -1,6 +1,6 @@
 """The object that decides what KubeVirt permits, in one form: a KubeVirt, or the HyperConverged that owns it.
 
-HCO writes the KubeVirt's lists anew from its own, so what is written to the KubeVirt is gone a moment later.
+HCO writes the KubeVirt's lists again from its own, so what is written to the KubeVirt is gone a moment later.
 """
 
 from collections.abc import Iterator, Mapping

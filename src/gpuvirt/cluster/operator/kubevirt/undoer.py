@@ -16,10 +16,10 @@ from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.names import names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
-from gpuvirt.cluster.operator.kubevirt.scene import Scene
+from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import KubernetesObject, Resource
-from gpuvirt.model.heard import Heard
+from gpuvirt.model.observed import Observed
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -51,18 +51,18 @@ class KubeVirtUndoer:
 
     async def run(self) -> AsyncIterator[str]:
         """Undo it, and yield a line for each thing that was done, or is left; raises ApiError."""
-        for one in (await self._heard(Collection(KUBEVIRTS, KubeVirt))).value or ():
+        for one in (await self._observed(Collection(KUBEVIRTS, KubeVirt))).value or ():
             uid = one.metadata.uid
             for line in await retried(partial(self._undo, uid), self._clock, CONFLICTS):
                 yield line
 
     async def _undo(self, uid: str) -> Sequence[str]:
         """Undo it in one KubeVirt, and return what was done or is left; raises ApiError."""
-        scene = await self._scene(uid)
-        if scene is None:
+        picture = await self._scene(uid)
+        if picture is None:
             return ()
-        found, where = undo(scene), f"{scene.kubevirt.metadata.namespace}/{scene.kubevirt.metadata.name}"
-        if scene.is_opted_out:
+        found, where = undo(picture), f"{picture.kubevirt.metadata.namespace}/{picture.kubevirt.metadata.name}"
+        if picture.is_opted_out:
             return (f"left KubeVirt {where} as it is, as its annotation says",)
         left = tuple(reason.text for reason in found.reasons)
         if found.resource is None or not found.patch:
@@ -70,26 +70,26 @@ class KubeVirtUndoer:
         await self._client.patch(found.resource, found.name, found.patch, PatchType.JSON, AnyObject)
         return (f"{found.resource.plural} {found.name}: took out what was added for KubeVirt {where}", *left)
 
-    async def _scene(self, uid: str) -> Scene | None:
+    async def _scene(self, uid: str) -> KubeVirtPicture | None:
         """Return all that is to be known of a KubeVirt, None where it has gone."""
-        kubevirts = (await self._heard(Collection(KUBEVIRTS, KubeVirt))).value or ()
+        kubevirts = (await self._observed(Collection(KUBEVIRTS, KubeVirt))).value or ()
         found = next((one for one in kubevirts if one.metadata.uid == uid), None)
         if found is None:
             return None
-        requesting = {kind.name: await self._heard(kind.collection) for kind in DEVICE_KINDS}
-        names, pods = names_of(requesting), (await self._heard(PODS)).value or ()
+        requesting = {kind.name: await self._observed(kind.collection) for kind in DEVICE_KINDS}
+        names, pods = names_of(requesting), (await self._observed(PODS)).value or ()
         held = held_names(self._gpu_nodes).union(*(one.requests for one in pods))
-        return Scene(
+        return KubeVirtPicture(
             kubevirt=found,
             offered=offered_of(self._gpu_nodes),
             names=replace(names, by_others=held),
-            hyper_convergeds=await self._heard(Collection(HYPER_CONVERGEDS, HyperConverged)),
+            hyper_convergeds=await self._observed(Collection(HYPER_CONVERGEDS, HyperConverged)),
             mdevs=wants_mdevs(self._gpu_nodes),
         )
 
-    async def _heard(self, collection: Collection[T]) -> Heard[tuple[T, ...]]:
+    async def _observed(self, collection: Collection[T]) -> Observed[tuple[T, ...]]:
         """Return all of a collection, None of a kind that is not installed; raises ApiError."""
         try:
-            return Heard((await self._client.list(collection)).items)
+            return Observed((await self._client.list(collection)).items)
         except NotFoundError:
-            return Heard(None)
+            return Observed(None)

@@ -57,46 +57,46 @@ class Around:
 def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
     """Return what a node is to say; labels that are as they should be may be among them."""
     labels = metadata.labels
-    wanted: dict[str, str | None] = {}
+    desired: dict[str, str | None] = {}
     if not placement.present:
         if labels.get(PRESENT_LABEL) == "true":
-            wanted[PRESENT_LABEL] = "false"
-        return Keys(wanted | _without_all(labels, placement))
-    wanted |= {PRESENT_LABEL: "true", **_os(labels)}
+            desired[PRESENT_LABEL] = "false"
+        return Keys(desired | _without_all(labels, placement))
+    desired |= {PRESENT_LABEL: "true", **_os(labels)}
     if labels.get(OPERANDS_LABEL) == "false":
-        return Keys(wanted | _without_all(labels, placement))
+        return Keys(desired | _without_all(labels, placement))
     if placement.workload is None:
         healed = _healed(labels, around)
-        return Keys(wanted | healed | _agent(healed, around))
+        return Keys(desired | healed | _agent(healed, around))
     if placement.leaving:
         kept = _healed(labels, around) | _vgpu_driver(labels, placement, around)
-        return Keys(wanted | kept | {NODE_LABEL: _agent_of_leaving(placement, around)})
+        return Keys(desired | kept | {NODE_LABEL: _agent_of_leaving(placement, around)})
     deploy = _deploy(labels, placement.workload, around)
-    wanted |= deploy | _agent(deploy, around)
+    desired |= deploy | _agent(deploy, around)
     if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
-        wanted[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
-    return Keys(wanted)
+        desired[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
+    return Keys(desired)
 
 
 def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Keys:
     """Return the same beside NVIDIA's operator: nodes for machines are ours, and it is asked to leave them alone."""
     labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
-    machines = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
+    vms = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
     was_ours = ours or labels.get(NODE_LABEL) == "true"
     leaving = was_ours and (placement.workload is None or bool(placement.leaving))
     used = placement.workload is Workload.VGPU or placement.vgpus_used
     driver = (was_ours and placement.leaves_vgpus) or (
-        (used or bool(placement.leaving)) and (machines or VGPU_DRIVER_LABEL in labels)
+        (used or bool(placement.leaving)) and (vms or VGPU_DRIVER_LABEL in labels)
     )
-    if machines or leaving:
-        wanted: dict[str, str | None] = {
+    if vms or leaving:
+        desired: dict[str, str | None] = {
             NODE_LABEL: _agent_of_leaving(placement, around),
             VGPU_DRIVER_LABEL: "true" if driver else None,
             OPERANDS_LABEL: "false",
             **_os(labels),
         }
         off: dict[str, str | None] = {OPERANDS_OFF_ANNOTATION: "true"} if labels.get(OPERANDS_LABEL) != "false" else {}
-        return Keys(wanted, off)
+        return Keys(desired, off)
     gone = (NODE_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
     return Keys(dict.fromkeys(gone), {OPERANDS_OFF_ANNOTATION: None})
 

@@ -72,7 +72,7 @@ class Placement:
         return self.leaving == (NOT_REPORTED,)
 
     @property
-    def trouble(self) -> Reason | None:
+    def problem(self) -> Reason | None:
         """Why its label can't be understood, as a reason."""
         return self.invalid.reason if self.invalid is not None else None
 

@@ -100,8 +100,8 @@ def _of_vm_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
         known = "; what it reported last may not hold any more" if reported else ""
         yield Problem(AGENT, clusterproblems.pod_missing(OperandName.AGENT, known))
     manager, is_vgpu = policy.spec.vgpu_manager, node.placement.workload is Workload.VGPU
-    wanted = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
-    if is_vgpu and wanted and _needs_os(node.labels, VGPU_DRIVER):
+    desired = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
+    if is_vgpu and desired and _needs_os(node.labels, VGPU_DRIVER):
         yield Problem(VGPU_DRIVER, _os_unknown("the vGPU manager"))
 
 

@@ -14,8 +14,8 @@ from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins, W
 from gpuvirt.cluster.labels import CONFIG_LABEL
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.vgpudefaults import DEFAULT
-from gpuvirt.model.wanted import WantedMode
 from gpuvirt.model.workload import MODES, Workload
 
 
@@ -37,7 +37,7 @@ class OwnedMetadata(Metadata, frozen=True, rename="camel"):
     managed_fields: tuple[FieldsOf, ...] = ()
 
 
-WISHES = ("mode", "vgpuConfig", "gpus")
+SPEC_FIELDS = ("mode", "vgpuConfig", "gpus")
 """The fields of a spec in which somebody says what is to be."""
 
 
@@ -50,7 +50,7 @@ class OwnedGpuNode(GpuNode, frozen=True, kw_only=True):
     def is_ours_alone(self) -> bool:
         """Whether we have said what is wanted there, and nobody else has."""
         is_ours = self.spec is not None and self.spec.origins is not None
-        return is_ours and all(self.owner_of(one) is None for one in WISHES)
+        return is_ours and all(self.owner_of(one) is None for one in SPEC_FIELDS)
 
     def owner_of(self, field: str) -> str | None:
         """Return who else owns a field of the spec, by its name at the API server; None: nobody but us."""
@@ -59,12 +59,12 @@ class OwnedGpuNode(GpuNode, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Carving:
+class VgpuSwitch:
     """What the ClusterPolicy says of modes and vGPU configs."""
 
     binds: bool = True
     """Whether GPUs are bound to VFIO drivers (`vfioManager.enabled`)."""
-    carves: bool = True
+    makes_vgpus: bool = True
     """Whether vGPUs are made (`vgpuDeviceManager.enabled`)."""
     default: str = DEFAULT
     origin: str = "ClusterPolicy"
@@ -77,7 +77,7 @@ class Carving:
 class AppliedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The part of a GpuNode's spec that is ours."""
 
-    mode: WantedMode | None = None
+    mode: DesiredMode | None = None
     vgpu_config: str | None = None
     origins: Origins | None = None
     withheld: tuple[Withheld, ...] = ()
@@ -99,73 +99,77 @@ class AppliedGpuNode(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def spec_of(
-    labels: Mapping[str, str], placement: Placement, carving: Carving, heard: OwnedGpuNode | None
+    labels: Mapping[str, str], placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
 ) -> AppliedSpec:
     """Return the spec that follows for a node, without what an admin has set in its GpuNode."""
-    mode, mode_origin = _mode(placement, carving)
+    mode, mode_origin = _mode(placement, vgpu_switch)
     config = labels.get(CONFIG_LABEL)
-    config_origin = f"label {CONFIG_LABEL}" if config else f"{carving.origin} $.spec.vgpuDeviceManager.config.default"
-    mode_owner, config_owner = (heard.owner_of(one) if heard is not None else None for one in ("mode", "vgpuConfig"))
+    config_origin = (
+        f"label {CONFIG_LABEL}" if config else f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.config.default"
+    )
+    mode_owner, config_owner = (
+        observed.owner_of(one) if observed is not None else None for one in ("mode", "vgpuConfig")
+    )
     return AppliedSpec(
         mode=mode if mode_owner is None else None,
-        vgpu_config=(config or carving.default) if config_owner is None else None,
+        vgpu_config=(config or vgpu_switch.default) if config_owner is None else None,
         origins=Origins(
             mode=mode_origin if mode_owner is None else f"set in this GpuNode by {mode_owner}",
             vgpu_config=config_origin if config_owner is None else f"set in this GpuNode by {config_owner}",
         ),
-        withheld=_withheld(carving.withheld, heard),
-        reviewed=_reviewed(carving.withheld, heard),
+        withheld=_withheld(vgpu_switch.withheld, observed),
+        reviewed=_reviewed(vgpu_switch.withheld, observed),
     )
 
 
-def lacks(heard: OwnedGpuNode | None, wanted: AppliedSpec) -> bool:
+def lacks(observed: OwnedGpuNode | None, desired: AppliedSpec) -> bool:
     """Return whether a GpuNode is not what is wanted of it."""
-    if heard is None or heard.spec is None:
+    if observed is None or observed.spec is None:
         return True
-    spec = heard.spec
+    spec = observed.spec
     pairs: Sequence[tuple[object, object]] = (
-        (wanted.mode, spec.mode),
-        (wanted.vgpu_config, spec.vgpu_config),
-        (wanted.origins, spec.origins),
-        (wanted.reviewed, spec.reviewed),
+        (desired.mode, spec.mode),
+        (desired.vgpu_config, spec.vgpu_config),
+        (desired.origins, spec.origins),
+        (desired.reviewed, spec.reviewed),
     )
     if any(one is not None and one != other for one, other in pairs):
         return True
-    return {one.resource: one for one in wanted.withheld} != {one.resource: one for one in spec.withheld}
+    return {one.resource: one for one in desired.withheld} != {one.resource: one for one in spec.withheld}
 
 
-def applied(node: str, wanted: AppliedSpec) -> AppliedGpuNode:
+def applied(node: str, desired: AppliedSpec) -> AppliedGpuNode:
     """Return what is to be applied."""
-    return AppliedGpuNode(_AppliedMetadata(node), wanted)
+    return AppliedGpuNode(_AppliedMetadata(node), desired)
 
 
-def _withheld(entries: tuple[Withheld, ...] | None, heard: OwnedGpuNode | None) -> tuple[Withheld, ...]:
+def _withheld(entries: tuple[Withheld, ...] | None, observed: OwnedGpuNode | None) -> tuple[Withheld, ...]:
     """Return what a node is not to offer, of what it has; where that is not known, what it was."""
-    if heard is None:
+    if observed is None:
         return ()
     if entries is None:
-        return heard.spec.withheld if heard.spec is not None else ()
-    has = {one.name for one in heard.status.resources} if heard.status is not None else set[str]()
+        return observed.spec.withheld if observed.spec is not None else ()
+    has = {one.name for one in observed.status.resources} if observed.status is not None else set[str]()
     return tuple(one for one in entries if one.resource in has)
 
 
-def _reviewed(entries: tuple[Withheld, ...] | None, heard: OwnedGpuNode | None) -> tuple[str, ...] | None:
+def _reviewed(entries: tuple[Withheld, ...] | None, observed: OwnedGpuNode | None) -> tuple[str, ...] | None:
     """Return the node's resources that were compared with KubeVirt's entries; where those are not known, as before.
 
     A resource without selectors has no devices yet, and can't be compared.
     """
     if entries is None:
-        return heard.spec.reviewed if heard is not None and heard.spec is not None else None
-    resources = heard.status.resources if heard is not None and heard.status is not None else ()
+        return observed.spec.reviewed if observed is not None and observed.spec is not None else None
+    resources = observed.status.resources if observed is not None and observed.status is not None else ()
     return tuple(sorted(one.name for one in resources if one.pci_vendor_selectors or one.mdev_name_selectors))
 
 
-def _mode(placement: Placement, carving: Carving) -> tuple[WantedMode, str]:
+def _mode(placement: Placement, vgpu_switch: VgpuSwitch) -> tuple[DesiredMode, str]:
     workload = placement.workload or Workload.CONTAINER
-    if workload is Workload.PASSTHROUGH and not carving.binds:
-        return WantedMode.UNMANAGED, f"{carving.origin} $.spec.vfioManager.enabled"
-    if workload is Workload.VGPU and not carving.carves:
-        return WantedMode.UNMANAGED, f"{carving.origin} $.spec.vgpuDeviceManager.enabled"
-    if workload is Workload.VGPU and carving.stopped_because is not None:
-        return WantedMode.UNMANAGED, f"no vGPUs are made: {carving.stopped_because}"
+    if workload is Workload.PASSTHROUGH and not vgpu_switch.binds:
+        return DesiredMode.UNMANAGED, f"{vgpu_switch.origin} $.spec.vfioManager.enabled"
+    if workload is Workload.VGPU and not vgpu_switch.makes_vgpus:
+        return DesiredMode.UNMANAGED, f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.enabled"
+    if workload is Workload.VGPU and vgpu_switch.stopped_because is not None:
+        return DesiredMode.UNMANAGED, f"no vGPUs are made: {vgpu_switch.stopped_because}"
     return MODES[workload], placement.origin

@@ -59,7 +59,7 @@ METRICS = 9410
 
 def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield what the agent needs on nodes for virtual machines."""
-    if not is_wanted(policy):
+    if not is_desired(policy):
         return
     try:
         name = parse_config_map_name(_configs_of(policy))
@@ -79,7 +79,7 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     yield _daemon_set(policy, site, settings)
 
 
-def is_wanted(policy: ClusterPolicy) -> bool:
+def is_desired(policy: ClusterPolicy) -> bool:
     """Return whether the agent is to run: for KubeVirt, and unless offering is switched off; null is not off."""
     sandbox, offering = policy.spec.sandbox_workloads, policy.spec.sandbox_device_plugin
     return sandbox.enabled is True and sandbox.mode is not SandboxMode.KATA and offering.enabled is not False

@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, Toleration, UpdateStrategy
 from gpuvirt.cluster.kinds.containeroperands import Probe
 from gpuvirt.cluster.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
-from gpuvirt.cluster.kinds.operandparts import EnvVar as WantedVar
+from gpuvirt.cluster.kinds.operandparts import EnvVar as DesiredMode
 from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
 from gpuvirt.cluster.kinds.podparts import EnvVar, PodSpec, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
 from gpuvirt.cluster.kinds.workloads import DaemonSet, DaemonSetSpec, LabelSelector, RollingUpdate
@@ -53,30 +53,30 @@ class Draft:
 
 def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
     """Return a DaemonSet."""
-    wanted = policy.spec.daemonsets
+    desired = policy.spec.daemonsets
     name = draft.name or draft.operand.value
     pod = replace(
         draft.pod,
-        tolerations=wanted.tolerations or draft.tolerations,
-        priority_class_name=wanted.priority_class_name or PRIORITY,
+        tolerations=desired.tolerations or draft.tolerations,
+        priority_class_name=desired.priority_class_name or PRIORITY,
         dns_policy="ClusterFirstWithHostNet" if draft.pod.host_network else "",
     )
     chosen = {"app": draft.operand.value, **draft.selected_by}
-    labels = {**free(wanted.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
-    annotations = {**wanted.annotations, **draft.annotations}
+    labels = {**free(desired.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
+    annotations = {**desired.annotations, **draft.annotations}
     template = _stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod))
     return DaemonSet(
         api_version=workloads.APPS,
         metadata=replace(
             metadata(policy, site, draft.operand, name),
-            labels={**free(wanted.labels), **_found_by(draft.operand), **draft.selected_by},
-            annotations=wanted.annotations,
+            labels={**free(desired.labels), **_found_by(draft.operand), **draft.selected_by},
+            annotations=desired.annotations,
             owner_references=_owners(policy) if draft.owned else (),
         ),
         spec=DaemonSetSpec(
             selector=LabelSelector(match_labels=chosen),
             template=template,
-            update_strategy=_strategy(wanted, on_delete=draft.on_delete),
+            update_strategy=_strategy(desired, on_delete=draft.on_delete),
         ),
     )
 
@@ -112,33 +112,33 @@ def digest(content: bytes) -> str:
     return sha256(content).hexdigest()[:16]
 
 
-def environment(own: Iterable[EnvVar], wanted: Iterable[WantedVar]) -> tuple[EnvVar, ...]:
+def environment(own: Iterable[EnvVar], desired: Iterable[DesiredMode]) -> tuple[EnvVar, ...]:
     """Return variables of an operand's own, those of the policy beside them and instead of them, each name once."""
     by_name = {one.name: one for one in own}
-    for one in wanted:
+    for one in desired:
         by_name[one.name] = EnvVar(name=one.name, value=one.value)
     return tuple(by_name.values())
 
 
-def needs(wanted: Resources | None, own: ResourceNeeds | None = None) -> ResourceNeeds:
+def needs(desired: Resources | None, own: ResourceNeeds | None = None) -> ResourceNeeds:
     """Return what a container asks for: what the policy says, else what the operand itself does."""
-    if wanted is None:
+    if desired is None:
         return own or ResourceNeeds()
-    return ResourceNeeds(limits=wanted.limits, requests=wanted.requests)
+    return ResourceNeeds(limits=desired.limits, requests=desired.requests)
 
 
-def probe(own: ProbeSpec, wanted: Probe | None) -> ProbeSpec:
+def probe(own: ProbeSpec, desired: Probe | None) -> ProbeSpec:
     """Return when a container is asked: the numbers of the policy instead of an operand's own, where they are set."""
     set_numbers = (
-        {} if wanted is None else {name: number for name, number in msgspec.structs.asdict(wanted).items() if number}
+        {} if desired is None else {name: number for name, number in msgspec.structs.asdict(desired).items() if number}
     )
     return replace(own, **set_numbers)
 
 
-def secrets(*wanted: ImageParts | Iterable[str]) -> tuple[LocalReference, ...]:
+def secrets(*desired: ImageParts | Iterable[str]) -> tuple[LocalReference, ...]:
     """Return the Secrets for pulling images, each once."""
     names: dict[str, None] = {}
-    for one in wanted:
+    for one in desired:
         names |= dict.fromkeys(one.image_pull_secrets if isinstance(one, ImageParts) else one)
     return tuple(LocalReference(name=name) for name in names if name)
 
@@ -158,10 +158,10 @@ def free(labels: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in labels.items() if key not in OURS and not key.startswith(OUR_PREFIX)}
 
 
-def _strategy(wanted: Daemonsets, *, on_delete: bool) -> workloads.UpdateStrategy:
-    if on_delete or wanted.update_strategy is UpdateStrategy.ON_DELETE:
+def _strategy(desired: Daemonsets, *, on_delete: bool) -> workloads.UpdateStrategy:
+    if on_delete or desired.update_strategy is UpdateStrategy.ON_DELETE:
         return workloads.UpdateStrategy(type="OnDelete")
-    text = wanted.rolling_update.max_unavailable if wanted.rolling_update is not None else ""
+    text = desired.rolling_update.max_unavailable if desired.rolling_update is not None else ""
     most: int | str = 1
     if text and is_share(text):
         most = text if text.endswith("%") else int(text)

@@ -22,7 +22,7 @@ SOURCED = f"set -a; . {hostpaths.VALIDATIONS}/driver-ready; set +a"
 """Shell: where the driver is, as the validator has found it."""
 
 
-def is_wanted(site: Site, operand: Operand, *, default: bool = True) -> bool:
+def is_desired(site: Site, operand: Operand, *, default: bool = True) -> bool:
     """Return whether an operand is to be there; null is its default, and without nodes for containers there is none."""
     enabled = default if operand.enabled is None else operand.enabled
     return enabled and not site.coexists and site.has_container_nodes

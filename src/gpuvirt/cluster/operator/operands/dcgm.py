@@ -33,10 +33,10 @@ ALL_VISIBLE = EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
 
 def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of the engine and its service, or why there can be none."""
-    wanted = policy.spec.dcgm
-    if not containernodes.is_wanted(site, wanted):
+    desired = policy.spec.dcgm
+    if not containernodes.is_desired(site, desired):
         return
-    image = images.image_of(wanted, "$.spec.dcgm", site.images, "DCGM_IMAGE")
+    image = images.image_of(desired, "$.spec.dcgm", site.images, "DCGM_IMAGE")
     if isinstance(image, SpecFault):
         yield image
         return
@@ -44,16 +44,16 @@ def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     container = Container(
         name=ENGINE,
         image=image,
-        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
-        args=wanted.args,
-        env=assembly.environment((ALL_VISIBLE,), wanted.env),
-        resources=assembly.needs(wanted.resources),
+        image_pull_policy=images.pull_policy(desired.image_pull_policy),
+        args=desired.args,
+        env=assembly.environment((ALL_VISIBLE,), desired.env),
+        resources=assembly.needs(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         ports=(ContainerPort(name="dcgm", container_port=ENGINE_PORT),),
         liveness_probe=answers,
         readiness_probe=answers,
     )
-    pod = _pod(policy, site, wanted, "dcgm", container)
+    pod = _pod(policy, site, desired, "dcgm", container)
     draft = assembly.Draft(OperandName.DCGM, pod, annotations=containernodes.sees_gpus(policy, ENGINE))
     yield assembly.daemon_set(policy, site, draft)
     # Each exporter is to ask the engine of its own node.
@@ -68,38 +68,38 @@ def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
 
 def dcgm_exporter(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of the exporter and its service, or why there can be none."""
-    wanted = policy.spec.dcgm_exporter
-    if not containernodes.is_wanted(site, wanted):
+    desired = policy.spec.dcgm_exporter
+    if not containernodes.is_desired(site, desired):
         return
-    image = images.image_of(wanted, "$.spec.dcgmExporter", site.images, "DCGM_EXPORTER_IMAGE")
+    image = images.image_of(desired, "$.spec.dcgmExporter", site.images, "DCGM_EXPORTER_IMAGE")
     if isinstance(image, SpecFault):
         yield image
         return
     volumes, mounts = _counters(policy)
-    pod = _pod(policy, site, wanted, "dcgm-exporter", _exporter(policy, site, image, mounts))
+    pod = _pod(policy, site, desired, "dcgm-exporter", _exporter(policy, site, image, mounts))
     pod_resources = f"{hostpaths.kubelet_of(policy.spec.host_paths)}/pod-resources"
     pod = replace(
         pod,
-        host_pid=wanted.host_pid is True,
+        host_pid=desired.host_pid is True,
         volumes=(*pod.volumes, host("pod-gpu-resources", pod_resources), *volumes),
     )
     draft = assembly.Draft(
         OperandName.DCGM_EXPORTER,
         pod,
-        labels=assembly.free(wanted.pod_labels),
-        annotations={**containernodes.sees_gpus(policy, EXPORTER), **wanted.pod_annotations},
+        labels=assembly.free(desired.pod_labels),
+        annotations={**containernodes.sees_gpus(policy, EXPORTER), **desired.pod_annotations},
     )
     yield assembly.daemon_set(policy, site, draft)
     yield _service(policy, site)
 
 
-def _pod(policy: ClusterPolicy, site: Site, wanted: Operand, deploy: str, container: Container) -> PodSpec:
+def _pod(policy: ClusterPolicy, site: Site, desired: Operand, deploy: str, container: Container) -> PodSpec:
     return PodSpec(
         service_account_name=f"nvidia-{deploy}",
         node_selector=containernodes.selector(deploy),
         runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        host_network=assembly.on_host_network(desired),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
         init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
         containers=(container,),
         volumes=(host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),),
@@ -107,7 +107,7 @@ def _pod(policy: ClusterPolicy, site: Site, wanted: Operand, deploy: str, contai
 
 
 def _exporter(policy: ClusterPolicy, site: Site, image: str, mounts: tuple[VolumeMount, ...]) -> Container:
-    wanted = policy.spec.dcgm_exporter
+    desired = policy.spec.dcgm_exporter
     own = [
         EnvVar(name="DCGM_EXPORTER_LISTEN", value=f":{METRICS_PORT}"),
         EnvVar(name="DCGM_EXPORTER_KUBERNETES", value="true"),
@@ -115,16 +115,16 @@ def _exporter(policy: ClusterPolicy, site: Site, image: str, mounts: tuple[Volum
         ALL_VISIBLE,
         hostpaths.NODE_NAME,
     ]
-    if containernodes.is_wanted(site, policy.spec.dcgm):
+    if containernodes.is_desired(site, policy.spec.dcgm):
         own.append(EnvVar(name="DCGM_REMOTE_HOSTENGINE_INFO", value=f"{OperandName.DCGM}:{ENGINE_PORT}"))
     page = HttpGet(path="/health", port=METRICS_PORT)
     return Container(
         name=EXPORTER,
         image=image,
-        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
-        args=wanted.args,
-        env=assembly.environment(own, wanted.env),
-        resources=assembly.needs(wanted.resources),
+        image_pull_policy=images.pull_policy(desired.image_pull_policy),
+        args=desired.args,
+        env=assembly.environment(own, desired.env),
+        resources=assembly.needs(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         ports=(ContainerPort(name="metrics", container_port=METRICS_PORT),),
         liveness_probe=ProbeSpec(http_get=page, initial_delay_seconds=45, period_seconds=5),
@@ -144,7 +144,7 @@ def _counters(policy: ClusterPolicy) -> tuple[tuple[Volume, ...], tuple[VolumeMo
 
 
 def _service(policy: ClusterPolicy, site: Site) -> Service:
-    wanted = policy.spec.dcgm_exporter.service
+    desired = policy.spec.dcgm_exporter.service
     about = assembly.metadata(policy, site, OperandName.DCGM_EXPORTER, OperandName.DCGM_EXPORTER.value)
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT)}
     return Service(
@@ -153,7 +153,7 @@ def _service(policy: ClusterPolicy, site: Site) -> Service:
         spec=ServiceSpec(
             selector={"app": OperandName.DCGM_EXPORTER.value},
             ports=(ServicePort(name="gpu-metrics", port=METRICS_PORT),),
-            type=wanted.type if wanted is not None else "",
-            internal_traffic_policy=wanted.internal_traffic_policy if wanted is not None else "",
+            type=desired.type if desired is not None else "",
+            internal_traffic_policy=desired.internal_traffic_policy if desired is not None else "",
         ),
     )

@@ -17,10 +17,10 @@ FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
 
 def device_plugin(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet, or why there can be none."""
-    wanted, kubelet = policy.spec.device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
-    if not containernodes.is_wanted(site, wanted):
+    desired, kubelet = policy.spec.device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
+    if not containernodes.is_desired(site, desired):
         return
-    image = images.image_of(wanted, "$.spec.devicePlugin", site.images, "DEVICE_PLUGIN_IMAGE")
+    image = images.image_of(desired, "$.spec.devicePlugin", site.images, "DEVICE_PLUGIN_IMAGE")
     if isinstance(image, SpecFault):
         yield image
         return
@@ -28,8 +28,8 @@ def device_plugin(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | Spec
         service_account_name=PLUGIN_ACCOUNT,
         node_selector=containernodes.selector("device-plugin"),
         runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        host_network=assembly.on_host_network(desired),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
         init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
         containers=(_plugin(policy, image),),
         volumes=(
@@ -45,15 +45,15 @@ def device_plugin(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | Spec
 
 
 def _plugin(policy: ClusterPolicy, image: str) -> Container:
-    wanted = policy.spec.device_plugin
+    desired = policy.spec.device_plugin
     return Container(
         name=PLUGIN,
         image=image,
-        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        image_pull_policy=images.pull_policy(desired.image_pull_policy),
         command=("/bin/sh", "-c", f'{containernodes.SOURCED}; exec nvidia-device-plugin "$@"', PLUGIN),
-        args=wanted.args,
-        env=assembly.environment(_plugin_variables(policy), wanted.env),
-        resources=assembly.needs(wanted.resources),
+        args=desired.args,
+        env=assembly.environment(_plugin_variables(policy), desired.env),
+        resources=assembly.needs(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         volume_mounts=(
             # Where the plugin looks for it, wherever the host has it.
@@ -94,10 +94,10 @@ def mig_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
 
 def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of GPU feature discovery, or why there can be none."""
-    wanted = policy.spec.gfd
-    if not containernodes.is_wanted(site, wanted):
+    desired = policy.spec.gfd
+    if not containernodes.is_desired(site, desired):
         return
-    image = images.image_of(wanted, "$.spec.gfd", site.images, "GFD_IMAGE")
+    image = images.image_of(desired, "$.spec.gfd", site.images, "GFD_IMAGE")
     if isinstance(image, SpecFault):
         yield image
         return
@@ -105,8 +105,8 @@ def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
         service_account_name=GFD_ACCOUNT,
         node_selector=containernodes.selector(GFD),
         runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        host_network=assembly.on_host_network(desired),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
         init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
         containers=(_gfd(policy, image),),
         volumes=(
@@ -120,7 +120,7 @@ def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
 
 
 def _gfd(policy: ClusterPolicy, image: str) -> Container:
-    wanted = policy.spec.gfd
+    desired = policy.spec.gfd
     own = (
         EnvVar(name="GFD_SLEEP_INTERVAL", value="60s"),
         EnvVar(name="GFD_FAIL_ON_INIT_ERROR", value="true"),
@@ -132,11 +132,11 @@ def _gfd(policy: ClusterPolicy, image: str) -> Container:
     return Container(
         name=GFD,
         image=image,
-        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        image_pull_policy=images.pull_policy(desired.image_pull_policy),
         command=(GFD,),
-        args=wanted.args,
-        env=assembly.environment(own, wanted.env),
-        resources=assembly.needs(wanted.resources),
+        args=desired.args,
+        env=assembly.environment(own, desired.env),
+        resources=assembly.needs(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         volume_mounts=(mount("output-dir", FEATURES), mount("host-sys", "/sys", read_only=True)),
     )

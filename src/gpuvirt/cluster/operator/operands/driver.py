@@ -65,18 +65,18 @@ WITHOUT_AGENT = Affinity(
 
 def has_driver(policy: ClusterPolicy, site: Site) -> bool:
     """Return whether the driver's containers are ours."""
-    wanted = policy.spec.driver
-    return containernodes.is_wanted(site, wanted) and wanted.use_nvidia_driver_crd is not True
+    desired = policy.spec.driver
+    return containernodes.is_desired(site, desired) and desired.use_nvidia_driver_crd is not True
 
 
 def driver(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSets, or why there can be none."""
-    wanted = policy.spec.driver
+    desired = policy.spec.driver
     if not has_driver(policy, site):
         return
-    image = images.image_of(wanted, PATH, site.images, IMAGE_VARIABLE)
-    manager = images.image_of(wanted.manager, f"{PATH}.manager", site.images, MANAGER_VARIABLE)
-    config = wanted.kernel_module_config
+    image = images.image_of(desired, PATH, site.images, IMAGE_VARIABLE)
+    manager = images.image_of(desired.manager, f"{PATH}.manager", site.images, MANAGER_VARIABLE)
+    config = desired.kernel_module_config
     parameters = parameter_files(config.name if config else "", f"{PATH}.kernelModuleConfig", site)
     faults = tuple(one for one in (image, manager, parameters) if isinstance(one, SpecFault))
     yield from faults
@@ -88,14 +88,14 @@ def driver(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
 def _daemon_set(
     policy: ClusterPolicy, site: Site, os_tag: str, chosen: tuple[str, str], parameters: Parameters
 ) -> DaemonSet:
-    wanted, (image, manager) = policy.spec.driver, chosen
+    desired, (image, manager) = policy.spec.driver, chosen
     pod = PodSpec(
         service_account_name=SERVICE_ACCOUNT,
         node_selector={**containernodes.selector("driver"), OS_LABEL: os_tag},
         affinity=WITHOUT_AGENT,
         host_pid=True,
-        host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted, wanted.manager),
+        host_network=assembly.on_host_network(desired),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, desired, desired.manager),
         init_containers=(_unused(policy, site), _manager(policy, manager)),
         containers=(_driver(policy, image, parameters),),
         volumes=(*_volumes(policy), *parameters[0]),
@@ -129,7 +129,7 @@ def _unused(policy: ClusterPolicy, site: Site) -> Container:
 
 
 def _manager(policy: ClusterPolicy, image: str) -> Container:
-    wanted = policy.spec.driver.manager
+    desired = policy.spec.driver.manager
     own = (
         hostpaths.NODE_NAME,
         containernodes.NO_GPUS,
@@ -140,10 +140,10 @@ def _manager(policy: ClusterPolicy, image: str) -> Container:
     return Container(
         name="k8s-driver-manager",
         image=image,
-        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        image_pull_policy=images.pull_policy(desired.image_pull_policy),
         command=("driver-manager",),
         args=("uninstall_driver",),
-        env=assembly.environment(own, wanted.env),
+        env=assembly.environment(own, desired.env),
         security_context=hostpaths.PRIVILEGED,
         volume_mounts=(
             mount("run-nvidia", "/run/nvidia", BOTH),
@@ -154,22 +154,22 @@ def _manager(policy: ClusterPolicy, image: str) -> Container:
 
 
 def _driver(policy: ClusterPolicy, image: str, parameters: Parameters) -> Container:
-    wanted = policy.spec.driver
+    desired = policy.spec.driver
     own = [hostpaths.NODE_NAME, hostpaths.field_of("NODE_IP", "status.hostIP"), containernodes.NO_GPUS]
-    if wanted.kernel_module_type:
-        own.append(EnvVar(name="KERNEL_MODULE_TYPE", value=wanted.kernel_module_type))
-    secret = (EnvFromSource(secret_ref=LocalReference(name=wanted.secret_env)),) if wanted.secret_env else ()
+    if desired.kernel_module_type:
+        own.append(EnvVar(name="KERNEL_MODULE_TYPE", value=desired.kernel_module_type))
+    secret = (EnvFromSource(secret_ref=LocalReference(name=desired.secret_env)),) if desired.secret_env else ()
     return Container(
         name=CONTAINER,
         image=image,
-        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        image_pull_policy=images.pull_policy(desired.image_pull_policy),
         command=("nvidia-driver",),
-        args=wanted.args or ("init",),
-        env=assembly.environment(own, wanted.env),
+        args=desired.args or ("init",),
+        env=assembly.environment(own, desired.env),
         env_from=secret,
-        resources=assembly.needs(wanted.resources),
+        resources=assembly.needs(desired.resources),
         security_context=hostpaths.PRIVILEGED_S0,
-        startup_probe=assembly.probe(PROBE, wanted.startup_probe),
+        startup_probe=assembly.probe(PROBE, desired.startup_probe),
         lifecycle=Lifecycle(pre_stop=LifecycleHandler(exec=Exec(command=("/bin/sh", "-c", f"rm -f {STARTED}")))),
         volume_mounts=(*_MOUNTS, *parameters[1]),
     )

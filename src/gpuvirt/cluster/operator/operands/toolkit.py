@@ -93,10 +93,10 @@ def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | Sp
 
 def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet, or why there can be none."""
-    wanted = policy.spec.toolkit
-    if not containernodes.is_wanted(site, wanted):
+    desired = policy.spec.toolkit
+    if not containernodes.is_desired(site, desired):
         return
-    image = images.image_of(wanted, PATH, site.images, IMAGE_VARIABLE)
+    image = images.image_of(desired, PATH, site.images, IMAGE_VARIABLE)
     if isinstance(image, SpecFault):
         yield image
         return
@@ -114,8 +114,8 @@ def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]
         service_account_name=SERVICE_ACCOUNT,
         node_selector=containernodes.selector("container-toolkit"),
         host_pid=True,
-        host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        host_network=assembly.on_host_network(desired),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
         init_containers=(checking(policy, site, "driver"),),
         containers=(_container(policy, site, image, runtime_files),),
         volumes=(*_volumes(policy), *_folders(policy, runtime_files)),
@@ -129,8 +129,8 @@ def install_dir_of(policy: ClusterPolicy) -> str:
 
 
 def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tuple[RuntimeFile, ...]) -> Container:
-    wanted, install_dir = policy.spec.toolkit, install_dir_of(policy)
-    variables = {one.name: one for one in assembly.environment(_variables(policy, site, install_dir), wanted.env)}
+    desired, install_dir = policy.spec.toolkit, install_dir_of(policy)
+    variables = {one.name: one for one in assembly.environment(_variables(policy, site, install_dir), desired.env)}
     for one in runtime_files:
         place = _place(policy, one)
         for name in one.told:
@@ -142,11 +142,11 @@ def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tup
     return Container(
         name=CONTAINER,
         image=image,
-        image_pull_policy=images.pull_policy(wanted.image_pull_policy),
+        image_pull_policy=images.pull_policy(desired.image_pull_policy),
         command=("/bin/sh", "-c"),
         args=(START,),
         env=tuple(variables.values()),
-        resources=assembly.needs(wanted.resources),
+        resources=assembly.needs(desired.resources),
         security_context=hostpaths.PRIVILEGED_S0,
         volume_mounts=(
             mount("toolkit-root", "/run/nvidia/toolkit"),
@@ -191,8 +191,8 @@ def _variables(policy: ClusterPolicy, site: Site, install_dir: str) -> Iterator[
 
 def _place(policy: ClusterPolicy, found: RuntimeFile) -> PurePosixPath:
     """Return where the host has a file of its container runtime."""
-    wanted = {one.name: one.value for one in policy.spec.toolkit.env if one.value}
-    return PurePosixPath(wanted.get(found.variable, found.at))
+    desired = {one.name: one.value for one in policy.spec.toolkit.env if one.value}
+    return PurePosixPath(desired.get(found.variable, found.at))
 
 
 def _volume_name(found: RuntimeFile) -> str:

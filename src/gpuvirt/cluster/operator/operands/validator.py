@@ -7,7 +7,7 @@ a program of NVIDIA's, and nothing waits for `cuda-ready`.
 from collections.abc import Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.operandparts import EnvVar as WantedVar
+from gpuvirt.cluster.kinds.operandparts import EnvVar as DesiredMode
 from gpuvirt.cluster.kinds.podparts import Container, EnvVar, PodSpec, ResourceNeeds, Volume
 from gpuvirt.cluster.kinds.vmoperands import Validator
 from gpuvirt.cluster.kinds.workloads import Manifest
@@ -26,15 +26,15 @@ SEES_GPUS = (
 
 def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet."""
-    wanted = policy.spec.validator
-    if not containernodes.is_wanted(site, wanted):
+    desired = policy.spec.validator
+    if not containernodes.is_desired(site, desired):
         return
     pod = PodSpec(
         service_account_name=SERVICE_ACCOUNT,
         node_selector=containernodes.selector("operator-validator"),
         runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(wanted),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, wanted),
+        host_network=assembly.on_host_network(desired),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
         init_containers=tuple(checking(policy, site, one) for one in ("driver", "toolkit", "plugin")),
         containers=(_resting(policy, site),),
         volumes=_volumes(policy),
@@ -46,7 +46,7 @@ def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFaul
 
 def checking(policy: ClusterPolicy, site: Site, what: str) -> Container:
     """Return a container that ends when something is as it should be, and has written that down."""
-    wanted, paths = policy.spec.validator, policy.spec.host_paths
+    desired, paths = policy.spec.validator, policy.spec.host_paths
     own = (
         *(SEES_GPUS if what == "toolkit" else (containernodes.NO_GPUS,)),
         hostpaths.NODE_NAME,
@@ -64,8 +64,8 @@ def checking(policy: ClusterPolicy, site: Site, what: str) -> Container:
         image=site.image,
         image_pull_policy=site.pull_policy,
         args=("validate", what, "--wait"),
-        env=assembly.environment(own, (*wanted.env, *_env_of(wanted, what))),
-        resources=assembly.needs(wanted.resources, OWN_NEEDS),
+        env=assembly.environment(own, (*desired.env, *_env_of(desired, what))),
+        resources=assembly.needs(desired.resources, OWN_NEEDS),
         security_context=hostpaths.PRIVILEGED_S0,
         volume_mounts=(
             mount("run-nvidia-validations", hostpaths.VALIDATIONS, BOTH),
@@ -74,8 +74,8 @@ def checking(policy: ClusterPolicy, site: Site, what: str) -> Container:
     )
 
 
-def _env_of(wanted: Validator, what: str) -> tuple[WantedVar, ...]:
-    return {"driver": wanted.driver, "toolkit": wanted.toolkit, "plugin": wanted.plugin}[what].env
+def _env_of(desired: Validator, what: str) -> tuple[DesiredMode, ...]:
+    return {"driver": desired.driver, "toolkit": desired.toolkit, "plugin": desired.plugin}[what].env
 
 
 def _resting(policy: ClusterPolicy, site: Site) -> Container:

@@ -57,10 +57,10 @@ def of_node(name: str, placement: Placement | None, gpu_node: GpuNode | None) ->
     yield from found.values()
 
 
-def of_policy(name: str, troubles: Iterable[Reason], faults: Iterable[str]) -> Iterator[InvalidValue]:
+def of_policy(name: str, problems: Iterable[Reason], faults: Iterable[str]) -> Iterator[InvalidValue]:
     """Yield what is invalid of a policy's fields: what keeps it from being carried out, and what can't be deployed."""
     origin = str(Origin.CLUSTER_POLICY)
-    for reason in troubles:
+    for reason in problems:
         if reason.code in OF_THE_POLICY:
             yield InvalidValue("", origin, reason.subject, str(reason.code), reason.text)
     for fault in (one for one in faults if one.startswith("$.")):
@@ -98,7 +98,7 @@ def _named_map(policy: ClusterPolicy) -> str | None:
     """Return the ConfigMap that nodes for vGPUs are to read, None where they need none."""
     manager = policy.spec.vgpu_device_manager
     name = manager.config.name if manager.config is not None else ""
-    if name in {"", agent.CONFIG_MAP} or not manager.enabled or not agent.is_wanted(policy):
+    if name in {"", agent.CONFIG_MAP} or not manager.enabled or not agent.is_desired(policy):
         return None
     try:
         return parse_config_map_name(name)

@@ -14,7 +14,7 @@ from gpuvirt.cluster.kinds.vmoperands import SandboxWorkloads
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodes.labels import Around
 from gpuvirt.cluster.operator.nodes.placement import Defaults
-from gpuvirt.cluster.operator.nodes.resolve import Carving
+from gpuvirt.cluster.operator.nodes.resolve import VgpuSwitch
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.model.vgpudefaults import DEFAULT
 from gpuvirt.model.workload import Workload
@@ -61,13 +61,13 @@ def defaults_of(policy: ClusterPolicy) -> Defaults:
     return Defaults(bool(sandbox.enabled), workload, called(policy.metadata.name))
 
 
-def carving_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> Carving:
+def carving_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> VgpuSwitch:
     """Return what the policy says of modes and vGPU configs, and what KubeVirt keeps from being made or offered."""
     spec = policy.spec
     config = spec.vgpu_device_manager.config
-    return Carving(
+    return VgpuSwitch(
         binds=bool(spec.vfio_manager.enabled),
-        carves=bool(spec.vgpu_device_manager.enabled),
+        makes_vgpus=bool(spec.vgpu_device_manager.enabled),
         default=(config.default if config is not None else "") or DEFAULT,
         origin=called(policy.metadata.name),
         stopped_because=kubevirt.stopped_because,
@@ -82,5 +82,5 @@ def around_of(policy: ClusterPolicy) -> Around:
     default = mig.config.default if mig.config is not None else ""
     return Around(
         mig_default=default if default == "all-disabled" and mig.enabled is not False else None,
-        runs_agent=agent.is_wanted(while_leaving(policy)),
+        runs_agent=agent.is_desired(while_leaving(policy)),
     )

@@ -51,7 +51,7 @@ class Progress:
     """Nodes with GPUs that don't count: `nvidia.com/gpu.deploy.operands=false`."""
     operands: Sequence[str] = ()
     """Operands that are not as they should be, each with why."""
-    troubles: Sequence[Reason] = ()
+    problems: Sequence[Reason] = ()
     """What keeps the policy from being carried out."""
     failures: Sequence[str] = ()
     """Writes that failed last."""
@@ -85,8 +85,8 @@ def verdict_of(progress: Progress) -> Verdict:
 
 def _against_policy(progress: Progress) -> Verdict | None:
     """Return what speaks against the policy itself, whatever its nodes and operands are."""
-    if progress.troubles:
-        return Verdict(ready=False, reason=str(progress.troubles[0].code), message=in_words(progress.troubles))
+    if progress.problems:
+        return Verdict(ready=False, reason=str(progress.problems[0].code), message=in_words(progress.problems))
     if progress.failures:
         return Verdict(ready=False, reason=FAILED, message=" | ".join(progress.failures))
     invalid = [one for one in progress.invalid if not one.node]

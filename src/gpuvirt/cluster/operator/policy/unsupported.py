@@ -87,7 +87,7 @@ ACTED_ON = _Known(
     },
 )
 """All that a policy may say and that is acted on, by the renderers of operands and by the controller."""
-FOR_MACHINES = ("vfioManager", "vgpuManager", "vgpuDeviceManager", "sandboxDevicePlugin")
+FOR_VMS = ("vfioManager", "vgpuManager", "vgpuDeviceManager", "sandboxDevicePlugin")
 """Operands of which nothing is wanted where no node is for virtual machines."""
 
 
@@ -95,8 +95,8 @@ def unsupported(spec: Plain) -> tuple[str, ...]:
     """Return the places (`$.spec.gds`) of what is set and not acted on, the outermost that are wholly so."""
     if not isinstance(spec, dict):
         return ()
-    has_machines = _field(spec.get("sandboxWorkloads"), "enabled") is True
-    said = {name: value for name, value in spec.items() if has_machines or name not in FOR_MACHINES}
+    has_vms = _field(spec.get("sandboxWorkloads"), "enabled") is True
+    said = {name: value for name, value in spec.items() if has_vms or name not in FOR_VMS}
     return tuple(sorted(_within(said, ACTED_ON, "$.spec")))
 
 

@@ -17,11 +17,11 @@ from gpuvirt.errors import GpuvirtError
 T = TypeVar("T")
 
 
-class LaneBlockedError(GpuvirtError):
+class WorkerBlockedError(GpuvirtError):
     """A job sleeps in the kernel; the lane takes no other until it returns."""
 
 
-class Lane(Protocol):
+class SerialWorker(Protocol):
     """Runs jobs in turn."""
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
@@ -29,7 +29,7 @@ class Lane(Protocol):
         ...
 
 
-class InlineLane:
+class InlineWorker:
     """A lane that runs jobs where it stands, for simulated hosts, which never sleep."""
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:  # noqa: ARG002
@@ -37,7 +37,7 @@ class InlineLane:
         return job()
 
 
-class ThreadLane:
+class ThreadWorker:
     """A lane with a thread of its own, started at the first job."""
 
     def __init__(self, name: str) -> None:
@@ -51,7 +51,7 @@ class ThreadLane:
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         """Return what `job` returns, raise what it raises."""
         if self._asleep:
-            raise LaneBlockedError(f"{self._name}: {self._running} has not come back from the kernel yet")
+            raise WorkerBlockedError(f"{self._name}: {self._running} has not come back from the kernel yet")
         if not self._started:
             self._started = True
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
@@ -67,7 +67,7 @@ class ThreadLane:
             self._asleep = True
             outcome.cancel()  # has an effect when it waits behind another that sleeps
             waiting.add_done_callback(lambda late: late.cancelled() or late.exception())
-            raise LaneBlockedError(
+            raise WorkerBlockedError(
                 f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
             ) from error
 

@@ -9,7 +9,7 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
-from gpuvirt.model.ledger import Holders, Ledger
+from gpuvirt.model.ledger import KubeletAccount, Ledger
 from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import NodeView
@@ -48,8 +48,8 @@ def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: 
 def picture(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
     """Return what an agent would offer of a host that shows these facts."""
     state = NodeState(settings, ids, ledger, agent=None)
-    state.ledger.expect_no_account(Holders(clock.now(), {}))
-    state.hear_facts(facts)
+    state.ledger.expect_no_account(KubeletAccount(clock.now(), {}))
+    state.observe_facts(facts)
     return state.refresh(clock.monotonic_s(), clock.now())
 
 

@@ -7,9 +7,9 @@ import errno
 from collections.abc import Iterator
 
 from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.ids import parse_pci_address
 from gpuvirt.facts.pci import NVIDIA, Unread
-from gpuvirt.facts.sighting import Sighting
 from gpuvirt.facts.sysfs import PCI_DEVICES
 from gpuvirt.hardware import attributes, pci
 from gpuvirt.hardware.kernel import Kernel
@@ -21,7 +21,7 @@ GPU_CLASSES = frozenset({0x0300, 0x0302})
 """VGA and 3D controllers: what NVIDIA's operator looks for. NVSwitches (0x0680) make no node one for GPUs."""
 
 
-def look(kernel: Kernel) -> Sighting:
+def look(kernel: Kernel) -> Discovery:
     """Return what a host shows now."""
     verdicts = list(_verdicts(kernel))
     unread = [one for one in verdicts if isinstance(one, Unread)]
@@ -29,7 +29,7 @@ def look(kernel: Kernel) -> Sighting:
     os_release = attributes.read_attribute(kernel, OS_RELEASE)
     if not isinstance(os_release.value, str):
         unread.append(os_release.value or Unread(OS_RELEASE, errno=errno.ENOENT))
-    return Sighting(gpu, os_release, tuple(unread))
+    return Discovery(gpu, os_release, tuple(unread))
 
 
 def _verdicts(kernel: Kernel) -> Iterator[bool | Unread]:

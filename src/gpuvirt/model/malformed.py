@@ -10,10 +10,10 @@ VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
 """Attributes of a function that speak against its device when they can't be read."""
 
 
-def oddities(facts: Facts) -> Iterator[Reason]:
+def malformed_entries(facts: Facts) -> Iterator[Reason]:
     """Yield what is odd about a host, and is no device's fault."""
-    for oddity in facts.oddities:
-        yield notoffered.malformed(oddity.path, oddity.what)
+    for malformed in facts.malformed_entries:
+        yield notoffered.malformed(malformed.path, malformed.what)
     for unread in _odd_attributes(facts):
         yield notoffered.malformed(unread.path, f"can't be understood: {unread.said}; it is passed over")
     for unread in facts.unread:

@@ -31,7 +31,7 @@ class ConfigGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class VgpuWish:
+class GpuConfig:
     """What is wanted of one GPU."""
 
     types: Mapping[Profile, int]
@@ -42,27 +42,27 @@ class VgpuWish:
 
 
 @dataclass(frozen=True, slots=True)
-class VgpuWishes:
+class GpuConfigs:
     """What is wanted of a node's GPUs; one without a wish is left alone."""
 
-    gpus: Mapping[PciAddress, VgpuWish] = field(default_factory=dict)
+    gpus: Mapping[PciAddress, GpuConfig] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 
-def wanted(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> VgpuWishes:
+def desired(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> GpuConfigs:
     """Return what the entries of a config want of each of these GPUs."""
     notes = [*_unmatched(entries, gpus)]
-    wishes: dict[PciAddress, VgpuWish] = {}
+    desired_by_gpu: dict[PciAddress, GpuConfig] = {}
     for gpu in sorted(gpus, key=lambda one: one.index):
         chosen = _chosen(gpu, [entry for entry in entries if _is_for(entry, gpu)])
         if isinstance(chosen, Note):
             notes.append(chosen)
         elif chosen is not None:
-            wishes[gpu.address] = VgpuWish(chosen.types, chosen.scheduler, chosen.sizes, chosen.place)
+            desired_by_gpu[gpu.address] = GpuConfig(chosen.types, chosen.scheduler, chosen.sizes, chosen.place)
             notes.extend(_never_mixed(chosen, gpu))
         else:
-            notes.extend(_other_board(entries, gpu))
-    return VgpuWishes(wishes, tuple(notes))
+            notes.extend(_other_card(entries, gpu))
+    return GpuConfigs(desired_by_gpu, tuple(notes))
 
 
 def _is_for(entry: Entry, gpu: ConfigGpu) -> bool:
@@ -103,12 +103,12 @@ def _suits(entry: Entry, gpu: ConfigGpu) -> bool | None:
     What the host calls its types is asked first. Whether it could make them now is no question here: types come and go
     with what exists on the GPU, and with MIG mode.
     """
-    wished = _cards(entry)
-    if not wished:
+    desired = _cards(entry)
+    if not desired:
         return True
     if named := card_names(gpu.types):
-        return wished <= named
-    answers = {wished == {card.gpu} for card in catalog.cards_of(gpu.device, gpu.subsystem)}
+        return desired <= named
+    answers = {desired == {card.gpu} for card in catalog.cards_of(gpu.device, gpu.subsystem)}
     return answers.pop() if len(answers) == 1 else None
 
 
@@ -148,7 +148,7 @@ def _is_known(entry: Entry) -> bool:
     return any(catalog.cards_of(one.device, one.subsystem) for one in entry.filters or ())
 
 
-def _other_board(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
+def _other_card(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
     """Yield why a GPU is left alone, where entries are for its device id and for other boards than its own."""
     near = [
         entry
@@ -157,9 +157,9 @@ def _other_board(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
         if any(one.device == gpu.device for one in entry.filters or ())
     ]
     if near:
-        board = f"its subsystem {gpu.subsystem}" if gpu.subsystem else "its own, which could not be told"
+        gpu_state = f"its subsystem {gpu.subsystem}" if gpu.subsystem else "its own, which could not be told"
         message = (
-            f"{gpu.address} ({gpu.device}) is left alone: filters for its device id name other boards, not {board}"
+            f"{gpu.address} ({gpu.device}) is left alone: filters for its device id name other boards, not {gpu_state}"
         )
         yield Note(NoteCode.OTHER_BOARD, near[-1].place, message)
 

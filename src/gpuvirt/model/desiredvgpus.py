@@ -1,7 +1,7 @@
 """Which vGPUs are wanted on a node's GPUs: by the config that the node's label names, or its settings.
 
 A config's name is looked for in the configs that were heard, and then in the built-in ones, so that `A10-4Q` means
-something on every node. What was not heard is not taken for absent: nothing is wanted anew until it was.
+something on every node. What was not heard is not taken for absent: nothing is wanted again until it was.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model import invalidvgpus, vgpuconfig
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import GpuState
-from gpuvirt.model.heard import ConfigText, NodeRequest
+from gpuvirt.model.configchoice import ConfigGpu, GpuConfig, desired
 from gpuvirt.model.invalid import InvalidDesired, Origin, Source
 from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.observed import ConfigText, NodeRequest
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.vgpudefaults import DEFAULT, builtin_configs
 from gpuvirt.model.vgpuentries import Entry, Note, NoteCode
-from gpuvirt.model.vgpuwish import ConfigGpu, VgpuWish, wanted
 from gpuvirt.model.workload import VGPU_CONFIG_LABEL, mode_source, source_of_spec
 
 CLASSES = frozenset({0x030000, 0x030200})
@@ -34,27 +34,27 @@ class Book:
 
     configs: Configs = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
-    trouble: InvalidDesired | None = None
+    problem: InvalidDesired | None = None
     """Why what was heard last can't be used."""
     good: ConfigText | None = None
     """The text that the configs are of; None for the built-in ones alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredTypes:
     """What is wanted, or why that is not known."""
 
     name: str | None = None
     """The config; None where none is wanted, or it was not heard which."""
-    wishes: Mapping[PciAddress, DesiredVgpus] = field(default_factory=dict)
+    desired_by_gpu: Mapping[PciAddress, DesiredVgpus] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
-    trouble: InvalidDesired | None = None
+    problem: InvalidDesired | None = None
     """Why nothing follows from the name."""
 
     @property
     def undecided(self) -> tuple[Note, ...]:
         """Why nothing follows yet: hosts have not said which cards their GPUs are. That is not invalid."""
-        return () if self.wishes else tuple(note for note in self.notes if note.code is NoteCode.CARD_UNDECIDED)
+        return () if self.desired_by_gpu else tuple(note for note in self.notes if note.code is NoteCode.CARD_UNDECIDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def without_text(before: Book, base: Book, named: str | None = None) -> Book:
     """
     if before.good is not None and before.good != base.good:
         return Book(before.configs, before.notes, invalidvgpus.gone(before.good), before.good)
-    return base if named is None else replace(base, trouble=invalidvgpus.missing_map(named))
+    return base if named is None else replace(base, problem=invalidvgpus.missing_map(named))
 
 
 def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, GpuState]) -> list[ConfigGpu]:
@@ -127,22 +127,24 @@ def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, GpuState]) -> 
     ]
 
 
-def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> Wanted:
+def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> DesiredTypes:
     """Return what a config wants of each GPU; one that it is not for is left alone."""
     if config is None:
-        return Wanted()
+        return DesiredTypes()
     name, source = config.name, config.source
     entries = book.configs.get(name) or builtin_configs().get(name)
     if entries is None:
-        return Wanted(name, trouble=invalidvgpus.no_config(source, name, book.configs, book.good, gpus))
-    found = wanted(entries, gpus)
-    wishes = {gpu: carve_wish(wish) for gpu, wish in found.gpus.items()}
-    resolved = Wanted(name, wishes, found.notes)
+        return DesiredTypes(name, problem=invalidvgpus.no_config(source, name, book.configs, book.good, gpus))
+    found = desired(entries, gpus)
+    desired_by_gpu = {gpu: desired_vgpus_of(config_gpu) for gpu, config_gpu in found.gpus.items()}
+    resolved = DesiredTypes(name, desired_by_gpu, found.notes)
     if found.gpus or not gpus or resolved.undecided:
         return resolved
-    return replace(resolved, trouble=invalidvgpus.for_no_gpu(source, name, book.configs, found, gpus))
+    return replace(resolved, problem=invalidvgpus.for_no_gpu(source, name, book.configs, found, gpus))
 
 
-def carve_wish(wish: VgpuWish) -> DesiredVgpus:
+def desired_vgpus_of(config_gpu: GpuConfig) -> DesiredVgpus:
     """Return a config's wish as the carver takes it."""
-    return DesiredVgpus({profile.text: count for profile, count in wish.types.items()}, wish.sizes, wish.scheduler)
+    return DesiredVgpus(
+        {profile.text: count for profile, count in config_gpu.types.items()}, config_gpu.sizes, config_gpu.scheduler
+    )

@@ -11,13 +11,13 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.checks.vgpu import vgpus
 from gpuvirt.model.evidence import Evidence
+from gpuvirt.model.explanation import STEPS, Found, Step, Way, assemble, progress
 from gpuvirt.model.findings import Finding, of_reason, problem
 from gpuvirt.model.isolation import spoilers
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, nodeproblems, refusals
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.target import no_device, no_gpu, no_resource, pci_address
 from gpuvirt.model.view import DeviceView, GpuView, ResourceView, VgpuView
-from gpuvirt.model.way import STEPS, Found, Step, Way, assemble, progress
 
 MOVES = frozenset(
     {
@@ -232,18 +232,18 @@ class _Walker:
 
     def _free(self, resource: ResourceView) -> Found:
         device = self._device()
-        holder = device.holder if device is not None else None
-        if holder is None:
+        allocated_to = device.allocated_to if device is not None else None
+        if allocated_to is None:
             return self._stage(Step.FREE, "nobody has it")
         blocker = Finding(
             Level.ERROR,
             self._id,
-            f"is held by {holder}",
+            f"is held by {allocated_to}",
             ReasonCode.HELD_BY_POD,
-            (Seen(f"gpuvirt devices, {resource.name}", holder),),
+            (Seen(f"gpuvirt devices, {resource.name}", allocated_to),),
             fix=("stop that machine, or ask for another device of this resource",),
         )
-        return Found(Step.FREE, f"held by {holder}", blocker)
+        return Found(Step.FREE, f"held by {allocated_to}", blocker)
 
     def _permitted(self, resource: ResourceView) -> Found:
         if self._evidence.kubevirts is None:

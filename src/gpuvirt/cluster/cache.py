@@ -25,7 +25,7 @@ tells a watch that waits for later ones nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class News(Generic[T]):
+class Delta(Generic[T]):
     """All objects as they are known now, and which of them are other than in the news before."""
 
     objects: Mapping[ObjectKey, T]
@@ -53,7 +53,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Mirror(Generic[T]):
+class Cache(Generic[T]):
     """What is known, where to go on from, and how that has gone lately."""
 
     objects: ObjectMap[T] | None = None
@@ -77,62 +77,62 @@ Input = Listed[T] | Watched[T] | Ended | Failed
 class Step(Generic[T]):
     """What an input leads to."""
 
-    mirror: Mirror[T]
-    news: News[T] | None = None
+    cache: Cache[T]
+    delta: Delta[T] | None = None
     """None where nothing is news."""
 
 
-def step(mirror: Mirror[T], came: Input[T]) -> Step[T]:
+def step(cache: Cache[T], came: Input[T]) -> Step[T]:
     """Return what is known after `came`, and what of it is news."""
     match came:
         case Listed():
-            return _listed(mirror, came)
+            return _listed(cache, came)
         case Watched():
-            return _watched(mirror, came)
+            return _watched(cache, came)
         case Ended(after_s=after_s):
             failed = after_s < SHORT_WATCH_S
-            failures = mirror.failures + 1 if failed else 0
-            watches = mirror.watches + 1
-            version = None if watches >= WATCHES_A_LIST else mirror.version
-            return Step(replace(mirror, failed=failed, failures=failures, watches=watches, version=version))
+            failures = cache.failures + 1 if failed else 0
+            watches = cache.watches + 1
+            version = None if watches >= WATCHES_A_LIST else cache.version
+            return Step(replace(cache, failed=failed, failures=failures, watches=watches, version=version))
         case Failed(after_s=after_s, expired=expired, missing=missing):
-            failures = mirror.failures + 1 if after_s < SHORT_WATCH_S else 1
-            version = None if expired or missing else mirror.version
-            doubted = mirror.doubted or missing
-            return Step(replace(mirror, failed=True, failures=failures, version=version, doubted=doubted))
+            failures = cache.failures + 1 if after_s < SHORT_WATCH_S else 1
+            version = None if expired or missing else cache.version
+            doubted = cache.doubted or missing
+            return Step(replace(cache, failed=True, failures=failures, version=version, doubted=doubted))
 
 
-def pause_s(mirror: Mirror[T], chance: float) -> float:
+def pause_s(cache: Cache[T], chance: float) -> float:
     """Return how long to wait before the next list or watch; `chance`, from 0 to 1, keeps many agents apart."""
-    if not mirror.failed:
+    if not cache.failed:
         return 0.0
-    longest_s = min(FIRST_PAUSE_S * 2.0 ** min(mirror.failures - 1, 10), MOST_PAUSE_S)
+    longest_s = min(FIRST_PAUSE_S * 2.0 ** min(cache.failures - 1, 10), MOST_PAUSE_S)
     return longest_s * (0.5 + 0.5 * chance)
 
 
-def _listed(mirror: Mirror[T], listed: Listed[T]) -> Step[T]:
+def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
     objects = ObjectMap.of({key_of(item): item for item in listed.items})
-    before: Mapping[ObjectKey, T] = mirror.objects or {}
+    before: Mapping[ObjectKey, T] = cache.objects or {}
     changed = frozenset(key for key, item in objects.items() if before.get(key) != item)
     removed = frozenset(before.keys() - objects.keys())
     # Failures stay until a watch went well: a server may list, and fail every watch.
-    after = Mirror(objects, listed.version, mirror.failures)
-    is_news = mirror.objects is None or mirror.doubted or changed or removed
-    return Step(after, News(objects, changed, removed) if is_news else None)
+    after = Cache(objects, listed.version, cache.failures)
+    is_change = cache.objects is None or cache.doubted or changed or removed
+    return Step(after, Delta(objects, changed, removed) if is_change else None)
 
 
-def _watched(mirror: Mirror[T], watched: Watched[T]) -> Step[T]:
-    heard = replace(mirror, version=watched.version or mirror.version, failures=0, failed=False)
-    if watched.item is None or mirror.objects is None:
-        return Step(heard)
-    key, objects = key_of(watched.item), mirror.objects
+def _watched(cache: Cache[T], watched: Watched[T]) -> Step[T]:
+    observed = replace(cache, version=watched.version or cache.version, failures=0, failed=False)
+    if watched.item is None or cache.objects is None:
+        return Step(observed)
+    key, objects = key_of(watched.item), cache.objects
     known = objects.get(key)
     if watched.type is EventType.DELETED:
         if known is None:
-            return Step(heard)
+            return Step(observed)
         objects = objects.without(key)
-        return Step(replace(heard, objects=objects), News(objects, removed=frozenset({key})))
+        return Step(replace(observed, objects=objects), Delta(objects, removed=frozenset({key})))
     if known == watched.item:
-        return Step(heard)
+        return Step(observed)
     objects = objects.with_object(key, watched.item)
-    return Step(replace(heard, objects=objects), News(objects, changed=frozenset({key})))
+    return Step(replace(observed, objects=objects), Delta(objects, changed=frozenset({key})))

@@ -7,7 +7,7 @@ from gpuvirt.facts.platform import Attribute
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Discovery:
     """One look."""
 
     gpu: bool | None

@@ -12,7 +12,7 @@ from gpuvirt.documents import MOST_BYTES
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.kubevirt import KubeVirt, parse
-from gpuvirt.node import onelook, statefile
+from gpuvirt.node import snapshot, statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 STANDARD_INPUT = "-"
@@ -50,7 +50,7 @@ def surroundings(
         settings=options.read_settings(config),
         ids=options.read_pci_ids(pci_ids, roots),
         clock=RealClock(),
-        ledger=onelook.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
+        ledger=snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
         state_file=roots.run / statefile.FILE,
         # A simulated host has a /proc of its own, in which no agent is.
         procs=(roots.proc, HostRoots.under(options.ROOT).proc),

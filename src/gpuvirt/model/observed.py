@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Heard(Generic[T]):
+class Observed(Generic[T]):
     """What was heard of something."""
 
     value: T | None
@@ -66,13 +66,13 @@ class NodeSpec:
 class NodeRequest:
     """What is wanted; each part None until it was heard."""
 
-    config: Heard[str] | None = None
+    config: Observed[str] | None = None
     """The name of the configuration: the node's label `nvidia.com/vgpu.config`."""
-    configs: Heard[ConfigText] | None = None
+    configs: Observed[ConfigText] | None = None
     """The configurations that there are: the ConfigMap. None of the value: it is not there."""
-    workload: Heard[str] | None = None
+    workload: Observed[str] | None = None
     """What the node is for: its label `nvidia.com/gpu.workload.config`."""
-    spec: Heard[NodeSpec] | None = None
+    spec: Observed[NodeSpec] | None = None
     """The spec of its GpuNode; None of the value: it has none."""
 
     @property
@@ -80,13 +80,13 @@ class NodeRequest:
         """Whether a GpuNode says what is wanted."""
         return self.spec is not None and self.spec.value is not None
 
-    def updated(self, news: "NodeRequest") -> "NodeRequest":
+    def updated(self, request: "NodeRequest") -> "NodeRequest":
         """Return this with what `news` has heard in the place of what was heard before."""
         return NodeRequest(
-            news.config or self.config,
-            news.configs or self.configs,
-            news.workload or self.workload,
-            news.spec or self.spec,
+            request.config or self.config,
+            request.configs or self.configs,
+            request.workload or self.workload,
+            request.spec or self.spec,
         )
 
 
@@ -108,10 +108,10 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class OperandsHeard:
+class OperandsObserved:
     """What was heard of programs in other pods that offer this node's devices, or look at them."""
 
-    wanted: tuple[str, ...] = ()
+    desired: tuple[str, ...] = ()
     """The node's labels by which they are still wanted here."""
     pods: tuple[str, ...] = ()
     """Their pods on this node that are not gone: `gpu-operator/nvidia-sandbox-validator-x2vkq`."""

@@ -21,18 +21,18 @@ from gpuvirt.model.change.gpustate import (
 from gpuvirt.model.change.modes import Questions, questions
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_vgpus
-from gpuvirt.model.change.scheduling import Footing, Told, footing_of
+from gpuvirt.model.change.scheduling import SchedulerContext, SchedulerReport, scheduler_context_of
+from gpuvirt.model.configchoice import ConfigGpu
+from gpuvirt.model.desiredvgpus import Book, ConfigName, DesiredTypes, config_gpus, resolve
+from gpuvirt.model.gpumodes import DesiredMode, Modes
 from gpuvirt.model.invalid import InvalidDesired, Source
 from gpuvirt.model.inventory import Inventory
 from gpuvirt.model.ledger import Entry
-from gpuvirt.model.vgpuwanted import Book, ConfigName, Wanted, config_gpus, resolve
-from gpuvirt.model.vgpuwish import ConfigGpu
-from gpuvirt.model.wanted import Modes, WantedMode
 
-WHOLE = frozenset({WantedMode.PASSTHROUGH, WantedMode.CONTAINER})
+WHOLE = frozenset({DesiredMode.PASSTHROUGH, DesiredMode.CONTAINER})
 
 
-class CarvePlans:
+class VgpuPlans:
     """One node's."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class CarvePlans:
         """The vGPU configs that there are, None where that was not heard yet."""
         self.config: ConfigName | None = None
         """The one that is wanted, None for none or where it was not heard yet."""
-        self.wanted = Wanted()
+        self.desired_types = DesiredTypes()
         """Which vGPUs are wanted, or why that is not known."""
         self.invalid: tuple[InvalidDesired, ...] = ()
         """What of the wanted vGPUs can't be on the GPUs for which they are wanted."""
@@ -52,35 +52,35 @@ class CarvePlans:
         """What nvidia-smi said of GPUs, and for which wish it was asked."""
         self.questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = {}
         """What it must be asked before more can be concluded."""
-        self.time_shared: Mapping[PciAddress, Footing] = {}
+        self.time_shared: Mapping[PciAddress, SchedulerContext] = {}
         """The GPUs that are kept in mode vgpu and share their time, with what their schedulers stand on."""
-        self.schedulers: dict[PciAddress, Told] = {}
+        self.schedulers: dict[PciAddress, SchedulerReport] = {}
         """What nvidia-smi told of those; forgotten once they stand otherwise."""
 
     @property
-    def unwanted(self) -> frozenset[VgpuId]:
+    def undesired(self) -> frozenset[VgpuId]:
         """The vGPUs that are to go, now or when they are free."""
-        return frozenset[VgpuId]().union(*(plan.unwanted for _, plan in self.by_gpu.values()))
+        return frozenset[VgpuId]().union(*(plan.undesired for _, plan in self.by_gpu.values()))
 
     @property
     def configs(self) -> Mapping[PciAddress, str]:
         """The config by which each GPU is kept carved."""
-        carved = (gpu for gpu, (wish, _) in self.by_gpu.items() if not wish.whole)
-        return dict.fromkeys((*carved, *self.questions), self.config.name if self.config is not None else "")
+        with_vgpus = (gpu for gpu, (desired_vgpus, _) in self.by_gpu.items() if not desired_vgpus.whole)
+        return dict.fromkeys((*with_vgpus, *self.questions), self.config.name if self.config is not None else "")
 
-    def hear_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
+    def observe_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
         """Take what nvidia-smi said when it was asked for vGPUs."""
-        footing = self.time_shared.get(gpu)
+        scheduler_context = self.time_shared.get(gpu)
         self.smi[gpu] = vgpus, report
-        if report.scheduler is not None and footing is not None:
-            self.hear_scheduler(gpu, Told(report.scheduler, footing, at_s))
+        if report.scheduler is not None and scheduler_context is not None:
+            self.observe_scheduler(gpu, SchedulerReport(report.scheduler, scheduler_context, at_s))
 
     def forget_smi(self, gpu: PciAddress) -> None:
         """Take that what nvidia-smi said of a GPU may be otherwise by now."""
         self.smi.pop(gpu, None)
         self.schedulers.pop(gpu, None)
 
-    def hear_scheduler(self, gpu: PciAddress, told: Told) -> bool:
+    def observe_scheduler(self, gpu: PciAddress, told: SchedulerReport) -> bool:
         """Take what nvidia-smi told of a GPU's scheduler, for its plan as well; return whether it is news."""
         before, said = self.schedulers.get(gpu), self.smi.get(gpu)
         self.schedulers[gpu] = told
@@ -92,7 +92,7 @@ class CarvePlans:
         self,
         inventory: Inventory,
         holdings: tuple[Holding, ...],
-        wanted: Modes,
+        desired_types: Modes,
         drivers: DesiredDrivers,
         named: Mapping[str, Source],
     ) -> None:
@@ -100,42 +100,48 @@ class CarvePlans:
 
         `named` are the GPUs that somebody wants in a mode one by one, by address, with where each is named.
         """
-        modes = {gpu: wanted.of(gpu) for gpu in inventory.gpus}
-        carved = [gpu for gpu, mode in modes.items() if mode is WantedMode.VGPU]
+        modes = {gpu: desired_types.of(gpu) for gpu in inventory.gpus}
+        with_vgpus = [gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU]
         whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
         functions = inventory.facts.functions
         found = {
-            gpu: gpu_state_of(inventory, gpu, holdings, NAMESPACE) for gpu in (inventory.gpus if carved else whole)
+            gpu: gpu_state_of(inventory, gpu, holdings, NAMESPACE) for gpu in (inventory.gpus if with_vgpus else whole)
         }
         states = {gpu: self._with_report(functions[gpu], state) for gpu, state in found.items()}
-        self.time_shared = dict(_footings(inventory, carved, states))
-        gpus = self._resolve(inventory, found if carved else {})
+        self.time_shared = dict(_footings(inventory, with_vgpus, states))
+        gpus = self._resolve(inventory, found if with_vgpus else {})
         vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
-        vgpus |= {gpu: wish for gpu, wish in self.wanted.wishes.items() if gpu in carved}
-        self.questions = {gpu: (vgpus[gpu], asked) for gpu, asked in self._questions(inventory, carved, vgpus, found)}
+        vgpus |= {
+            gpu: desired_vgpus for gpu, desired_vgpus in self.desired_types.desired_by_gpu.items() if gpu in with_vgpus
+        }
+        self.questions = {
+            gpu: (vgpus[gpu], asked) for gpu, asked in self._questions(inventory, with_vgpus, vgpus, found)
+        }
         managed = drivers.keys() | vgpus.keys()
         self.desired = {gpu: DesiredGpu(drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(managed)}
         self.by_gpu = {
-            gpu: (wish, plan_vgpus(functions[gpu], states[gpu], self.desired[gpu]))
-            for gpu, wish in vgpus.items()
+            gpu: (desired_vgpus, plan_vgpus(functions[gpu], states[gpu], self.desired[gpu]))
+            for gpu, desired_vgpus in vgpus.items()
             if gpu not in self.questions
         }
-        self.invalid = tuple(self._invalid([gpu for gpu in gpus if gpu.address in carved], named)) if gpus else ()
+        self.invalid = tuple(self._invalid([gpu for gpu in gpus if gpu.address in with_vgpus], named)) if gpus else ()
         stands = self.time_shared
-        self.schedulers = {gpu: told for gpu, told in self.schedulers.items() if told.footing == stands.get(gpu)}
+        self.schedulers = {
+            gpu: told for gpu, told in self.schedulers.items() if told.scheduler_context == stands.get(gpu)
+        }
 
     def _questions(
         self,
         inventory: Inventory,
-        carved: Iterable[PciAddress],
+        with_vgpus: Iterable[PciAddress],
         vgpus: Mapping[PciAddress, DesiredVgpus],
         found: Mapping[PciAddress, GpuState | None],
     ) -> Iterator[tuple[PciAddress, Questions]]:
-        for gpu in carved:
-            wish, state = vgpus.get(gpu), found[gpu]
-            if wish is None or state is None or self.smi.get(gpu, (None,))[0] == wish:
+        for gpu in with_vgpus:
+            desired_vgpus, state = vgpus.get(gpu), found[gpu]
+            if desired_vgpus is None or state is None or self.smi.get(gpu, (None,))[0] == desired_vgpus:
                 continue
-            if (asked := questions(inventory.facts.functions[gpu], state, wish)) is not None:
+            if (asked := questions(inventory.facts.functions[gpu], state, desired_vgpus)) is not None:
                 yield gpu, asked
 
     def waits_for_processes(self, inventory: Inventory | None, entries: Iterable[Entry]) -> bool:
@@ -154,32 +160,32 @@ class CarvePlans:
     def _resolve(self, inventory: Inventory, found: Mapping[PciAddress, GpuState | None]) -> list[ConfigGpu]:
         """Find out which vGPUs are wanted; return the GPUs as configs pick them, none without a config."""
         if not found or self.book is None or self.config is None:
-            self.wanted = Wanted()
+            self.desired_types = DesiredTypes()
             return []
         gpus = config_gpus(inventory, {gpu: state for gpu, state in found.items() if state is not None})
-        self.wanted = resolve(self.config, self.book, gpus)
+        self.desired_types = resolve(self.config, self.book, gpus)
         return gpus
 
-    def _invalid(self, carved: Collection[ConfigGpu], named: Mapping[str, Source]) -> Iterator[InvalidDesired]:
-        if self.config is None or self.wanted.trouble is not None:
+    def _invalid(self, with_vgpus: Collection[ConfigGpu], named: Mapping[str, Source]) -> Iterator[InvalidDesired]:
+        if self.config is None or self.desired_types.problem is not None:
             return
-        yield from invalidvgpus.without_vgpus(named, self.config.name, self.wanted.wishes, carved)
-        for gpu in carved:
+        yield from invalidvgpus.without_vgpus(named, self.config.name, self.desired_types.desired_by_gpu, with_vgpus)
+        for gpu in with_vgpus:
             if gpu.address in self.by_gpu:
                 plan = self.by_gpu[gpu.address][1]
                 yield from invalidvgpus.unknown_types(self.config.source, gpu, self.config.name, plan.refusals)
 
-    def _with_report(self, function: PciFunction, board: GpuState | None) -> GpuState | None:
+    def _with_report(self, function: PciFunction, gpu_state: GpuState | None) -> GpuState | None:
         said = self.smi.get(function.address)
-        return board if board is None or said is None else with_report(board, function, said[1])
+        return gpu_state if gpu_state is None or said is None else with_report(gpu_state, function, said[1])
 
 
 def _footings(
-    inventory: Inventory, carved: Iterable[PciAddress], states: Mapping[PciAddress, GpuState | None]
-) -> Iterator[tuple[PciAddress, Footing]]:
+    inventory: Inventory, with_vgpus: Iterable[PciAddress], states: Mapping[PciAddress, GpuState | None]
+) -> Iterator[tuple[PciAddress, SchedulerContext]]:
     """Yield the GPUs that share their time between vGPUs, with what their schedulers stand on."""
-    for gpu in carved:
+    for gpu in with_vgpus:
         state = states[gpu]
-        footing = footing_of(inventory.facts.functions[gpu], state) if state is not None else None
-        if footing is not None:
-            yield gpu, footing
+        scheduler_context = scheduler_context_of(inventory.facts.functions[gpu], state) if state is not None else None
+        if scheduler_context is not None:
+            yield gpu, scheduler_context

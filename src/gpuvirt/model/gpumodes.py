@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class WantedMode(StrEnum):
+class DesiredMode(StrEnum):
     """What an admin may want of a GPU."""
 
     UNMANAGED = "unmanaged"
@@ -22,15 +22,15 @@ class WantedMode(StrEnum):
 class Modes:
     """What is wanted of the GPUs of a node."""
 
-    default: WantedMode = WantedMode.UNMANAGED
-    by_gpu: Mapping[str, WantedMode] = field(default_factory=dict)
+    default: DesiredMode = DesiredMode.UNMANAGED
+    by_gpu: Mapping[str, DesiredMode] = field(default_factory=dict)
     """What is wanted of single GPUs instead."""
 
-    def of(self, gpu: str) -> WantedMode:
+    def of(self, gpu: str) -> DesiredMode:
         """Return what is wanted of a GPU."""
         return self.by_gpu.get(gpu, self.default)
 
     @property
     def are_at_odds(self) -> bool:
         """Whether some need what others can't be beside: the kernel module nvidia.ko, each from another driver."""
-        return {WantedMode.CONTAINER, WantedMode.VGPU} <= {self.default, *self.by_gpu.values()}
+        return {DesiredMode.CONTAINER, DesiredMode.VGPU} <= {self.default, *self.by_gpu.values()}

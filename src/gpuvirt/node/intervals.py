@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Intervals:
     """All intervals, in seconds. Those that recur are multiples of the shortest, so that they fall together."""
 
     nodes_s: float = 1.5
@@ -27,18 +27,18 @@ class Pace:
     """After an allocation, until lists, files and metrics show it."""
     state_file_s: float = 30.0
     """When nothing changes for so long, the state file is written as a sign of life, and CDI specs are looked at."""
-    holders_s: float = 15.0
+    allocations_s: float = 15.0
     """Which pods have which devices, from the kubelet."""
-    holders_after_allocation_s: float = 1.0
+    allocations_after_allocation_s: float = 1.0
     """The same, after the kubelet was given a device."""
-    holders_after_withdrawal_s: float = 0.1
+    allocations_after_withdrawal_s: float = 0.1
     """The same, after a device was taken from what is offered; twice as long each time that it is still counted."""
     notice_s: float = 0.5
     """From when the scheduler no longer counts what is to be withdrawn until it is: bound pods are admitted first."""
     notice_most_s: float = 3.0
     """The same, where it can't be told."""
     growth_s: float = 10.0
-    """How long the kubelet is asked whether it counts what is offered anew: then its own report is due."""
+    """How long the kubelet is asked whether it counts what is offered again: then its own report is due."""
     review_most_s: float = 30.0
     """How long a new resource waits for the controller: one that leads after another takes some 20 seconds to."""
     kubelet_s: float = 1.5
@@ -47,7 +47,7 @@ class Pace:
     """Whether GPUs are where they are wanted, when nothing new was concluded: a comparison, in memory."""
     move_s: float = 60.0
     """A move that takes longer sleeps in the kernel: it takes a second, with NVIDIA's driver at most half a minute."""
-    carve_s: float = 180.0
+    vgpu_change_s: float = 180.0
     """The same of a carving: sriov-manage takes some seconds, and tries again where somebody looks at the GPU."""
     operands_s: float = 120.0
     """How long another's device plugin is waited for to be gone before it is let back, as NVIDIA's does."""

@@ -21,7 +21,7 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.lane import LaneBlockedError, ThreadLane
+from gpuvirt.node.serialworker import ThreadWorker, WorkerBlockedError
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Ground:
     """The folder that an agent locks."""
 
 
-def changed_in_lane(
+def changed_in_worker(
     ground: Ground, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
 ) -> tuple[tuple[str, ...], Outcome]:
     """Bring a unit to what is desired; return the steps that were taken, and what that came to.
@@ -56,7 +56,7 @@ def changed_in_lane(
                 return Outcome.everywhere(refusal, desired)
             return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), seen)
 
-    found = in_lane(unit, job, taken)
+    found = in_worker(unit, job, taken)
     return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
 
 
@@ -83,11 +83,11 @@ def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
     return tell, taken
 
 
-def in_lane(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:
+def in_worker(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:
     """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
     try:
-        return asyncio.run(ThreadLane(subject).run(lambda: _settled(job), name="change", timeout_s=CHANGE_TIMEOUT_S))
-    except LaneBlockedError:
+        return asyncio.run(ThreadWorker(subject).run(lambda: _settled(job), name="change", timeout_s=CHANGE_TIMEOUT_S))
+    except WorkerBlockedError:
         return refusals.blocked(subject, taken[-1] if taken else "the lease")
     except UnitBlockedError as error:
         return refusals.blocked(subject, error.step)

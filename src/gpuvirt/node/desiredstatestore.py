@@ -10,11 +10,11 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.heard import ConfigText, NodeRequest
+from gpuvirt.model.observed import ConfigText, NodeRequest
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.checksummed import HeaderLine
-from gpuvirt.node.lane import Lane
 from gpuvirt.node.persisted import Persisted, Reasons, WriteBehind
+from gpuvirt.node.serialworker import SerialWorker
 from gpuvirt.node.stateformat import Format
 
 log = logging.getLogger(__name__)
@@ -37,19 +37,19 @@ FORMAT = Format(Kept, HeaderLine())
 encode, decode = FORMAT.encode, FORMAT.decode
 
 
-class Inlets:
+class DesiredStateStore:
     """Takes what is heard, and keeps it."""
 
-    def __init__(self, path: Path | None, node: NodeName | None, lane: Lane, clock: Clock) -> None:
+    def __init__(self, path: Path | None, node: NodeName | None, worker: SerialWorker, clock: Clock) -> None:
         """`path` is None where nothing is kept."""
         self._path = path
         self._none = Kept(node)
         file = Persisted(path, FORMAT, self._none, lost=self._none) if path is not None else None
         reasons = Reasons(nodeproblems.desired_state_lost, nodeproblems.desired_state_not_written)
-        self._state = WriteBehind(file, self._none, reasons, lane, clock)
+        self._state = WriteBehind(file, self._none, reasons, worker, clock)
 
     @property
-    def wish(self) -> NodeRequest:
+    def desired(self) -> NodeRequest:
         """What the cluster wants of the node's vGPUs, now or before."""
         return self._state.value.vgpu
 
@@ -65,12 +65,12 @@ class Inlets:
             log.warning("%s is of node %s and not of this one; it is passed over", self._path, node)
             self._state.forget(self._none)
 
-    def hear_wish(self, news: NodeRequest) -> bool:
+    def take_request(self, request: NodeRequest) -> bool:
         """Take what was heard; what `news` has not heard stays as it was. Return whether it is news."""
         kept = self._state.value
-        return self._state.save(replace(kept, vgpu=kept.vgpu.updated(news)))
+        return self._state.save(replace(kept, vgpu=kept.vgpu.updated(request)))
 
-    def hear_good_configs(self, configs: ConfigText) -> None:
+    def observe_good_configs(self, configs: ConfigText) -> None:
         """Take that configurations could be used, from whoever has read them."""
         self._state.save(replace(self._state.value, good_configs=configs))
 

@@ -11,11 +11,11 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
-from gpuvirt.kubelet.podresources import Held, PodResources, PodResourcesUnheardError
+from gpuvirt.kubelet.podresources import Consumers, PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.ledger import Holders
+from gpuvirt.model.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node.pace import Pace
+from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 
 log = logging.getLogger(__name__)
@@ -34,21 +34,21 @@ class Listener(Protocol):
         """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
         ...
 
-    def hear_holders(self, holders: Holders | None) -> None:
+    def observe_account(self, account: KubeletAccount | None) -> None:
         """Take which pods have which devices, None for not having heard it."""
         ...
 
-    def hear_trouble(self, who: str, trouble: Reason | None) -> None:
+    def report_problem(self, who: str, problem: Reason | None) -> None:
         """Take what is wrong, None when nothing is any more."""
         ...
 
 
-class HolderWatch:
+class AccountWatch:
     """Asks now and then, and soon after each allocation.
 
     Both accounts count. The API leaves out what the kubelet does not know yet (it was restarted while the API server is
     away) and containers that only initialise a pod. The checkpoint has pods that ended, until the kubelet writes it
-    anew; it does when a plugin sends its list. A pod that the API does not name and that has no folder of the kubelet's
+    again; it does when a plugin sends its list. A pod that the API does not name and that has no folder of the kubelet's
     any more is gone, where these folders are seen to be this kubelet's: those of pods that it does not know yet stay.
     """
 
@@ -58,7 +58,7 @@ class HolderWatch:
         recorded: RecordedAllocations,
         kubelets: Callable[[], tuple[int, ...] | Unread],
         clock: Clock,
-        pace: Pace,
+        intervals: Intervals,
         resend: Callable[[], None],
     ) -> None:
         """`resend` has plugins send their lists once more; `recorded` is told which pods are gone.
@@ -69,7 +69,7 @@ class HolderWatch:
         self._paths = paths
         self._recorded = recorded
         self._clock = clock
-        self._pace = pace
+        self._intervals = intervals
         self._resend = resend
         self._api = PodResources(paths.pod_resources_socket)
         self._in_doubt: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
@@ -87,36 +87,38 @@ class HolderWatch:
         try:
             while True:
                 soon = await self.ask(listener) or early
-                later_s = until_tick_s(self._clock.monotonic_s(), self._pace.holders_s)
-                pause_s = self._pace.holders_after_allocation_s if soon else later_s
+                later_s = until_tick_s(self._clock.monotonic_s(), self._intervals.allocations_s)
+                pause_s = self._intervals.allocations_after_allocation_s if soon else later_s
                 early = False
                 if await listener.allocated.wait_for(self._clock, pause_s):
                     pause_s = self._pause_s(listener)
-                    early = pause_s < self._pace.holders_after_allocation_s  # a pod may have been given one as well
+                    early = (
+                        pause_s < self._intervals.allocations_after_allocation_s
+                    )  # a pod may have been given one as well
                     await self._clock.sleep(pause_s)
         finally:
             await self._api.close()
 
     def _pause_s(self, listener: Listener) -> float:
         """Return how long to wait before the kubelet is asked: it lists a pod a moment after it gave it devices."""
-        most_s = self._pace.holders_after_allocation_s
+        most_s = self._intervals.allocations_after_allocation_s
         if not (self._tells_counted and listener.unsettled):
             return most_s
         self._early += 1
-        return min(self._pace.holders_after_withdrawal_s * 2.0 ** (self._early - 1), most_s)
+        return min(self._intervals.allocations_after_withdrawal_s * 2.0 ** (self._early - 1), most_s)
 
     async def ask(self, listener: Listener) -> bool:
         """Ask once; return whether it is worth asking again soon."""
         at = self._clock.now()
         written = self._written()  # first: a pod that is admitted after this has no folder yet
-        told, troubles = await self._told(), ""
-        if isinstance(told, PodResourcesUnheardError) and isinstance(written, OSError | DamagedError):
-            troubles = f"{told}; {written}"
-        if troubles and has_no_kubelet(self._paths, self._kubelets()):
-            written, told, troubles = {}, {}, ""
-        partial = None if troubles else self._partial(told, written)
-        in_api: Held = {} if isinstance(told, PodResourcesUnheardError) else told
-        in_checkpoint: Held = {} if isinstance(written, OSError | DamagedError) else written
+        told, problems = await self._told(), ""
+        if isinstance(told, PodResourcesUnknownError) and isinstance(written, OSError | DamagedError):
+            problems = f"{told}; {written}"
+        if problems and has_no_kubelet(self._paths, self._kubelets()):
+            written, told, problems = {}, {}, ""
+        partial = None if problems else self._partial(told, written)
+        in_api: Consumers = {} if isinstance(told, PodResourcesUnknownError) else told
+        in_checkpoint: Consumers = {} if isinstance(written, OSError | DamagedError) else written
         in_file = without_gone(self._paths, in_checkpoint, in_api)
         if not isinstance(written, OSError | DamagedError):
             missing = gone(in_checkpoint, in_file)
@@ -124,16 +126,18 @@ class HolderWatch:
         counted = await self._counted()
         self._tells_counted = counted is not None
         recorded = not isinstance(written, OSError | DamagedError)
-        holders = Holders(at, {**in_file, **in_api}, counted or frozenset(), recorded, partial)
-        listener.hear_holders(None if troubles else holders)
+        account = KubeletAccount(at, {**in_file, **in_api}, counted or frozenset(), recorded, partial)
+        listener.observe_account(None if problems else account)
         if not listener.unsettled:
             self._early = 0
-        listener.hear_trouble("holders", _unknown(troubles) if troubles else partial)
-        if isinstance(told, PodResourcesUnheardError):
+        listener.report_problem("holders", _unknown(problems) if problems else partial)
+        if isinstance(told, PodResourcesUnknownError):
             return False
         return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
 
-    def _partial(self, told: Held | PodResourcesUnheardError, written: Held | OSError | DamagedError) -> Reason | None:
+    def _partial(
+        self, told: Consumers | PodResourcesUnknownError, written: Consumers | OSError | DamagedError
+    ) -> Reason | None:
         """Return why a half account may not be all that pods have, as a command would.
 
         A kubelet that does not run left its record. Of one that runs both must be heard: the record lacks claims (DRA),
@@ -141,35 +145,35 @@ class HolderWatch:
         """
         if isinstance(written, OSError | DamagedError):
             return _unknown(str(written))
-        if not isinstance(told, PodResourcesUnheardError):
+        if not isinstance(told, PodResourcesUnknownError):
             return None
         running = self._kubelets()
         return None if running == () else _unknown(f"{running_text(running)}; {told}")
 
     def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
-        """Have the checkpoint written anew where it may have pods that ended; return whether it will be."""
-        news = in_doubt - self._in_doubt
+        """Have the checkpoint written again where it may have pods that ended; return whether it will be."""
+        delta = in_doubt - self._in_doubt
         self._in_doubt = in_doubt
         if in_doubt:
             self._resend()
-        return bool(news)
+        return bool(delta)
 
-    async def _told(self) -> Held | PodResourcesUnheardError:
+    async def _told(self) -> Consumers | PodResourcesUnknownError:
         try:
-            return await self._api.holders()
-        except PodResourcesUnheardError as unheard:
-            return unheard
+            return await self._api.consumers()
+        except PodResourcesUnknownError as unknown:
+            return unknown
 
     async def _counted(self) -> frozenset[tuple[ResourceName, DeviceId]] | None:
         """Return what it counts, None where it does not tell: then its having been asked is all there is."""
         try:
             return await self._api.allocatable()
-        except PodResourcesUnheardError:
+        except PodResourcesUnknownError:
             return None
 
-    def _written(self) -> Held | OSError | DamagedError:
+    def _written(self) -> Consumers | OSError | DamagedError:
         try:
-            return checkpoint.holders(checkpoint.parse(self._paths.checkpoint.read_bytes()))
+            return checkpoint.consumers(checkpoint.parse(self._paths.checkpoint.read_bytes()))
         except FileNotFoundError as error:
             # The kubelet writes it with its first plugin: where it runs and has not, no pod has any device.
             return {} if self._paths.registration_socket.exists() else error
