@@ -60,6 +60,7 @@ lint: .venv/made-for-dev  ## Check style, types, layers, and that generated file
 	$(VENV)/ruff format --check
 	$(VENV)/mypy
 	$(VENV)/lint-imports --no-logo
+	$(VENV)/python tools/check_words.py
 	$(VENV)/python tools/make_protos.py --check
 	$(VENV)/python tools/make_crds.py --check
 	$(VENV)/python tools/make_chart.py --check

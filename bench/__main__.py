@@ -14,7 +14,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from bench import carving, plugins
+from bench import plugins, vgpuchanges
 from bench.plugins import Effort
 from bench.process import OURS, Plugin
 from bench.results import Results
@@ -36,25 +36,25 @@ def measure_plugins(arguments: argparse.Namespace, work: Path, results: Results)
 
 async def measure_labels(rounds: int, work: Path, results: Results) -> None:
     """Measure the time from another config's name until the kubelet has the new vGPUs."""
-    for number, machine in enumerate(carving.VIRTUAL_MACHINES):
+    for number, machine in enumerate(vgpuchanges.HOSTS):
         folder = work / f"c{number}"
         folder.mkdir()
-        more, fewer = await carving.measure_label(machine, rounds, folder)
+        more, fewer = await vgpuchanges.measure_label(machine, rounds, folder)
         (few, few_each), (many, many_each) = machine.few, machine.many
-        made = f"{machine.about}, {carving.GPUS * many_each} {many} instead of {carving.GPUS * few_each} {few}"
+        made = f"{machine.about}, {vgpuchanges.GPUS * many_each} {many} instead of {vgpuchanges.GPUS * few_each} {few}"
         results.add(GPUVIRT, f"config to list: {made}, s", more)
         results.add(GPUVIRT, f"... and back, {machine.about}, s", fewer)
 
 
 def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -> None:
     """Measure how fast vGPUs are created by hand."""
-    what = f"apply by hand, mounted: {carving.GPUS * carving.VIRTUAL_MACHINES[0].many[1]} vGPUs, s"
+    what = f"apply by hand, mounted: {vgpuchanges.GPUS * vgpuchanges.HOSTS[0].many[1]} vGPUs, s"
     for name, command in ((GPUVIRT, ""), (PEER, arguments.vgpu_peer)):
         if command is not None:
             folder = work / f"a-{name}"
             folder.mkdir()
-            program = shlex.split(command) or carving.OURS
-            seconds = carving.measure_apply(program, arguments.rounds, folder, wants_fixed_paths=bool(command))
+            program = shlex.split(command) or vgpuchanges.OURS
+            seconds = vgpuchanges.measure_apply(program, arguments.rounds, folder, wants_fixed_paths=bool(command))
             results.add(name, what, seconds)
 
 

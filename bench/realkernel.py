@@ -1,4 +1,4 @@
-"""Measures how long GPUs of the kernel lab's guest take to be carved: a real kernel makes and removes the mdevs.
+"""Measures how long a vGPU config takes in the kernel lab's guest: a real kernel makes and removes the mdevs.
 
     .venv/bin/python -m bench.realkernel [FLAVOUR]
 
@@ -56,7 +56,7 @@ def writes_s(kernel: Kernel) -> float:
 
 
 def main() -> None:
-    """Boot a guest, carve, and print."""
+    """Boot a guest, apply vGPU configs, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("flavour", nargs="?", default="groups", choices=[one.value for one in Flavour])
     parser.add_argument("--rounds", type=int, default=3, help="of each, of which the median counts")

@@ -1,4 +1,4 @@
-"""A node's picture as the status of its GpuNode, and a spec as a wish."""
+"""A node's picture as the status of its GpuNode, and a spec as a request."""
 
 from datetime import UTC, datetime, timedelta
 

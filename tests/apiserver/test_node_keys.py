@@ -1,4 +1,4 @@
-"""A node's label and ConfigMap as wishes, and a state as its label: what is said, and what is never made up."""
+"""A node's label and ConfigMap as a request, and a state as its label: what is said, and what is never made up."""
 
 import msgspec
 import pytest

@@ -229,7 +229,7 @@ def test_modprobe_of_a_real_host_says_why_it_failed(tmp_path: Path) -> None:
         HostTools(tmp_path).modprobe("vfio-pci")
 
 
-def test_a_running_machine_keeps_its_gpu_whatever_is_wished(place: Callable[[str], Place]) -> None:
+def test_a_running_vm_keeps_its_gpu_whatever_is_desired(place: Callable[[str], Place]) -> None:
     host = place("2xA10")
     host.kernel.start_vm(IommuGroup(12))
     assert host.refused(DesiredDriver.NATIVE, "0000:65:00.0") == {ReasonCode.IN_USE}

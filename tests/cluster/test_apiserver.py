@@ -1,4 +1,4 @@
-"""What speaks to the API server, with a real one: wishes and states through all that goes wrong in between."""
+"""What speaks to the API server, with a real one: desired state and reports through all that goes wrong in between."""
 
 import asyncio
 import time

@@ -11,11 +11,11 @@ from pathlib import Path
 from explore.agenda import Option, PossibleEvents
 from explore.blocking import ScheduledBlocking
 from explore.disk import Disk
+from explore.intervals import INTERVALS
 from explore.jobs import ExploredWorker
 from explore.kubelet import Key, Kubelet
 from explore.loop import ExploredLoop
 from explore.observer import Observer
-from explore.pace import INTERVALS
 from explore.reduction import DESIRED, KERNEL
 from explore.scenario import Action, Scenario
 from explore.scheduler import KilledError, Process, Scheduler
@@ -52,7 +52,7 @@ class Running:
     loop: ExploredLoop
     agent: Agent
     observed: int = -1
-    """Which of the cluster's wishes it has heard."""
+    """Which desired state of the cluster it has observed."""
     mode: str | None = None
     """What is desired by the last of them."""
     mode_at: int = 0
@@ -70,7 +70,7 @@ class World:
         self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
         self.spec = scenario.spec
         self.desired_by_gpu = 0
-        """How often the cluster's wishes have changed."""
+        """How often the cluster's desired state has changed."""
         self.boots = 1
         self.horizon_s = self.patience_s = 0.0
         """Until when time may pass by itself, and until when if nothing else can happen."""
@@ -186,7 +186,7 @@ class World:
             giving=worker("giving"),
             ledger=self.disk.folder / ledger,
             state_file=None,
-            desired_by_gpu=(self.disk.folder / ledger).with_name(f"wishes beside {Path(ledger).name}"),
+            desired_by_gpu=(self.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
             hears_spec=True,
             moving=Moving(host, worker),

@@ -112,7 +112,7 @@ async def test_a_vf_that_a_pod_has_and_that_changes_stays_where_it_was_unhealthy
 
 
 def name_no_types(kernel: SimKernel) -> None:
-    """A host that is carved in full names none of the types that it carries."""
+    """A host without room for more vGPUs names none of the types that it carries."""
     for function in kernel.pci.functions.values():
         if function.physfn is not None:
             kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{function.address}/nvidia/creatable_vgpu_types"), b"")

@@ -23,7 +23,7 @@ from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from thoroughness import examples
 
-VIRTUAL_MACHINES = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
+HOSTS = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)
 
 
@@ -45,7 +45,7 @@ class Moving(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    @initialize(machine=st.sampled_from(VIRTUAL_MACHINES), has_cdevs=st.booleans(), has_groups=st.booleans())
+    @initialize(machine=st.sampled_from(HOSTS), has_cdevs=st.booleans(), has_groups=st.booleans())
     def build(self, machine: str, *, has_cdevs: bool, has_groups: bool) -> None:
         spec = replace(load_host(machine), iommufd=has_cdevs, group_nodes=has_groups or not has_cdevs)
         self.kernel = build_host(spec)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from carvednode import VGPU
 from changes import NOBODY, change_drivers, driver_state
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
@@ -33,6 +32,7 @@ from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
+from nodewithvgpus import VGPU
 from pacedworker import OPERATION_S
 from simnode import SimNode, Workers, running_node
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from carvednode import VGPU
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidia import gpu_uuid
+from nodewithvgpus import VGPU
 from pacedworker import OPERATION_S
 from simnode import SimNode, Workers, running_node
 

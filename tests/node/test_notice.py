@@ -7,7 +7,6 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carvednode import T4_4Q, T4_8Q, VGPU
 from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.observed import NodeRequest, Observed
@@ -15,6 +14,7 @@ from gpuvirt.model.schedulable import Count
 from gpuvirt.model.view import Registration
 from gpuvirt.node.notice import Notice
 from gpuvirt.sim.kernel import SimKernel
+from nodewithvgpus import T4_4Q, T4_8Q, VGPU
 from simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
@@ -78,7 +78,7 @@ async def until_carved(node: SimNode, status: Status, resource: str, count: int)
 
 @asynccontextmanager
 async def halved(kernel: SimKernel, folder: Path) -> AsyncIterator[tuple[SimNode, Status]]:
-    """Run an agent that has carved eight halves, which the scheduler counts."""
+    """Run an agent that has created eight halves, which the scheduler counts."""
     async with running_node(kernel, folder, VGPU, tells_scheduler=True) as node:
         status = Status(node)
         await apply_vgpus(node, "T4-8Q")

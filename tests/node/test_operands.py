@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.gpumodes import DesiredMode
@@ -22,6 +21,7 @@ from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from kubeletnode import CLOCK, agent_on, options_for, until
+from nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from simnode import SimNode, running_node
 
 PLUGIN = "nvidia.com/gpu.deploy.sandbox-device-plugin"
@@ -39,7 +39,7 @@ def state(agent: Agent) -> tuple[StateName, str]:
 
 @asynccontextmanager
 async def vgpu_host(kernel: SimKernel, folder: Path) -> AsyncIterator[SimNode]:
-    """Run an agent that carves alone, and has carved what is wanted: 8 vGPUs of T4-8Q."""
+    """Run an agent that only changes vGPUs, and has created what is desired: 8 vGPUs of T4-8Q."""
     async with running_node(kernel, folder, VGPU, vgpus_only=True) as node:
         node.agent.observe_operands(GONE)
         await want(node, "T4-8Q")

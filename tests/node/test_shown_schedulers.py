@@ -139,7 +139,7 @@ async def test_changing_vgpus_comes_first(machine: Machine, tmp_path: Path) -> N
         await node.advance(60)
         assert state(node) is StateName.SUCCESS
         assert shown(node) == [BEST] * 4
-        assert set((asked(tools) - told).values()) == {1}, "each once, since each was carved"
+        assert set((asked(tools) - told).values()) == {1}, "each once, since the vGPUs of each were changed"
 
 
 async def test_what_waits_for_the_kubelet_comes_first(machine: Machine, tmp_path: Path) -> None:

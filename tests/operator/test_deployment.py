@@ -24,7 +24,7 @@ from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
-VIRTUAL_MACHINES = [node("vm-passthrough")]
+VM_NODES = [node("vm-passthrough")]
 
 
 def applied(decisions: Decisions) -> dict[str, ApplyObject]:
@@ -76,7 +76,7 @@ def whole(scene: Scene, home: Home = DEPLOYS) -> Decisions:
 
 
 def again(before: There) -> Decisions:
-    return Scene(VIRTUAL_MACHINES, there=before).decided(DEPLOYS)
+    return Scene(VM_NODES, there=before).decided(DEPLOYS)
 
 
 def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None = None) -> Pod:
@@ -95,7 +95,7 @@ WELL = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number
 
 
 def test_what_is_missing_is_applied_and_then_left_alone() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
+    first = whole(Scene(VM_NODES))
     assert {"daemonsets/gpuvirt-node", "configmaps/gpuvirt-node"} <= applied(first).keys()
     second = again(there(first, agent_pod(first), status=WELL))
     assert not applied(second)
@@ -104,7 +104,7 @@ def test_what_is_missing_is_applied_and_then_left_alone() -> None:
 
 
 def test_what_an_object_needs_comes_before_it() -> None:
-    steps, scene = list[set[str]](), Scene(VIRTUAL_MACHINES)
+    steps, scene = list[set[str]](), Scene(VM_NODES)
     first = whole(scene)
     while fresh := applied(scene.decided(DEPLOYS)).keys():
         steps.append(set(fresh))
@@ -118,29 +118,27 @@ def test_what_an_object_needs_comes_before_it() -> None:
 
 
 def test_an_upgrade_waits_for_the_settings_that_it_reads() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
+    first = whole(Scene(VM_NODES))
     before = there(first, agent_pod(first), status=WELL)
     other = policy({"vgpuDeviceManager": {"enabled": True, "config": {"default": "A10-4Q"}}})
-    assert applied(Scene(VIRTUAL_MACHINES, [other], there=before).decided(DEPLOYS)).keys() == {
-        "configmaps/gpuvirt-node"
-    }
+    assert applied(Scene(VM_NODES, [other], there=before).decided(DEPLOYS)).keys() == {"configmaps/gpuvirt-node"}
 
 
 def test_without_our_image_nothing_is_deployed_or_deleted() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
-    found = Scene(VIRTUAL_MACHINES, there=there(first)).decided(HOME)
+    first = whole(Scene(VM_NODES))
+    found = Scene(VM_NODES, there=there(first)).decided(HOME)
     assert not applied(found)
     assert not deleted(found)
 
 
 def test_what_was_edited_by_hand_is_put_back() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
+    first = whole(Scene(VM_NODES))
     edited = there(first, agent_pod(first), status=WELL, edited='"image":"gpuvirt:1"->"image":"bad:1"')
     assert applied(again(edited)).keys() == {"daemonsets/gpuvirt-node"}
 
 
 def test_what_the_server_writes_otherwise_is_not_applied_for_ever() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
+    first = whole(Scene(VM_NODES))
     differs = there(first, agent_pod(first), status=WELL, edited='"memory":"48Mi"->"memory":"50331648"')
     (write,) = applied(again(differs)).values()
     marked = replace(differs, marks={write.target: Mark(digest_of(unsigned(write)), "1")})
@@ -156,20 +154,20 @@ def unsigned(write: ApplyObject) -> Manifest:
 
 
 def test_an_operand_that_is_not_desired_any_more_goes() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
+    first = whole(Scene(VM_NODES))
     before = there(first, agent_pod(first), status=WELL)
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
-    found = Scene(VIRTUAL_MACHINES, [off], there=before).decided(DEPLOYS)
+    found = Scene(VM_NODES, [off], there=before).decided(DEPLOYS)
     assert "gpuvirt-node" in deleted(found)
 
 
 def test_what_its_pods_need_goes_after_them() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
+    first = whole(Scene(VM_NODES))
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
     before = there(first, agent_pod(first), status=WELL)
 
     def gone(found: There) -> list[str]:
-        return sorted(deleted(Scene(VIRTUAL_MACHINES, [off], there=found).decided(DEPLOYS)))
+        return sorted(deleted(Scene(VM_NODES, [off], there=found).decided(DEPLOYS)))
 
     assert gone(before) == ["gpuvirt-node"], "the DaemonSet"
     left = {resource: objects for resource, objects in before.stored.items() if resource.plural != "daemonsets"}
@@ -199,7 +197,7 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_machines() 
     theirs = policy(
         {"sandboxWorkloads": {"enabled": False}, "driver": {"repository": "r", "image": "i", "version": "1"}}
     )
-    found = whole(Scene(VIRTUAL_MACHINES, [theirs]), replace(DEPLOYS, coexists=True))
+    found = whole(Scene(VM_NODES, [theirs]), replace(DEPLOYS, coexists=True))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert not any("driver" in name for name in applied(found))
 
@@ -224,7 +222,7 @@ def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
 
 def test_an_image_that_is_not_named_stops_that_operand_alone() -> None:
     odd = policy({"vgpuManager": {"enabled": True, "version": "1"}})
-    found = whole(Scene(VIRTUAL_MACHINES, [odd]))
+    found = whole(Scene(VM_NODES, [odd]))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert any("$.spec.vgpuManager" in one for one in found.progress.operands)
 
@@ -248,7 +246,7 @@ def test_nodes_that_have_not_said_their_runtime_yet_don_t_count(runtimes: tuple[
 
 
 def test_old_pods_of_the_agent_are_replaced_and_late_ones_are_named() -> None:
-    first = whole(Scene(VIRTUAL_MACHINES))
+    first = whole(Scene(VM_NODES))
     old = again(there(first, agent_pod(first, template="old"), status=WELL))
     assert deleted(old) == ["gpuvirt-node-x"]
     late = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=0)

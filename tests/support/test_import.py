@@ -137,7 +137,7 @@ def test_nodes_that_are_missing_or_strays(machine: Machine) -> None:
     assert_round_trip(kernel)
 
 
-def test_functions_of_one_slot_in_different_hands(machine: Machine) -> None:
+def test_functions_of_one_slot_on_different_drivers(machine: Machine) -> None:
     kernel = machine("4xRTX2060")
     kernel.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
     kernel.rebind(PciAddress("0000:04:00.3"), None)
@@ -176,7 +176,7 @@ def test_sizes_that_are_mixed_are_as_the_host_says() -> None:
 
 def test_a_type_that_no_vf_names_any_more_has_no_name_here_either() -> None:
     slot = SlotSpec(at=GPU, board="L40S", group=1, vfs=2, vgpus={"NVIDIA L40S-48Q": 1})  # type: ignore[dict-item]
-    kernel = build_host(HostSpec(about="carved in full", slots=(slot,)))
+    kernel = build_host(HostSpec(about="full of vGPUs", slots=(slot,)))
     made = imported(kernel)
     assert [loss.text for loss in made.losses] == []
     assert build_inventory(shown_by(made)).vgpus.keys() == build_inventory(scan(kernel)).vgpus.keys()

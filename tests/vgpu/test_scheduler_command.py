@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from carvedhost import VgpuHost
+from hostwithvgpus import VgpuHost
 from hypothesis import given
 from hypothesis import strategies as st
 

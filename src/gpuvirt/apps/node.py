@@ -59,7 +59,7 @@ class NodeOptions:
     cdi_folder: Path | None = None
     plugin_only: bool = False
     vgpus_only: bool = False
-    """Whether another's device plugin offers what is carved here."""
+    """Whether another's device plugin offers the vGPUs of this node."""
     config_file: Path | None = None
     """A file of vGPU configs that is followed, in the place of the cluster's ConfigMap."""
     listen: tuple[str, int] | None = None

@@ -31,7 +31,7 @@ take half a minute to let a GPU go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ChangeSite:
     """Where a command changes devices, and beside which agent."""
 
     site: Site
@@ -41,17 +41,17 @@ class Ground:
 
 
 def changed_in_worker(
-    ground: Ground, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
+    change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
 ) -> tuple[tuple[str, ...], Outcome]:
     """Bring a unit to what is desired; return the steps that were taken, and what that came to.
 
     `seen` is the host as it was observed lately, `intent` the first step, None where nothing is taken away.
     """
     tell, taken = teller(quiet=quiet)
-    site, inputs = ground.site, ground.inputs
+    site, inputs = change_site.site, change_site.inputs
 
     def job() -> Outcome:
-        with beside(ground, unit, desired, seen, intent) as refusal:
+        with beside(change_site, unit, desired, seen, intent) as refusal:
             if refusal is not None:
                 return Outcome.everywhere(refusal, desired)
             return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), seen)
@@ -61,14 +61,14 @@ def changed_in_worker(
 
 
 def beside(
-    ground: Ground, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
+    change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
 ) -> AbstractContextManager[Reason | None]:
     """Have the agent, if one runs, stop offering what is changed; the context gives why it does not."""
     if intent is None:
         return nullcontext()
     slots = slots_of(seen.facts.functions, seen.units.get(unit, ()))
     request = DrainRequest(unit, slots, intent, desires_of(desired))
-    return beside_agent(gate_at(ground.site.locks), ground.agent_folder, request)
+    return beside_agent(gate_at(change_site.site.locks), change_site.agent_folder, request)
 
 
 def teller(*, quiet: bool) -> tuple[Tell, list[str]]:

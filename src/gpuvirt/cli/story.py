@@ -197,7 +197,7 @@ class Story:
             return [(Form.KUBEVIRT_1_9, mdev_hostdev(VgpuId(device), "gpu0", display=True))]
         return [(form, pci_hostdev(PciAddress(device), "gpu0", form)) for form in Form]
 
-    def holders(self) -> set[str]:
+    def pods_with_devices(self) -> set[str]:
         """Return the pods that have something, by their names."""
         found = (device.allocated_to for one in self._view.resources for device in one.devices)
         return {allocated_to.rpartition("/")[2] for allocated_to in found if allocated_to is not None}

@@ -188,5 +188,5 @@ def _ask(plans: Iterable[Plan]) -> None:
 def _changed(host: Host, desired: DesiredUnit, would: Result, seen: Inventory, *, quiet: bool) -> Result:
     """Change one unit in a lane, which is left behind where the kernel puts it to sleep."""
     intent = next(iter(would.steps), None)
-    taken, outcome = changed_in_worker(host.ground, UnitId(would.unit), desired, seen, intent, quiet=quiet)
+    taken, outcome = changed_in_worker(host.change_site, UnitId(would.unit), desired, seen, intent, quiet=quiet)
     return replace(would, steps=taken, reasons=outcome.reasons)

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from gpuvirt.cli import options
-from gpuvirt.cli.inworker import Ground
+from gpuvirt.cli.inworker import ChangeSite
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import InvalidIdError
@@ -30,14 +30,14 @@ class Host:
     managed: Mapping[PciAddress, str]
     """The modes that the agent keeps GPUs in."""
     vgpu_configs: Mapping[PciAddress, str]
-    """The vGPU configs by which the agent keeps GPUs carved."""
+    """The vGPU configs that the agent keeps applied."""
     agent_folder: Path
     """The folder that an agent of this host locks."""
 
     @property
-    def ground(self) -> Ground:
+    def change_site(self) -> ChangeSite:
         """Where devices are changed."""
-        return Ground(self.site, self.inputs, self.agent_folder)
+        return ChangeSite(self.site, self.inputs, self.agent_folder)
 
 
 def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> PodAccount:

@@ -79,7 +79,7 @@ def types(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the vGPU types of each GPU, and how many more of each could be made as it is carved now."""
+    """Show the vGPU types of each GPU, and how many more of each fit beside its vGPUs."""
     here = vgpuhost.host(host_root, kubelet_dir)
     seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))

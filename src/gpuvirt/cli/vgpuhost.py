@@ -56,7 +56,7 @@ def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu,
     plan = plan_unit(seen.unit_state({gpu: desired}), unit, {gpu: desired})
     takes_away = bool(plan.drivers.steps) or any(phase.destroys for phase in plan.vgpus)
     intent = next((step.text for step in plan.steps), None) if takes_away else None
-    taken, outcome = changed_in_worker(here.ground, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
+    taken, outcome = changed_in_worker(here.change_site, unit, {gpu: desired}, seen.inventory, intent, quiet=quiet)
     return Result(gpu, taken, outcome.reasons, _desired(desired))
 
 
@@ -71,7 +71,7 @@ def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, qui
     unit, desired = seen.inventory.gpus[gpu].unit, {gpu: DesiredGpu(vgpus=DesiredVgpus())}
 
     def job() -> tuple[Reason, ...]:
-        with beside(here.ground, unit, desired, seen.inventory, f"remove the vGPU {vgpu}") as refusal:
+        with beside(here.change_site, unit, desired, seen.inventory, f"remove the vGPU {vgpu}") as refusal:
             if refusal is not None:
                 return (refusal,)
             return byhand.remove(here.site, gpu, vgpu, here.inputs, tell, seen.inventory)

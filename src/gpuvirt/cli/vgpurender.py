@@ -61,7 +61,7 @@ class TypeRow:
     """As configs have it."""
     there: int
     left: int
-    """How many more could be made as the GPU is carved now."""
+    """How many more fit beside the vGPUs of the GPU."""
 
 
 def rows_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:

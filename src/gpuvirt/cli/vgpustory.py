@@ -94,7 +94,7 @@ class VgpuStory(Story):
         default = next(name for name in self._allocatable() if name in self._cast.resources)
         pod = await self.kubelet.run_pod("virt-launcher-vm-c", Container("compute", {default: 1}))
         self.attachment(pod)
-        await self.until(lambda: self.holders() == {pod.name}, "the holder to be known")
+        await self.until(lambda: self.pods_with_devices() == {pod.name}, "the holder to be known")
         await self._ask_for_others(pod.name)
         self.head("The VM ends")
         self.kubelet.end_pod(pod.name)

@@ -120,13 +120,13 @@ def _pooled(kernel: Kernel) -> frozenset[str] | Unread:
 def _use_of(kernel: Kernel, name: str, uses: _Uses) -> str | None:
     path = HostPath(f"{BLOCKS}/{name}/dev")
     text, node = attributes.text(kernel, path), attributes.device_number(kernel, path)
-    holders = attributes.names(kernel, HostPath(f"{BLOCKS}/{name}/holders"))
-    if not isinstance(node, int) or isinstance(holders, Unread):
+    stacked = attributes.names(kernel, HostPath(f"{BLOCKS}/{name}/holders"))
+    if not isinstance(node, int) or isinstance(stacked, Unread):
         return "of which can't be told whether it is in use"
     evidence = (
         (any(number == text or source == f"/dev/{name}" for number, source in uses.mounts), "which is mounted"),
         (f"/dev/{name}" in uses.swaps, "on which the host swaps"),
-        (bool(holders), f"on which {', '.join(holders or ())} lies"),
+        (bool(stacked), f"on which {', '.join(stacked or ())} lies"),
         (name in uses.pooled, "which a file system over several disks has"),
         (node in uses.opened, "which a process has open"),
         (uses.has_zfs, "of which can't be told whether ZFS has it"),

@@ -43,7 +43,7 @@ class GpuConfig:
 
 @dataclass(frozen=True, slots=True)
 class GpuConfigs:
-    """What is wanted of a node's GPUs; one without a wish is left alone."""
+    """What a config desires of a node's GPUs; a GPU that it does not name is left alone."""
 
     gpus: Mapping[PciAddress, GpuConfig] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()

@@ -144,7 +144,7 @@ def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> Des
 
 
 def desired_vgpus_of(config_gpu: GpuConfig) -> DesiredVgpus:
-    """Return a config's wish as the carver takes it."""
+    """Return what a config desires of a GPU, as the planner takes it."""
     return DesiredVgpus(
         {profile.text: count for profile, count in config_gpu.types.items()}, config_gpu.sizes, config_gpu.scheduler
     )

@@ -72,8 +72,8 @@ class Inventory:
 def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = None) -> Inventory:
     """Return the GPUs and vGPUs that the facts show.
 
-    `type_names` are those of vGPU types as they were known before, by the host's ids: a host that is carved in full no
-    longer names the types that it carries.
+    `type_names` are those of vGPU types as they were known before, by the host's ids: a host without room for more
+    vGPUs no longer names the types that it carries.
     """
     units = units_of(facts.functions)
     unit_of = {address: unit for unit, members in units.items() for address in members}

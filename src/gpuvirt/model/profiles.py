@@ -120,7 +120,7 @@ def host_type(desired: Profile, known: Iterable[VgpuType]) -> VgpuType | None:
 
     The type of that very name is, else the one without the suffix. The reverse does not hold: `A100-1-5CME` is no
     answer to `A100-1-5C`, of which seven fit where only one of the other does. Ask it of what a host can make and of
-    what it has made alike, so that what was made for a wish is seen to fulfil it.
+    what it has made alike, so that a vGPU counts as the type that it was made for.
     """
     named = {profile_name(one): one for one in sorted(known, reverse=True)}
     return named.get(desired.text) or named.get(desired.bare.text)

@@ -17,7 +17,7 @@ class Spread(StrEnum):
     SPREAD = "spread"
     """One on the GPU that has most to spare: machines disturb each other least."""
     PACK = "pack"
-    """One on the GPU that is fullest: other GPUs stay free to be carved again."""
+    """One on the GPU that is fullest: other GPUs stay free for another config."""
 
 
 class CdiUse(StrEnum):
@@ -74,9 +74,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     It goes before `mode`, which holds where the label is not there; `modes` go before it.
     """
     vgpu_config: str | None = None
-    """The vGPU config by which GPUs in mode `vgpu` are carved: `default`, `A10-4Q`; the node's label goes before it.
+    """The vGPU config of GPUs in mode `vgpu`: `default`, `A10-4Q`; the node's label takes precedence.
 
-    Without both, GPUs of a node in a cluster are carved as `default` says, and others are left as they are.
+    Without both, the GPUs of a node in a cluster get the config `default`, and others are left as they are.
     """
     vgpu_config_file: str | None = None
     """A file of vGPU configs beside the built-in ones, where no ConfigMap is heard."""

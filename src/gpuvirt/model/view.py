@@ -115,7 +115,7 @@ class GpuView:
     desired: str | None = None
     """The mode that the agent keeps it in: `vgpu`; None where it is left alone."""
     vgpu_config: str | None = None
-    """The vGPU config by which the agent keeps it carved; None where it does not."""
+    """The vGPU config that the agent keeps applied; None where it does not."""
     scheduler: SchedulerView | None = None
     """None where that is not known: the agent asks of GPUs that it keeps in mode vgpu, and nobody else does."""
     siblings: tuple[PciAddress, ...] = ()
@@ -176,7 +176,7 @@ class Sitter:
     desired_by_gpu: Mapping[PciAddress, str] = field(default_factory=dict)
     """The modes that GPUs are kept in, where they are not left alone."""
     vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The vGPU configs by which GPUs are kept carved."""
+    """The vGPU configs that are kept applied."""
     schedulers: Mapping[PciAddress, Scheduler | Unread] = field(default_factory=dict)
     """How the vGPUs of GPUs share their time, where that was asked."""
     workload: Workload = Workload.PASSTHROUGH

@@ -27,7 +27,7 @@ class Kept:
     """What the file holds."""
 
     node: NodeName | None
-    """Whose wishes they are: a disk that was copied has another node's."""
+    """The node of this desired state: a disk that was copied has another node's."""
     vgpu: NodeRequest = field(default_factory=NodeRequest)
     good_configs: ConfigText | None = None
     """The last configurations that could be used, whatever was heard since."""

@@ -48,7 +48,7 @@ class Intervals:
     move_s: float = 60.0
     """A move that takes longer sleeps in the kernel: it takes a second, with NVIDIA's driver at most half a minute."""
     vgpu_change_s: float = 180.0
-    """The same of a carving: sriov-manage takes some seconds, and tries again where somebody looks at the GPU."""
+    """The same for vGPUs: sriov-manage takes some seconds, and tries again while a process looks at the GPU."""
     operands_s: float = 120.0
     """How long another's device plugin is waited for to be gone before it is let back, as NVIDIA's does."""
     config_file_s: float = 9.0

@@ -44,7 +44,7 @@ class LedgerKeeper:
         return self._known if self._known is not None else _NOTHING
 
     @property
-    def is_heard(self) -> bool:
+    def is_observed(self) -> bool:
         """Whether it is known who has what: the kubelet was heard, and so was what its ids mean on this host."""
         return self._account is not None and self._known is not None
 

@@ -21,7 +21,7 @@ Tell = Callable[[Reason], None]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What the agent knows of a GPU that is to be carved."""
+    """What the agent knows of a GPU whose vGPUs are to change."""
 
     is_needed: Callable[[], bool]
     """Whether it still is to be."""
@@ -40,7 +40,7 @@ class Operands:
         self._gone_at: datetime | None = None
         """When they were heard to be gone; None while they are not."""
         self._carving = 0
-        """How many GPUs are being carved, or wait for that."""
+        """How many GPUs have their vGPUs changed, or wait for that."""
         self._request = Signal()
 
     def observe(self, observed: OperandsObserved | None) -> None:

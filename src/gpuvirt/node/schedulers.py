@@ -1,4 +1,4 @@
-"""Learns how the vGPUs of each GPU share its time, so that it is shown: after carving, with a new driver, and seldom.
+"""Learns how the vGPUs of each GPU share its time: after a change of vGPUs, with a new driver, and seldom.
 
 nvidia-smi is asked of one GPU at a time, in the lane of its unit: it takes about a second, and opens the GPU for that.
 """

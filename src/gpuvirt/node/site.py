@@ -55,7 +55,7 @@ class Site:
     node_name: NodeName | None = None
     """What the cluster calls this node."""
     vgpus_only: bool = False
-    """Whether another's device plugin offers what is carved here, and GPUs stay with the drivers that they have."""
+    """Whether another's device plugin offers the vGPUs of this node, and GPUs stay with the drivers that they have."""
     hears_spec: bool = False
     """Whether somebody follows the node's GpuNode, which goes before labels and settings."""
     awaits_controller: bool = False

@@ -200,9 +200,9 @@ class NodeState:
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take which pods have which devices, None for not having heard it; return whether it is news."""
-        before = self.ledger.entries, self.ledger.is_heard, self.still_counted, self.leaving
+        before = self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving
         self.ledger.observe_account(account)
-        return (self.ledger.entries, self.ledger.is_heard, self.still_counted, self.leaving) != before
+        return (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> bool:
         """Take where the kubelet stands with a resource; return whether it is news."""
@@ -263,21 +263,21 @@ class NodeState:
         passed = self._notice.passed(going, self._registered) if self._notice is not None else going
         self.withdrawal.conclude(functions, vgpus, passed, at, drained=self._drained.functions)
         if not self._vgpus_only:
-            self._offers = self._make_offers(inventory, self._ground(now_s))
+            self._offers = self._make_offers(inventory, self._offer_inputs(now_s))
         account = self.ledger.account
         if self._notice is not None:
             self._notice.conclude(self._registered, going, account.counted if account is not None else ())
         self.ledger.record_offers(self._offers, self._waiting.keys())
         return self._picture(inventory, drivers, at)
 
-    def _ground(self, now_s: float) -> OfferInputs:
+    def _offer_inputs(self, now_s: float) -> OfferInputs:
         """Return what offers rest on, besides what the host shows."""
         return OfferInputs(
             self._naming,
             self.settings,
             self.ledger.entries,
             self.ledger.resources,
-            self.ledger.is_heard,
+            self.ledger.is_observed,
             now_s,
             self.withdrawal.functions,
             self.withdrawal.vgpus,
@@ -331,5 +331,5 @@ class NodeState:
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
-        """What pods have, as carving asks for it."""
+        """What pods have, as the planner of vGPUs takes it."""
         return holdings_of(self.ledger.entries, same_boot=True)

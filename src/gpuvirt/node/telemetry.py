@@ -36,4 +36,4 @@ class Telemetry:
     looks: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Looks at the host, by depth and by what caused them."""
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """GPUs brought to where they are wanted, by wish and outcome: `done`, or the code of the reason why not."""
+    """Changes of GPUs, by what was desired and by outcome: `done`, or the code of the reason why not."""

@@ -1,4 +1,4 @@
-"""What the agent knows of carving: which vGPUs are wanted, what nvidia-smi said, and the plans that follow.
+"""The plans for vGPUs: which vGPUs are desired, what nvidia-smi has reported, and the plans that follow.
 
 Nothing here waits, or does anything to the host.
 """
@@ -45,11 +45,11 @@ class VgpuPlans:
         self.invalid: tuple[InvalidDesired, ...] = ()
         """What of the wanted vGPUs can't be on the GPUs for which they are wanted."""
         self.by_gpu: dict[PciAddress, tuple[DesiredVgpus, VgpuPlan]] = {}
-        """What is wanted of each GPU that is to be carved, and what is to be done to it."""
+        """The desired vGPUs of each GPU, and its plan."""
         self.desired: Mapping[PciAddress, DesiredGpu] = {}
         """What is desired of each GPU; one that is missing is left alone."""
         self.smi: dict[PciAddress, tuple[DesiredVgpus, SmiReport]] = {}
-        """What nvidia-smi said of GPUs, and for which wish it was asked."""
+        """What nvidia-smi reported of GPUs, and for which desired vGPUs it was asked."""
         self.questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = {}
         """What it must be asked before more can be concluded."""
         self.time_shared: Mapping[PciAddress, SchedulerContext] = {}
@@ -64,7 +64,7 @@ class VgpuPlans:
 
     @property
     def configs(self) -> Mapping[PciAddress, str]:
-        """The config by which each GPU is kept carved."""
+        """The config that is kept applied to each GPU."""
         with_vgpus = (gpu for gpu, (desired_vgpus, _) in self.by_gpu.items() if not desired_vgpus.whole)
         return dict.fromkeys((*with_vgpus, *self.questions), self.config.name if self.config is not None else "")
 

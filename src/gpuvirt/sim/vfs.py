@@ -49,7 +49,7 @@ class Vfs:
         pci.switch_vfs = self.switch
 
     def offer(self, carrier: Carrier) -> None:
-        """Let a GPU carry vGPUs on the slots of its carving; raise ValueError where there is no IOMMU for them."""
+        """Let a GPU carry vGPUs on its VFs; raise ValueError where there is no IOMMU for them."""
         self.carriers[carrier.vgpu_host.gpu] = carrier
         functions = {slot: self._pci.functions[slot] for slot in carrier.vgpu_host.slots}
         folders = {slot: function.folder for slot, function in functions.items()}

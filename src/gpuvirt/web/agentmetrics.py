@@ -44,8 +44,8 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
         ),
         counter(
             "gpuvirt_moves_total",
-            "Moves of GPUs to where they are wanted, by outcome: done, or the code of the reason why not.",
-            ("wish", "outcome"),
+            "Changes of GPUs by what was desired and by outcome: done, or the code of the reason why not.",
+            ("desired", "outcome"),
             telemetry.moves.items(),
         ),
         _info(view),

@@ -1,4 +1,4 @@
-"""A node's GpuNode: its spec as a wish of the cluster, and the agent's picture as its status."""
+"""A node's GpuNode: its spec as a request of the cluster, and the agent's picture as its status."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -149,7 +149,7 @@ class Controller:
 
     def _picture(self) -> Picture | None:
         """Return what is known; None before all of it was heard."""
-        if not all(store.is_heard for store in self._stores):
+        if not all(store.is_observed for store in self._stores):
             return None
         stored = {resource: store.known for resource, store in self._made.items()}
         other = self._other.active(self._dependencies.clock.monotonic_s())

@@ -29,7 +29,7 @@ class AnyStore(Protocol):
         ...
 
     @property
-    def is_heard(self) -> bool:
+    def is_observed(self) -> bool:
         """Whether its objects are known."""
         ...
 
@@ -74,7 +74,7 @@ class Store(Generic[T]):
         return self.collection.resource
 
     @property
-    def is_heard(self) -> bool:
+    def is_observed(self) -> bool:
         """Whether its objects are known."""
         return self.objects is not None
 

@@ -38,7 +38,7 @@ from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 
 
 def plan_units(seen: UnitState, desired: DesiredDrivers) -> tuple[DriverPlan, ...]:
-    """Return a plan for each unit that has a wish, in the order of their addresses."""
+    """Return a plan for each unit of which something is desired, in the order of their addresses."""
     units = {unit for unit, members in seen.inventory.units.items() if desired.keys() & set(members)}
     return tuple(plan_drivers(seen, unit, desired) for unit in sorted(units))
 

@@ -23,13 +23,13 @@ def driver_of(mode: str) -> DesiredDriver | None:
 
 
 def drivers_of(modes: Modes, gpus: Iterable[PciAddress]) -> DesiredDrivers:
-    """Return what is wished of each GPU; no wish means leave alone."""
+    """Return the desired driver of each GPU; a GPU without one is left alone."""
     desired = {gpu: modes.of(gpu) for gpu in gpus}
     return {gpu: _DRIVERS[mode] for gpu, mode in desired.items() if mode in _DRIVERS}
 
 
 def unmet(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal) -> Mapping[UnitId, DesiredDrivers]:
-    """Return the units in which a GPU is not as it is wished, each with all wishes for it.
+    """Return the units in which a GPU does not have its desired driver, each with all desired drivers.
 
     It is cheap, and tells whether a plan is worth making: a function of a slot is on the wrong side, or a change of it
     was started and has not ended.

@@ -1,4 +1,4 @@
-"""What is known of one GPU when it is carved: what it carries, who has what of it, what pods had before a reboot."""
+"""The state of one GPU whose vGPUs are planned: its vGPUs, who uses them, and what pods had before a reboot."""
 
 import uuid
 from collections.abc import Iterable, Mapping
@@ -114,7 +114,7 @@ def gpu_state_of(
     host = inventory.gpus[gpu].vgpu_host or host_of_vfs(function)
     if host is None:
         return None
-    # What was carved in full no longer names what it carries; the inventory still knows.
+    # A GPU without room for another vGPU no longer names the types that it carries; the inventory still knows.
     host = replace(host, live=tuple(_as_known(inventory, one) for one in host.live))
     if host.framework is Framework.SRIOV_VF:
         counts = range(1, (function.sriov_total_vfs or 0) + 1)

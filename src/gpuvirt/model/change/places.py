@@ -1,6 +1,6 @@
 """Where new vGPUs of a GPU go, and what they are called.
 
-Ids of new mediated devices follow from host, slot, type and a number, so that the same wish makes the same ids again.
+Ids of new mediated devices follow from host, slot, type and a number, so the same desired state makes the same ids.
 """
 
 import uuid

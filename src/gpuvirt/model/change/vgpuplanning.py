@@ -98,7 +98,7 @@ def _why_no_host(function: PciFunction) -> str:
 def plan_vgpus(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus = NO_DESIRED_VGPUS) -> VgpuPlan:
     """Return what is to be done to a GPU so that it carries what is wanted, by the host's names of types.
 
-    Of `wish`, the modes and the scheduler count, and the names by which it has the types.
+    Of `desired`, the modes and the scheduler count, and the names by which it has the types.
     """
     desired_counts = {one: number for one, number in desired_counts.items() if number}
     refusals = tuple(_refusals(gpu_state, desired_counts, desired))
@@ -293,7 +293,7 @@ def _too_many_instances(gpu_state: GpuState, desired_counts: Counts, desired: De
 
 
 def _kept(gpu_state: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
-    """Return the vGPUs that fulfil a wish: first those in somebody's hands, then those that were there before."""
+    """Return the vGPUs that are kept for a desired type: those in use or allocated first, then those of before."""
     found = [one for one, is_type in live.items() if is_type == vgpu_type]
     return sorted(
         found, key=lambda one: (one.id not in gpu_state.users, one.id not in gpu_state.remembered, _by_place(one))

@@ -57,7 +57,7 @@ class VgpusHeldError(RefusedError):
 
 
 class SchedulerRefusedError(RefusedError):
-    """The scheduler could not be set; what was carved before is as it should be."""
+    """The scheduler could not be set; the vGPUs are as they should be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def united(offers: Iterable[Offered]) -> Offered:
 
 
 def wants_mdevs(nodes: Iterable[GpuNode]) -> bool:
-    """Return whether a node has mediated devices, or is to be carved and may have some."""
+    """Return whether a node has mediated devices, or is to get vGPUs."""
     return any(_wants_mdevs(node) for node in nodes)
 
 

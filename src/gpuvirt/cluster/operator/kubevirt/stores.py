@@ -25,7 +25,7 @@ class KubeVirtStores:
 
     def _problems(self) -> Iterator[str]:
         """Yield why kinds that were never heard are not."""
-        return (str(store.problem) for store in self.all if not store.is_heard and store.problem is not None)
+        return (str(store.problem) for store in self.all if not store.is_observed and store.problem is not None)
 
     def observed(self, histories: Histories, kept: str | None) -> KubeVirtObserved:
         """Return what was heard; `histories` and `kept` are what is known of our patches."""

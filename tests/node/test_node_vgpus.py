@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from carvednode import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.gpumodes import DesiredMode
@@ -16,6 +15,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
+from nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from simnode import SimNode, running_node
 
 pytestmark = pytest.mark.usefixtures("worker")

@@ -1,4 +1,4 @@
-"""GPUs carved again while machines and pods come and go, and carvers are killed: nobody is ever asked for a vGPU."""
+"""vGPUs change while VMs and pods come and go, and changes are killed: nobody is ever asked for a vGPU."""
 
 import errno
 from collections import Counter
@@ -32,7 +32,7 @@ from gpuvirt.sim.tools import SimTools
 from thoroughness import examples
 
 SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
-VIRTUAL_MACHINES = {
+HOSTS = {
     "4xT4": ("T4", SIZES),
     "2xA10-vgpu": ("A10", (*SIZES, ("12Q", "4Q"), ("8Q", "4Q", "2Q"))),
     "4xL40S": ("L40S", SIZES),
@@ -60,14 +60,14 @@ class Carving(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    @initialize(machine=st.sampled_from(sorted(VIRTUAL_MACHINES)))
+    @initialize(machine=st.sampled_from(sorted(HOSTS)))
     def build(self, machine: str) -> None:
         spec = load_host(machine)
         slots = [
             replace(slot, vfs=min(slot.vfs, 6)) for slot in spec.slots
         ]  # looks at more take longer, and show no more
         self.kernel = build_host(replace(spec, slots=tuple(slots)))
-        self.card, self.sizes = VIRTUAL_MACHINES[machine]
+        self.card, self.sizes = HOSTS[machine]
         folder = Path(self.folder.name)
         self.tools = SimTools(self.kernel)
         self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
@@ -111,7 +111,7 @@ class Carving(RuleBasedStateMachine):
             return
         taken.clear()
         change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
-        assert taken == [], "carved once more, there is nothing to do"
+        assert taken == [], "applied once more, there is nothing to do"
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(0, 5))
     def crash(self, number: int, size: int, after: int) -> None:

@@ -1,11 +1,11 @@
-"""GPUs are carved on simulated hosts: what is wished is there afterwards, and what anybody has is still there."""
+"""vGPU configs are applied on simulated hosts: the desired vGPUs exist afterwards, and those in use still do."""
 
 import errno
 import os
 from pathlib import Path
 
 import pytest
-from carvedhost import VgpuHost, codes
+from hostwithvgpus import VgpuHost, codes
 
 from changes import change_vgpus, inputs
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType

@@ -51,7 +51,7 @@ POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Carved:
-    """A machine that can be carved in two ways."""
+    """A simulated host that can carry two sets of vGPUs."""
 
     about: str
     board: str
@@ -89,14 +89,14 @@ class Carved:
         return HostSpec(about=self.about, slots=slots)
 
 
-VIRTUAL_MACHINES = (
+HOSTS = (
     Carved("mdev on A10", "A10", few=("A10-8Q", 3), many=("A10-2Q", 12)),
     Carved("vendor VFIO on L40S", "L40S", few=("L40S-24Q", 2), many=("L40S-4Q", 12)),
 )
 
 
 def site_of(kernel: SimKernel, folder: Path) -> Site:
-    """Return where a simulated host is carved."""
+    """Return where the vGPUs of a simulated host are changed."""
     return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
 
 
@@ -181,7 +181,7 @@ def mounted(machine: Carved, work: Path) -> Iterator[Path]:
 
 def measure_apply(command: Sequence[str], rounds: int, work: Path, *, wants_fixed_paths: bool = False) -> float:
     """Return the median of the seconds in which `command -f FILE -c NAME` carves a mounted host into many."""
-    machine = VIRTUAL_MACHINES[0]
+    machine = HOSTS[0]
     configs = work / "configs.yaml"
     configs.write_text(machine.configs)
     times = []

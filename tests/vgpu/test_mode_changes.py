@@ -1,4 +1,4 @@
-"""GPUs change their modes, their GPU instances and their scheduler for what is wished, while nobody is hurt by it."""
+"""GPUs change their modes, GPU instances and scheduler for the desired vGPUs, while nobody is hurt by it."""
 
 import errno
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from carvedhost import VgpuHost, codes
+from hostwithvgpus import VgpuHost, codes
 
 from changes import change_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType

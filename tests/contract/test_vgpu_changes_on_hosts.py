@@ -1,4 +1,4 @@
-"""GPUs are carved on each host in the same way, and whoever has a vGPU keeps it and is not asked to give it back."""
+"""vGPUs are created and removed in the same way on each host, and a vGPU in use is never asked for."""
 
 import errno
 import os

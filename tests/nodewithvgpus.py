@@ -1,4 +1,4 @@
-"""A node whose four T4 are carved: what tests of carving agents ask of it."""
+"""A node whose four T4 carry vGPUs, for tests of agents that change them."""
 
 from collections import Counter
 
