@@ -44,10 +44,10 @@ lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 	@$(VENV)/python -m lab.cluster down
 
 explore: .venv/made-for-dev  ## Explore schedules of the agent for harm (SECONDS=600; JOBS=2; SEED=... runs one again)
-	@PYTHONPATH=tests $(VENV)/python -m explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS) --jobs $(JOBS)) $(ARGS)
+	@$(VENV)/python -m tests.explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS) --jobs $(JOBS)) $(ARGS)
 
 explore-mutations: .venv/made-for-dev  ## Remove each guard in turn, and see that exploration notices
-	@PYTHONPATH=tests $(VENV)/python -m explore.removal $(ARGS)
+	@$(VENV)/python -m tests.explore.removal $(ARGS)
 
 test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)
 	$(VENV)/pytest -m ring -k guest

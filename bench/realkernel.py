@@ -16,8 +16,8 @@ from pathlib import Path
 from lab.kernel.guest import booted
 from lab.kernel.kit import Flavour, prepare
 from lab.kernel.notools import NO_TOOLS
+from tests.changes import NOBODY, change_vgpus
 
-from changes import NOBODY, change_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel

@@ -10,7 +10,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.platform import Cpu, PlatformSpec
 from gpuvirt.sim.tree import constant
-from sickhost import host, machine
+from tests.sickhost import host, machine
 
 GPU = "0000:65:00.0"
 FOLDER = f"/sys/bus/pci/devices/{GPU}"

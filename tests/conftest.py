@@ -10,30 +10,30 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from chartlab import Install, chart_user
-from clusterlab import LabNode, lab_node
-from guesthost import GUESTS, Guests
-from helmchart import Helm
-from hosts import CdevHost, Host, MemoryHost, mounted
 from hypothesis import HealthCheck, settings
 from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
 from lab.cluster.helm import helm as built_helm
 from lab.cluster.ourimage import build_images
 from lab.kernel.kit import Flavour
-from pristine import clear
 from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
-from certificates import Authority, Pair
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host
-from mounting import detach_dead_mounts
-from rings import RINGS
-from simnode import SimNode, Workers, running_node
+from tests.certificates import Authority, Pair
+from tests.chart.helmchart import Helm
+from tests.cluster.chartlab import Install, chart_user
+from tests.cluster.clusterlab import LabNode, lab_node
+from tests.cluster.pristine import clear
+from tests.contract.guesthost import GUESTS, Guests
+from tests.contract.hosts import CdevHost, Host, MemoryHost, mounted
+from tests.mounting import detach_dead_mounts
+from tests.rings import RINGS
+from tests.simnode import SimNode, Workers, running_node
 
 # How long examples take, and how soon they are found, says how busy the machine is.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

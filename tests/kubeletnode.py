@@ -16,7 +16,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt.sim.machine import load_host
-from simnode import IDS
+from tests.simnode import IDS
 
 FAST = Intervals(
     nodes_s=0.02,

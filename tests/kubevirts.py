@@ -18,7 +18,7 @@ from gpuvirt.model.observed import Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
-from jsonpatches import patched
+from tests.jsonpatches import patched
 
 BEGINNING = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 A10, T4_8Q, T4_4Q = "nvidia.com/GA102GL_A10", "nvidia.com/GRID_T4-8Q", "nvidia.com/GRID_T4-4Q"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from certificates import Authority, Pair
 from gpuvirt.cluster.resources import Metadata
-from scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.certificates import Authority, Pair
+from tests.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
 NODE = "node01"
 PATH = "/api/v1/nodes"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from certificates import Authority, Pair
 from gpuvirt.clock import RealClock
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.mounted.record import Begun, parse_line
-from mounting import GPUVIRT, mount, shell
-from nodeapi import NODE, NodeApi, serving
+from tests.certificates import Authority, Pair
+from tests.mounting import GPUVIRT, mount, shell
+from tests.nodeapi import NODE, NodeApi, serving
 
 CLOCK = RealClock()
 PATIENCE_S = 90.0

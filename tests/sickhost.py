@@ -17,7 +17,7 @@ from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import HostSpec, load_host
 from gpuvirt.sim.platform import PlatformSpec
-from simnode import IDS
+from tests.simnode import IDS
 
 NOWHERE = Path("/nonexistent")
 

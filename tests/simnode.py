@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from changes import site_in
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.tools import Tools
 from gpuvirt.model import pciids
@@ -27,7 +26,8 @@ from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
-from pacedworker import PacedKernel, PacedTools, PacedWorker
+from tests.changes import site_in
+from tests.pacedworker import PacedKernel, PacedTools, PacedWorker
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import h11
 
-from certificates import Pair
+from tests.certificates import Pair
 
 
 class TestProxy:

@@ -7,7 +7,6 @@ from collections.abc import Set as AbstractSet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rigs import Conclusions
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.reasons import ReasonCode
@@ -16,7 +15,8 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host
-from life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
+from tests.life.life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
+from tests.life.rigs import Conclusions
 
 Fault = Callable[[SimKernel], None]
 

@@ -11,7 +11,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import HostSpec, SlotSpec
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
 

@@ -20,7 +20,7 @@ from gpuvirt.node.intervals import Intervals
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import host_names
-from simnode import IDS, running_node
+from tests.simnode import IDS, running_node
 
 Machine = Callable[[str], SimKernel]
 A10 = ResourceName("nvidia.com/GA102GL_A10")

@@ -10,7 +10,7 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 CARD, SOUND = "0000:86:00.0", "0000:86:00.1"

@@ -17,7 +17,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tree import Folder, Link, constant
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
 

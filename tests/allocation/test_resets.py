@@ -17,7 +17,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.tree import constant
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
 

@@ -16,7 +16,7 @@ from gpuvirt.node import snapshot
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.machine import load_host
-from simnode import IDS
+from tests.simnode import IDS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import HostSpec, SlotSpec
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 RTX4090 = "nvidia.com/AD102_GEFORCE_RTX_4090"
 LEFT, RIGHT, ALONE = "0000:0b:01.0", "0000:0b:02.0", "0000:0c:00.0"

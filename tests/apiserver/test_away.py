@@ -25,7 +25,7 @@ from gpuvirt.node.allocator import Request
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.machine import load_host
-from kubeletnode import CLOCK, Cluster, agent_on, options_for, until
+from tests.kubeletnode import CLOCK, Cluster, agent_on, options_for, until
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 NODES_OF = Collection(NODES, Node, "node01")

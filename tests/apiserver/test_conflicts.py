@@ -9,14 +9,14 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from certificates import Authority, Pair
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election
 from gpuvirt.cluster.failures import MOST_TRIES, ApiError, ConflictError, ForbiddenError, retried
 from gpuvirt.install.uninstall import Goals, Uninstaller
-from scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+from tests.certificates import Authority, Pair
+from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"
 LEASE = f"{LEASES}/gpuvirt-controller"

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from certificates import Authority, Pair
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
-from scriptedapi import Call, Reply, scripted
-from testproxies import TestProxy, proxying
+from tests.certificates import Authority, Pair
+from tests.scriptedapi import Call, Reply, scripted
+from tests.testproxies import TestProxy, proxying
 
 NODE: Reply = 200, {"metadata": {"name": "node01"}}
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from certificates import Authority, Pair
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.access.execcredential import V1, V1BETA1
@@ -24,7 +23,8 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import CredentialsError, UnauthorizedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
-from scriptedapi import Call, Reply, ScriptedApi, scripted
+from tests.certificates import Authority, Pair
+from tests.scriptedapi import Call, Reply, ScriptedApi, scripted
 
 NODE: Reply = 200, {"metadata": {"name": "node01"}}
 UNKNOWN: Reply = 401, {"kind": "Status", "message": "Unauthorized", "code": 401}

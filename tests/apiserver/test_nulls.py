@@ -30,7 +30,7 @@ from gpuvirt.kubelet.checkpoint import Checkpoint
 from gpuvirt.model import kubevirt
 from gpuvirt.model.kubevirt import KubeVirt
 from gpuvirt.plain import Plain
-from thoroughness import examples
+from tests.thoroughness import examples
 
 ONLY_WRITTEN = {workloads.__name__, podparts.__name__}
 """Modules of what is rendered and applied, and never read."""

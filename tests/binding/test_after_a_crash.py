@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from changes import NOBODY, change_drivers, change_vgpus, driver_state
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
@@ -29,9 +28,10 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import constant
-from killedkernel import Countdown, KilledError, KilledKernel, KilledTools
-from simnode import SimNode, running_node
-from thoroughness import examples
+from tests.changes import NOBODY, change_drivers, change_vgpus, driver_state
+from tests.killedkernel import Countdown, KilledError, KilledKernel, KilledTools
+from tests.simnode import SimNode, running_node
+from tests.thoroughness import examples
 
 HOSTS = {
     "4xT4": ["0000:86:00.0"],

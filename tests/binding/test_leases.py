@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from changes import NOBODY, change_drivers, driver_state, inputs
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.users import cdevs_of
@@ -22,7 +21,8 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import HostSpec, SlotSpec
 from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.tools import SimTools
-from simnode import running_node
+from tests.changes import NOBODY, change_drivers, driver_state, inputs
+from tests.simnode import running_node
 
 GPU, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
 T4 = "nvidia.com/TU104GL_TESLA_T4"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from changes import NOBODY, change_drivers, driver_state, inputs
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.tools import HostTools, ToolError
 from gpuvirt.model.change.desired import DesiredDriver
@@ -22,6 +21,7 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import Link, constant
+from tests.changes import NOBODY, change_drivers, driver_state, inputs
 
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from changes import driver_state, inputs, site_in
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocations import Unknown
@@ -23,6 +22,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.machine import HostSpec, SlotSpec, load_host
 from gpuvirt.sim.tools import SimTools
+from tests.changes import driver_state, inputs, site_in
 
 A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")
 L40S = PciAddress("0000:25:00.0")

@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, said
 
 from gpuvirt import __version__
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
@@ -15,6 +14,7 @@ from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.images import image_of
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.plain import Plain
+from tests.chart.helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, said
 
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from helmchart import CHART, ROOT, at
 
 from gpuvirt.plain import Plain
+from tests.chart.helmchart import CHART, ROOT, at
 
 VALUES: Plain = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: Plain = json.loads((CHART / "values.schema.json").read_text())

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from commandline import GPUVIRT, gpuvirt, ran
 from gpuvirt import __version__
 from gpuvirt.cli import render
 from gpuvirt.clock import RealClock
@@ -25,7 +24,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_host
-from simnode import IDS
+from tests.commandline import GPUVIRT, gpuvirt, ran
+from tests.simnode import IDS
 
 
 @pytest.fixture

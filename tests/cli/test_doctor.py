@@ -7,13 +7,13 @@ from typing import Protocol
 
 import pytest
 
-from commandline import GPUVIRT, gpuvirt, ran
 from gpuvirt.model.diagnosis import CHECKS
 from gpuvirt.model.explanation import Step
 from gpuvirt.model.findings import Area
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_host
+from tests.commandline import GPUVIRT, gpuvirt, ran
 
 
 class On(Protocol):

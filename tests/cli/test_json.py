@@ -11,14 +11,14 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from certificates import Authority
-from commandline import GPUVIRT, PATH, ran
 from gpuvirt.cli.main import COMMANDS, program_for
 from gpuvirt.plain import Plain
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_host
-from scriptedapi import NOT_FOUND, Call, Reply, scripted
+from tests.certificates import Authority
+from tests.commandline import GPUVIRT, PATH, ran
+from tests.scriptedapi import NOT_FOUND, Call, Reply, scripted
 
 REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference.md").read_text()
 WITHOUT_TABLES = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from commandline import GPUVIRT, PATH, ran
 from gpuvirt.cli.main import COMMANDS, program_for
+from tests.commandline import GPUVIRT, PATH, ran
 
 
 def loaded_by(*arguments: str) -> set[str]:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commandline import gpuvirt, ran
 from gpuvirt.cli import statusrender
 from gpuvirt.cli.tables import NARROWEST, Column, Table, paragraph
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
@@ -16,6 +15,7 @@ from gpuvirt.cluster.operator.report import Row
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_host
+from tests.commandline import gpuvirt, ran
 
 WIDTHS = (80, 120, 200)
 REASON = "VgpuInUse: " + " ".join(f"word{number:02}" for number in range(41)) + "xyz"

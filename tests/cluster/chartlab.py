@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 import yaml
-from clusterlab import LabNode
 from lab.cluster.cluster import Cluster
 from lab.cluster.helm import helm as built
 from lab.cluster.images import PREFIX, busybox, write_archive
 from lab.cluster.ourimage import NAME
 from lab.cluster.settings import AUDITED
+
+from tests.cluster.clusterlab import LabNode
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy/chart"

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
-from clusterlab import GPUVIRT, PATIENCE_S, LabNode
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
+from tests.cluster.clusterlab import GPUVIRT, PATIENCE_S, LabNode
 
 ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "gpu-operator"

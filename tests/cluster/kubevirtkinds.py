@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from clusterlab import LabNode
+from tests.cluster.clusterlab import LabNode
 
 BESIDE = Path(__file__).parent.parent.parent.parent / "shared/data/kubevirt-crds"
 FOLDER = Path(os.environ.get("GPUVIRT_KUBEVIRT_CRDS", str(BESIDE)))  # noqa: TID251  tests have no settings

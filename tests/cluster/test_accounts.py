@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from clusterlab import LabNode, PodRequest
 from lab.cluster.cluster import KUBELET_ROOT
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
@@ -14,7 +13,8 @@ from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.kubelet.checkpoint import checksum
 from gpuvirt.sim.kubelet.kubelet import Container
-from kubeletnode import cluster_on, until, until_so
+from tests.cluster.clusterlab import LabNode, PodRequest
+from tests.kubeletnode import cluster_on, until, until_so
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 BOTH = [DeviceId("0000:65:00.0"), DeviceId("0000:ca:00.0")]

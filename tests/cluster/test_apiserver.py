@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from apilab import ACCOUNT, MAPS, NAMESPACE, NODE, ApiLab, Listener, following, proxied, until, until_guarded
-from clusterlab import LabNode
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
@@ -40,6 +38,19 @@ from gpuvirt.model.view import NodeView
 from gpuvirt.node import desiredstatestore
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.notice import Notice
+from tests.cluster.apilab import (
+    ACCOUNT,
+    MAPS,
+    NAMESPACE,
+    NODE,
+    ApiLab,
+    Listener,
+    following,
+    proxied,
+    until,
+    until_guarded,
+)
+from tests.cluster.clusterlab import LabNode
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 import yaml
-from clusterlab import LabNode, PodRequest
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME, VGPU_DM
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import LabNode, PodRequest
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -3,7 +3,8 @@
 import time
 
 import pytest
-from chartlab import CHART, KINDS, NAMESPACE, ROOT, Install, older
+
+from tests.cluster.chartlab import CHART, KINDS, NAMESPACE, ROOT, Install, older
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
 

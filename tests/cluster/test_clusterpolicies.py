@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from apilab import ApiLab
-from clusterlab import LabNode
 from lab.cluster.cluster import Cluster
-from pristine import clear
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, plain_spec, read_policy
 from gpuvirt.plain import Plain
+from tests.cluster.apilab import ApiLab
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.pristine import clear
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

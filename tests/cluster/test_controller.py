@@ -3,12 +3,12 @@
 import signal
 
 import pytest
-from clusterlab import LabNode, PodRequest
-from controllerlab import PRESENT, WORKLOAD, controlled
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.labels import SETS
 from gpuvirt.model.workload import Workload
+from tests.cluster.clusterlab import LabNode, PodRequest
+from tests.cluster.controllerlab import PRESENT, WORKLOAD, controlled
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
-from clusterlab import LabNode, PodRequest
-from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import LabNode, PodRequest
+from tests.cluster.controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

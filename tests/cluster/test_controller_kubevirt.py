@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
-from clusterlab import LabNode
-from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
-from kubevirtkinds import SOURCES, install
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
+from tests.cluster.kubevirtkinds import SOURCES, install
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -1,12 +1,12 @@
 """The vGPU driver's label on a real API server: it stays until vGPUs and VFs are gone, and comes back with them."""
 
 import pytest
-from clusterlab import LabNode
-from controllerlab import PRESENT, WORKLOAD, controlled
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.labels import DEPLOY, SETS, VGPU_DRIVER
 from gpuvirt.model.workload import Workload
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.controllerlab import PRESENT, WORKLOAD, controlled
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -7,12 +7,12 @@ from typing import Self
 
 import pytest
 import yaml
-from clusterlab import PATIENCE_S, LabNode, PodRequest, devices_of
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
 from gpuvirt.model.observed import NodeRequest, Observed
 from gpuvirt.node import desiredstatestore
+from tests.cluster.clusterlab import PATIENCE_S, LabNode, PodRequest, devices_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from apilab import NAMESPACE, NODE, ROOT, ApiLab, until, until_guarded
-from clusterlab import PATIENCE_S, LabNode
 from lab.cluster.cluster import Cluster
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
@@ -27,6 +25,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tree import constant
+from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab, until, until_guarded
+from tests.cluster.clusterlab import PATIENCE_S, LabNode
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -4,7 +4,8 @@ import json
 import subprocess
 
 import pytest
-from clusterlab import GPUVIRT, LabNode
+
+from tests.cluster.clusterlab import GPUVIRT, LabNode
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

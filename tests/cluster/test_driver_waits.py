@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from clusterlab import LabNode
-from controllerlab import NAMESPACE, PRESENT, WORKLOAD, controlled
-from test_controller_deploys import IMAGE
+
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.controllerlab import NAMESPACE, PRESENT, WORKLOAD, controlled
+from tests.cluster.test_controller_deploys import IMAGE
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

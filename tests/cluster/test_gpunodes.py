@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from apilab import ACCOUNT, NAMESPACE, ApiLab
-from clusterlab import LabNode, PodRequest
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, GpuNode
+from tests.cluster.apilab import ACCOUNT, NAMESPACE, ApiLab
+from tests.cluster.clusterlab import LabNode, PodRequest
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -4,8 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from clusterlab import GPUVIRT
 from lab.cluster.cluster import Cluster
+
+from tests.cluster.clusterlab import GPUVIRT
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from clusterlab import GPUVIRT
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
-from certificates import Authority, Pair
-from testproxies import TestProxy, proxying
+from tests.certificates import Authority, Pair
+from tests.cluster.clusterlab import GPUVIRT
+from tests.testproxies import TestProxy, proxying
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

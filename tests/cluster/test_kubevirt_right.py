@@ -4,10 +4,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from clusterlab import LabNode
-from kubevirtkinds import SOURCES, install
 
-from commandline import gpuvirt
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import RefusedError
@@ -29,7 +26,10 @@ from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.observed import Observed
 from gpuvirt.plain import Plain
-from kubevirts import A10, OFFERED, T4_8Q, at, entry
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.kubevirtkinds import SOURCES, install
+from tests.commandline import gpuvirt
+from tests.kubevirts import A10, OFFERED, T4_8Q, at, entry
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

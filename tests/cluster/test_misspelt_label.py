@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from clusterlab import GPUVIRT, LabNode
-from controllerlab import NAMESPACE, PRESENT, WORKLOAD, ControlledNode, controlled
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import GPUVIRT, LabNode
+from tests.cluster.controllerlab import NAMESPACE, PRESENT, WORKLOAD, ControlledNode, controlled
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

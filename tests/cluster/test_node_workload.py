@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from clusterlab import LabNode, PodRequest
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import LabNode, PodRequest
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -6,9 +6,10 @@ import signal
 import subprocess
 
 import pytest
-from clusterlab import GPUVIRT, LabNode, PodRequest, PodStatus, devices_of
 from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import GPUVIRT, LabNode, PodRequest, PodStatus, devices_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -9,12 +9,12 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from clusterlab import GPUVIRT
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
-from certificates import Authority
-from scriptedapi import Call, Reply, scripted
+from tests.certificates import Authority
+from tests.cluster.clusterlab import GPUVIRT
+from tests.scriptedapi import Call, Reply, scripted
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from apilab import ApiLab
 from lab.cluster.cluster import Cluster
 from lab.cluster.settings import NODE
-from policies import ALL_KINDS, full, policy_of
 
-from commandline import ran
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.cluster.operator.operands.site import Site
+from tests.cluster.apilab import ApiLab
+from tests.commandline import ran
+from tests.operands.policies import ALL_KINDS, full, policy_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_machine
-from clusterlab import LabNode
-from controllerlab import PRESENT, WORKLOAD
-from kubevirtkinds import SOURCES, install
 from lab.cluster.settings import NODE
 
-from commandline import gpuvirt
 from gpuvirt.cluster.labels import SETS
 from gpuvirt.model.workload import Workload
 from gpuvirt.plain import Plain
-from kubevirts import at, entry
+from tests.cluster.chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_machine
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.controllerlab import PRESENT, WORKLOAD
+from tests.cluster.kubevirtkinds import SOURCES, install
+from tests.commandline import gpuvirt
+from tests.kubevirts import at, entry
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
 

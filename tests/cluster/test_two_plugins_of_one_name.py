@@ -4,12 +4,12 @@ import json
 import signal
 
 import pytest
-from clusterlab import PATIENCE_S, LabNode
 from lab.cluster.cluster import KUBELET_ROOT
-from test_gpunodes import HALF, reporting, row, want
 
-from foreignplugin import GROUPS, kubevirt_offers_beside
 from gpuvirt.facts.ids import ResourceName
+from tests.cluster.clusterlab import PATIENCE_S, LabNode
+from tests.cluster.test_gpunodes import HALF, reporting, row, want
+from tests.foreignplugin import GROUPS, kubevirt_offers_beside
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

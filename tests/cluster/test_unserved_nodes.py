@@ -1,10 +1,11 @@
 """Nodes that nothing serves, on a real API server: what the ClusterPolicy and `gpuvirt status` say of them."""
 
 import pytest
-from clusterlab import LabNode
-from controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
 from lab.cluster.settings import NODE
-from test_controller_deploys import IMAGE, deploying
+
+from tests.cluster.clusterlab import LabNode
+from tests.cluster.controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
+from tests.cluster.test_controller_deploys import IMAGE, deploying
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from clusterlab import LabNode, PodRequest, devices_of
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import LabNode, PodRequest, devices_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusterlab import BOX, GPUVIRT, LabNode
-from kubevirtkinds import SOURCES, install
 from lab.cluster.settings import NODE
+
+from tests.cluster.clusterlab import BOX, GPUVIRT, LabNode
+from tests.cluster.kubevirtkinds import SOURCES, install
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

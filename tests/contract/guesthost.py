@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from hosts import LONG_S, Answer, Job, Machine
 from lab.kernel.channel import Channel
 from lab.kernel.guest import Guest, booted
 from lab.kernel.kit import Flavour, prepare
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.kernel import Kernel
+from tests.contract.hosts import LONG_S, Answer, Job, Machine
 
 GUESTS = [
     pytest.param(name, marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])

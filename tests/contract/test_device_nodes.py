@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import pytest
-from hosts import LONG_S, Answer, CdevHost, bind, cdev_of, exists, group_of, write
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import PciAddress
@@ -23,6 +22,7 @@ from gpuvirt.model.pciids import PciIds
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
+from tests.contract.hosts import LONG_S, Answer, CdevHost, bind, cdev_of, exists, group_of, write
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 DEVICE = f"/sys/bus/pci/devices/{GPU}"

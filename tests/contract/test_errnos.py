@@ -3,10 +3,10 @@
 import errno
 
 import pytest
-from hosts import LONG_S, Answer, Host, bind, exists, group_of, write
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.paths import HostPath
+from tests.contract.hosts import LONG_S, Answer, Host, bind, exists, group_of, write
 
 GPU = PciAddress("0000:03:00.0")
 """Alone in its slot, on its native driver."""

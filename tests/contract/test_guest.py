@@ -9,8 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from guesthost import GuestHost, Guests
-from hosts import LONG_S, Answer, MemoryHost, bind, exists, group_of, write
 
 from gpuvirt.apps.doctor import Surroundings, diagnose
 from gpuvirt.clock import RealClock
@@ -25,6 +23,8 @@ from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath, KubeletPaths
+from tests.contract.guesthost import GuestHost, Guests
+from tests.contract.hosts import LONG_S, Answer, MemoryHost, bind, exists, group_of, write
 
 pytestmark = [pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]
 

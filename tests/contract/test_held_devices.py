@@ -3,11 +3,11 @@
 import errno
 
 import pytest
-from hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
+from tests.contract.hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 OTHER = PciAddress("0000:03:00.0")

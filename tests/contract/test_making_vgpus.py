@@ -4,7 +4,6 @@ import errno
 import os
 
 import pytest
-from hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
 from lab.kernel.notools import NO_TOOLS
 
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
@@ -14,6 +13,7 @@ from gpuvirt.hardware import sriov
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.paths import HostPath
+from tests.contract.hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
 
 PARENT = PciAddress("0000:07:01.0")
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")

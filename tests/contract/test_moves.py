@@ -5,13 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from guesthost import GUESTS
-from hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
 from lab.kernel.modules import VARIANT
-from seenfrom import ContainerKernel
 
-from changes import NOBODY, change_drivers, driver_state, inputs
-from givingkubelet import kubelet_with_pod
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.kernel import Kernel
@@ -26,6 +21,11 @@ from gpuvirt.node.change.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostRoots, KubeletPaths
+from tests.changes import NOBODY, change_drivers, driver_state, inputs
+from tests.contract.guesthost import GUESTS
+from tests.contract.hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
+from tests.contract.seenfrom import ContainerKernel
+from tests.givingkubelet import kubelet_with_pod
 
 GPU, AUDIO = PciAddress("0000:01:00.0"), PciAddress("0000:01:00.1")
 H100 = PciAddress("0000:03:00.0")

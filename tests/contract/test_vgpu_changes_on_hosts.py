@@ -8,11 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hosts import LONG_S, Answer, CdevHost, Host, Job, Machine, exists, group_of, until_free
 from lab.kernel.notools import NO_TOOLS
 
-from changes import NOBODY, change_vgpus, inputs
-from givingkubelet import kubelet_with_pod
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
@@ -25,6 +22,9 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
+from tests.changes import NOBODY, change_vgpus, inputs
+from tests.contract.hosts import LONG_S, Answer, CdevHost, Host, Job, Machine, exists, group_of, until_free
+from tests.givingkubelet import kubelet_with_pod
 
 RTX = PciAddress("0000:02:00.0")
 """The catalog knows nothing of vGPUs on it, so only its driver knows how many fit: 24 T4-1B, 12 T4-2B."""

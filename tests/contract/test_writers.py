@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from guesthost import GuestHost, Guests
-from hosts import LONG_S, bind, exists, group_of
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.paths import HostPath
+from tests.contract.guesthost import GuestHost, Guests
+from tests.contract.hosts import LONG_S, bind, exists, group_of
 
 pytestmark = [pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]
 

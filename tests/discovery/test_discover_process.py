@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from commandline import ran
 from gpuvirt.apps.discover import DiscoverOptions, Discovery
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
@@ -28,7 +27,8 @@ from gpuvirt.sim.export import export
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tree import constant
-from kubeletnode import until
+from tests.commandline import ran
+from tests.kubeletnode import until
 
 Machine = Callable[[str], SimKernel]
 

@@ -19,7 +19,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.web import agentmetrics as metrics
-from simnode import IDS
+from tests.simnode import IDS
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = (ROOT / "docs/reference.md").read_text()

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from badhosts import BAD, with_file
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.diagnosis import CHECKS
 from gpuvirt.model.findings import Finding, Report, of_reason
@@ -13,7 +12,8 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import PlatformSpec
-from sickhost import codes, evidence, examine, findings, found, host, machine
+from tests.badhosts import BAD, with_file
+from tests.sickhost import codes, evidence, examine, findings, found, host, machine
 
 
 def check(report: Report, code: FindingCode | ReasonCode, level: Level, seen: str, fix: str) -> Finding:

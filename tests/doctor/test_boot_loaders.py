@@ -4,7 +4,7 @@ import pytest
 
 from gpuvirt.model.bootloader import BootLoader, boot_loader, drop_arguments, set_arguments
 from gpuvirt.sim.platform import Boot, PlatformSpec
-from sickhost import evidence, host
+from tests.sickhost import evidence, host
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.view import AgentView
 from gpuvirt.sim.clock import BEGINNING
-from sickhost import codes, evidence, examine, findings, found, host
+from tests.sickhost import codes, evidence, examine, findings, found, host
 
 A10 = "nvidia.com/GA102GL_A10"
 GPUS = ["0000:65:00.0", "0000:ca:00.0"]

@@ -11,7 +11,7 @@ from gpuvirt.model.findings import Finding, Report
 from gpuvirt.model.kubevirt import parse
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
-from sickhost import NOWHERE, codes, evidence, findings, found, host
+from tests.sickhost import NOWHERE, codes, evidence, findings, found, host
 
 EXAMPLE = (Path(__file__).parent.parent.parent / "examples/kubevirt.yaml").read_text()
 

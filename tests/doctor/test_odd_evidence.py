@@ -25,7 +25,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.platform import PlatformSpec
-from sickhost import examine, findings, host
+from tests.sickhost import examine, findings, host
 
 FILES = PlatformSpec(
     files={

@@ -15,8 +15,8 @@ from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.platform import PlatformSpec
-from sickhost import examine, findings, host
-from thoroughness import examples
+from tests.sickhost import examine, findings, host
+from tests.thoroughness import examples
 
 OWN = "/etc/containerd/config.toml"
 FOLDER = "/etc/containerd/conf.d"

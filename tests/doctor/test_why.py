@@ -20,8 +20,8 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container
 from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import PlatformSpec
-from kubeletnode import CLOCK, Cluster, cluster_on, until_so
-from sickhost import around, evidence, host, machine
+from tests.kubeletnode import CLOCK, Cluster, cluster_on, until_so
+from tests.sickhost import around, evidence, host, machine
 
 A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"

@@ -1,4 +1,4 @@
-"""`python -m explore`: explores for so many seconds, or runs one schedule again and tells its story."""
+"""`make explore`: explores for so many seconds, or runs one schedule again and tells its story."""
 
 import argparse
 import sys
@@ -13,11 +13,11 @@ from pathlib import Path
 from random import Random
 from time import monotonic  # noqa: TID251  how long a person lets it explore
 
-from explore.explorer import Explorer, Found, Tally, sample_random
-from explore.known import is_known
-from explore.scenarios import SCENARIOS
-from explore.seeds import WHOLE, parse
-from explore.shrink import kind_of, shrink
+from tests.explore.explorer import Explorer, Found, Tally, sample_random
+from tests.explore.known import is_known
+from tests.explore.scenarios import SCENARIOS
+from tests.explore.seeds import WHOLE, parse
+from tests.explore.shrink import kind_of, shrink
 
 ALL_RANDOM = "random"
 """All random scenarios, in the place of one by its name."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from explore.kubelet import Key
-from explore.reduction import DESIRED
-from explore.scenario import Action
-from explore.world import World
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.observed import NodeSpec
 from gpuvirt.sim.nvidia import gpu_uuid
+from tests.explore.kubelet import Key
+from tests.explore.reduction import DESIRED
+from tests.explore.scenario import Action
+from tests.explore.world import World
 
 
 @dataclass(frozen=True)

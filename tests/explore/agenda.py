@@ -8,7 +8,7 @@ let go on; something that is held goes on; an actor acts now; or time passes now
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from explore.reduction import ALL, Touches
+from tests.explore.reduction import ALL, Touches
 
 Key = object
 """What can be held: a strand, or what the kubelet would do by itself."""

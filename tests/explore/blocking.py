@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from explore.scheduler import Scheduler
 from gpuvirt.sim.blocking import Blocking
+from tests.explore.scheduler import Scheduler
 
 
 class _NoLock(threading.Condition):

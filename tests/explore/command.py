@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from explore.reduction import STRANDS
-from explore.scenario import Action
-from explore.scheduler import Process, Strand
-from explore.world import World
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
@@ -23,6 +19,10 @@ from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.paths import HostRoots
+from tests.explore.reduction import STRANDS
+from tests.explore.scenario import Action
+from tests.explore.scheduler import Process, Strand
+from tests.explore.world import World
 
 
 @contextmanager

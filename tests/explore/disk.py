@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from explore.scheduler import Scheduler
+from tests.explore.scheduler import Scheduler
 
 _flock = fcntl.flock
 """The machine's own, which a schedule replaces."""

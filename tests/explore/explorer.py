@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from explore.randomly import scenario_of
-from explore.reduction import redundant
-from explore.run import Outcome, run
-from explore.scenario import Scenario
-from explore.scenarios import SCENARIOS
-from explore.seeds import RANDOM, WHOLE, Seed
-from explore.strategies import Scripted, Uniform
+from tests.explore.randomly import scenario_of
+from tests.explore.reduction import redundant
+from tests.explore.run import Outcome, run
+from tests.explore.scenario import Scenario
+from tests.explore.scenarios import SCENARIOS
+from tests.explore.seeds import RANDOM, WHOLE, Seed
+from tests.explore.strategies import Scripted, Uniform
 
 Departures = tuple[tuple[int, int], ...]
 

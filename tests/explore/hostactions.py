@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from explore.reduction import KERNEL
-from explore.scenario import Action
-from explore.world import World
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.function import SimFunction
+from tests.explore.reduction import KERNEL
+from tests.explore.scenario import Action
+from tests.explore.world import World
 
 
 @dataclass(frozen=True)

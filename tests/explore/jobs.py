@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from explore.loop import ExploredLoop
-from explore.scheduler import KilledError, Process, Scheduler, Strand
 from gpuvirt.node.serialworker import WorkerBlockedError
+from tests.explore.loop import ExploredLoop
+from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 
 T = TypeVar("T")
 

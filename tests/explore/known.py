@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from explore.seeds import WHOLE
+from tests.explore.seeds import WHOLE
 
 
 @dataclass(frozen=True)

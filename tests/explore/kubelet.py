@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from explore.agenda import Option
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.podresources import Consumers, Devices, PodResourcesUnknownError
 from gpuvirt.model.ledger import Consumer
 from gpuvirt.paths import KubeletPaths
+from tests.explore.agenda import Option
 
 TAKEN_WITHIN_S = 5.0
 """How long the kubelet takes to record an answer, where it is slow; it has the connection at hand."""

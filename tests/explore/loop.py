@@ -7,9 +7,9 @@ from typing import TypeVarTuple, Unpack
 
 from typing_extensions import override
 
-from explore.agenda import Option
-from explore.scheduler import KilledError, Process, Scheduler, Strand
 from gpuvirt.sim.clock import SimClock
+from tests.explore.agenda import Option
+from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 
 Ts = TypeVarTuple("Ts")
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 from typing_extensions import override
 
-from explore.kubelet import Kubelet, Pod
-from explore.scheduler import KilledError, Process, Scheduler
-from explore.seam import Watch
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import OUR_PID, SimKernel
+from tests.explore.kubelet import Kubelet, Pod
+from tests.explore.scheduler import KilledError, Process, Scheduler
+from tests.explore.seam import Watch
 
 _FUNCTION = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/(\w+)\Z")
 _UNBIND = re.compile(r"/sys/bus/pci/drivers/([^/]+)/unbind\Z")

@@ -3,10 +3,20 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from explore.actions import Admit, EndPod, Kill, LoseAccount, LoseLedger, MendAccount, Start, StartKubelet, StopKubelet
-from explore.hostactions import Close, Open, OpenGroup, PlugIn, StartVm, Unplug
-from explore.scenario import Action, Scenario
-from explore.scenarios import (
+from tests.explore.actions import (
+    Admit,
+    EndPod,
+    Kill,
+    LoseAccount,
+    LoseLedger,
+    MendAccount,
+    Start,
+    StartKubelet,
+    StopKubelet,
+)
+from tests.explore.hostactions import Close, Open, OpenGroup, PlugIn, StartVm, Unplug
+from tests.explore.scenario import Action, Scenario
+from tests.explore.scenarios import (
     AWAY,
     BACK,
     BUILT_IN,

@@ -1,4 +1,4 @@
-"""`python -m explore.removal`: removes each guard in turn, and explores until something shows that it is missing."""
+"""`make explore-mutations`: removes each guard in turn, and explores until something shows that it is missing."""
 
 import argparse
 import sys
@@ -8,13 +8,13 @@ from pathlib import Path
 from random import Random
 from time import monotonic  # noqa: TID251  a person waits
 
-from explore.__main__ import own_folder, tell
-from explore.explorer import Explorer, Found
-from explore.known import is_known
-from explore.mutations import GUARDS, Guard
-from explore.observer import ViolationError
-from explore.scheduler import DeadlockError, EndlessError
-from explore.shrink import kind_of
+from tests.explore.__main__ import own_folder, tell
+from tests.explore.explorer import Explorer, Found
+from tests.explore.known import is_known
+from tests.explore.mutations import GUARDS, Guard
+from tests.explore.observer import ViolationError
+from tests.explore.scheduler import DeadlockError, EndlessError
+from tests.explore.shrink import kind_of
 
 MOST_DEPARTURES = 2
 

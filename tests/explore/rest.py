@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from explore.observer import ViolationError
-from explore.world import World
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.pci import is_vfio
+from tests.explore.observer import ViolationError
+from tests.explore.world import World
 
 UNKNOWN = "AllocationsUnknown"
 

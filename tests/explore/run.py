@@ -9,15 +9,15 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from explore.observer import ViolationError
-from explore.reduction import Choice
-from explore.rest import find_wrong
-from explore.scenario import Scenario
-from explore.scheduler import Scheduler
-from explore.seams import explored
-from explore.strategies import Strategy
-from explore.surroundings import WorldSurroundings
-from explore.world import World
+from tests.explore.observer import ViolationError
+from tests.explore.reduction import Choice
+from tests.explore.rest import find_wrong
+from tests.explore.scenario import Scenario
+from tests.explore.scheduler import Scheduler
+from tests.explore.seams import explored
+from tests.explore.strategies import Strategy
+from tests.explore.surroundings import WorldSurroundings
+from tests.explore.world import World
 
 BEGIN_S = 3.0
 COLLECT_EVERY = 40

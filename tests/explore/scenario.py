@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from explore.reduction import ALL, Touches
 from gpuvirt.model.observed import NodeRequest, NodeSpec
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.machine import HostSpec
+from tests.explore.reduction import ALL, Touches
 
 if TYPE_CHECKING:
-    from explore.world import World
+    from tests.explore.world import World
 
 
 class Action:

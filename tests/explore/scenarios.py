@@ -5,7 +5,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from explore.actions import (
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.sim.machine import HostSpec, SlotSpec, shared_cards
+from tests.explore.actions import (
     Admit,
     AdmitOther,
     AdmitUnknown,
@@ -22,8 +26,8 @@ from explore.actions import (
     StopKubelet,
     Want,
 )
-from explore.command import Command
-from explore.hostactions import (
+from tests.explore.command import Command
+from tests.explore.hostactions import (
     Close,
     DriverAccepts,
     DriverRefuses,
@@ -39,11 +43,7 @@ from explore.hostactions import (
     StartVm,
     Unplug,
 )
-from explore.scenario import Action, Scenario
-from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed
-from gpuvirt.sim.machine import HostSpec, SlotSpec, shared_cards
+from tests.explore.scenario import Action, Scenario
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
 GROUP = 12

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from greenlet import getcurrent, greenlet
 
-from explore.agenda import Agenda, Option, PossibleEvents
-from explore.reduction import ALL, KERNEL, STRANDS, Choice
-from explore.strategies import Strategy
+from tests.explore.agenda import Agenda, Option, PossibleEvents
+from tests.explore.reduction import ALL, KERNEL, STRANDS, Choice
+from tests.explore.strategies import Strategy
 
 MOST_STEPS = 20_000
 """A schedule that takes more steps goes round in a circle."""

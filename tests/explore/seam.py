@@ -7,14 +7,14 @@ of nodes or of processes. At the whole level each operation is one.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from explore.reduction import KERNEL
-from explore.scheduler import KilledError, Process, Scheduler
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
 from gpuvirt.hardware.tools import Program
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
+from tests.explore.reduction import KERNEL
+from tests.explore.scheduler import KilledError, Process, Scheduler
 
 FIRST_READS = ("/sys/bus/pci/devices", "/sys/class/vfio")
 """What observations begin with: all functions, the nodes' numbers before a walk through all processes."""

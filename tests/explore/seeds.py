@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
-from explore.scenario import Scenario
+from tests.explore.scenario import Scenario
 
 _DEPARTURE = re.compile(r"(\d+)\.(\d+)")
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from explore.explorer import Explorer, Found
-from explore.observer import ViolationError
-from explore.seeds import Seed
+from tests.explore.explorer import Explorer, Found
+from tests.explore.observer import ViolationError
+from tests.explore.seeds import Seed
 
 
 def kind_of(failure: BaseException) -> str:

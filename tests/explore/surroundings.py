@@ -3,9 +3,9 @@
 from datetime import datetime
 from random import Random
 
-from explore.world import World
 from gpuvirt.kubelet.podresources import Consumers, Devices
 from gpuvirt.node.change.gaterecord import Owner
+from tests.explore.world import World
 
 LOCK_S = 0.05
 """How long who waits for a gate's lock waits before it asks again: each time is a few steps of a schedule."""

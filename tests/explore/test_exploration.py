@@ -5,17 +5,17 @@ from random import Random
 
 import pytest
 
-from explore.__main__ import own_folder, tell
-from explore.explorer import Explorer, Tally, sample_random
-from explore.known import KNOWN, Known, is_known
-from explore.mutations import GUARDS, Guard
-from explore.observer import ViolationError
-from explore.removal import BrokenMutationError, find_missing
-from explore.scenarios import SCENARIOS
-from explore.seeds import parse
-from explore.shrink import kind_of, shrink
 from gpuvirt.node.change.changes import Change
-from thoroughness import examples
+from tests.explore.__main__ import own_folder, tell
+from tests.explore.explorer import Explorer, Tally, sample_random
+from tests.explore.known import KNOWN, Known, is_known
+from tests.explore.mutations import GUARDS, Guard
+from tests.explore.observer import ViolationError
+from tests.explore.removal import BrokenMutationError, find_missing
+from tests.explore.scenarios import SCENARIOS
+from tests.explore.seeds import parse
+from tests.explore.shrink import kind_of, shrink
+from tests.thoroughness import examples
 
 MOST_SCHEDULES = 40
 QUICKLY_NOTICED = (

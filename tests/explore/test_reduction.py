@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from explore.explorer import Explorer
-from explore.mutations import GUARDS
-from explore.reduction import ALL, DESIRED, KERNEL, STRANDS, Choice, redundant
-from explore.run import Outcome
-from explore.scenarios import SCENARIOS
-from explore.seeds import Seed
-from explore.shrink import kind_of
+from tests.explore.explorer import Explorer
+from tests.explore.mutations import GUARDS
+from tests.explore.reduction import ALL, DESIRED, KERNEL, STRANDS, Choice, redundant
+from tests.explore.run import Outcome
+from tests.explore.scenarios import SCENARIOS
+from tests.explore.seeds import Seed
+from tests.explore.shrink import kind_of
 
 SCENARIOS_THAT_REDUCE = ("return-or-admission", "container-is-taken", "command-or-admission", "vm-by-hand-or-pod")
 GUARDS_BY_ORDER = {

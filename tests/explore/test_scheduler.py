@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from explore.agenda import Option, PossibleEvents
-from explore.scheduler import KilledError, Process, Scheduler, Strand
-from explore.strategies import Scripted
+from tests.explore.agenda import Option, PossibleEvents
+from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
+from tests.explore.strategies import Scripted
 
 
 def _scheduler(actions: list[Option]) -> Scheduler:

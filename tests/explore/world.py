@@ -8,19 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from explore.agenda import Option, PossibleEvents
-from explore.blocking import ScheduledBlocking
-from explore.disk import Disk
-from explore.intervals import INTERVALS
-from explore.jobs import ExploredWorker
-from explore.kubelet import Key, Kubelet
-from explore.loop import ExploredLoop
-from explore.observer import Observer
-from explore.reduction import DESIRED, KERNEL
-from explore.scenario import Action, Scenario
-from explore.scheduler import KilledError, Process, Scheduler
-from explore.seam import ExploredKernel, ExploredTools
-from explore.strategies import Strategy
 from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
@@ -39,7 +26,20 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.tasks import keep_going
-from simnode import IDS
+from tests.explore.agenda import Option, PossibleEvents
+from tests.explore.blocking import ScheduledBlocking
+from tests.explore.disk import Disk
+from tests.explore.intervals import INTERVALS
+from tests.explore.jobs import ExploredWorker
+from tests.explore.kubelet import Key, Kubelet
+from tests.explore.loop import ExploredLoop
+from tests.explore.observer import Observer
+from tests.explore.reduction import DESIRED, KERNEL
+from tests.explore.scenario import Action, Scenario
+from tests.explore.scheduler import KilledError, Process, Scheduler
+from tests.explore.seam import ExploredKernel, ExploredTools
+from tests.explore.strategies import Strategy
+from tests.simnode import IDS
 
 Lists = Mapping[ResourceName, Mapping[DeviceId, bool]]
 

@@ -13,7 +13,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tree import Link
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
 

@@ -20,7 +20,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.tree import Link, constant
-from simnode import IDS
+from tests.simnode import IDS
 
 Machine = Callable[[str], SimKernel]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.sim.kernel import SimKernel
-from simnode import running_node
+from tests.simnode import running_node
 
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
 GPU, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")

@@ -10,7 +10,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 T4_8Q = "nvidia.com/GRID_T4-8Q"
 L40S_12Q = "nvidia.com/NVIDIA_L40S-12Q"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from givingkubelet import kubelet_with_pod
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
@@ -14,6 +13,7 @@ from gpuvirt.paths import HostPath, KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Claim
 from gpuvirt.sim.machine import load_host
+from tests.givingkubelet import kubelet_with_pod
 
 ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}
 RUNS, STOPPED = (812,), ()

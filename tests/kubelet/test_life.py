@@ -15,7 +15,7 @@ from gpuvirt.sim.kubelet.client import PluginClient
 from gpuvirt.sim.kubelet.kubelet import Container, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.machine import load_host
-from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"

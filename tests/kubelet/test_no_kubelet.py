@@ -14,7 +14,7 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
-from kubeletnode import CLOCK, agent_on, options_for, until
+from tests.kubeletnode import CLOCK, agent_on, options_for, until
 
 GPUS = ("0000:65:00.0", "0000:ca:00.0")
 A10 = "nvidia.com/GA102GL_A10"

@@ -16,7 +16,7 @@ from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Container, running
 from gpuvirt.sim.machine import load_host
-from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"
 SOCKET = "device-plugins/kubevirt-GA102GL_A10.sock"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from foreignplugin import kubevirt_offers
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
@@ -17,7 +16,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.machine import load_host
-from kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
+from tests.foreignplugin import kubevirt_offers
+from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10, OTHER = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("a10.com/x")
 FIRST = PciAddress("0000:65:00.0")

@@ -8,8 +8,8 @@ from gpuvirt.cluster.operator.kubevirt.planning import Manner
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
-from jsonpatches import PatchError, operations, patched
-from kubevirts import A10, OFFERED, T4_4Q, T4_8Q, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt
+from tests.jsonpatches import PatchError, operations, patched
+from tests.kubevirts import A10, OFFERED, T4_4Q, T4_8Q, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt
 
 LISTS = ("spec", "configuration", "permittedHostDevices")
 PCI, MDEV = (*LISTS, "pciHostDevices"), (*LISTS, "mediatedDevices")

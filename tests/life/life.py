@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rigs import Rig
 from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -21,6 +20,7 @@ from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import HostSpec, SlotSpec
+from tests.life.rigs import Rig
 
 LEFT, RIGHT = PciAddress("0000:0b:01.0"), PciAddress("0000:0b:02.0")
 RTX, A10 = PciAddress("0000:04:00.0"), PciAddress("0000:65:00.0")

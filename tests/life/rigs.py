@@ -24,7 +24,7 @@ from gpuvirt.node.state import NodeState
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
-from simnode import IDS, at_once
+from tests.simnode import IDS, at_once
 
 Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 

@@ -5,12 +5,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
-from rigs import Rig, WholeAgent
 from typing_extensions import override
 
 from gpuvirt.sim.kernel import SimKernel
-from life import Life
-from thoroughness import examples
+from tests.life.life import Life
+from tests.life.rigs import Rig, WholeAgent
+from tests.thoroughness import examples
 
 
 class AgentLife(Life):

@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from typing_extensions import override
 
-from changes import NOBODY, change_drivers, driver_state, inputs
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, kind_of
 from gpuvirt.model.change.desired import DesiredDriver
@@ -21,7 +20,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
-from thoroughness import examples
+from tests.changes import NOBODY, change_drivers, driver_state, inputs
+from tests.thoroughness import examples
 
 HOSTS = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)

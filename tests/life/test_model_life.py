@@ -2,12 +2,12 @@
 
 import pytest
 from hypothesis import settings
-from rigs import Conclusions, Rig
 from typing_extensions import override
 
 from gpuvirt.sim.kernel import SimKernel
-from life import Life
-from thoroughness import examples
+from tests.life.life import Life
+from tests.life.rigs import Conclusions, Rig
+from tests.thoroughness import examples
 
 
 class ConclusionsLife(Life):

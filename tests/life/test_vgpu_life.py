@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from typing_extensions import override
 
-from changes import change_vgpus, inputs
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
@@ -29,7 +28,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
-from thoroughness import examples
+from tests.changes import change_vgpus, inputs
+from tests.thoroughness import examples
 
 SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
 HOSTS = {

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from givingkubelet import kubelet_with_pod
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.candidates import Target
@@ -17,7 +16,8 @@ from gpuvirt.model.ledger import Entry, Ledger
 from gpuvirt.node import journal
 from gpuvirt.sim.kubelet.kubelet import Claim
 from gpuvirt.sim.nvidia import gpu_uuid
-from mounting import GPUVIRT, mount, shell
+from tests.givingkubelet import kubelet_with_pod
+from tests.mounting import GPUVIRT, mount, shell
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from givingkubelet import kubelet_with_pod
 from gpuvirt.clock import RealClock
-from mounting import GPUVIRT, shell, until
+from tests.givingkubelet import kubelet_with_pod
+from tests.mounting import GPUVIRT, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 

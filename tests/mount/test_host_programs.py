@@ -13,7 +13,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.sim.tools import SimTools
-from mounting import GPUVIRT, mount, shell
+from tests.mounting import GPUVIRT, mount, shell
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -14,7 +14,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.machine import host_names, load_host
-from mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
+from tests.mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")
 

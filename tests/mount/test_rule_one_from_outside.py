@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-import silentclients
-from certificates import Authority, Pair
-from givingkubelet import give
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.web.probes import MOST_CONNECTIONS
-from mounting import GPUVIRT
-from outsidenode import CLOCK, OutsideNode, agent_of, outside_node
+from tests import silentclients
+from tests.certificates import Authority, Pair
+from tests.givingkubelet import give
+from tests.mounting import GPUVIRT
+from tests.outsidenode import CLOCK, OutsideNode, agent_of, outside_node
 
 pytestmark = pytest.mark.ring("mount")
 

@@ -11,7 +11,7 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
-from simnode import running_node
+from tests.simnode import running_node
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"

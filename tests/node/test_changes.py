@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from changes import NOBODY, change_drivers, driver_state
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
 from gpuvirt.model.candidates import Target
@@ -32,9 +31,10 @@ from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
-from nodewithvgpus import VGPU
-from pacedworker import OPERATION_S
-from simnode import SimNode, Workers, running_node
+from tests.changes import NOBODY, change_drivers, driver_state
+from tests.nodewithvgpus import VGPU
+from tests.pacedworker import OPERATION_S
+from tests.simnode import SimNode, Workers, running_node
 
 GPU, OTHER = PciAddress("0000:b1:00.0"), PciAddress("0000:4b:00.0")
 SMALL, LARGE = "A10-4Q", "A10-12Q"

@@ -22,7 +22,7 @@ from gpuvirt.node.change.gate import Gate, gate_at
 from gpuvirt.node.change.gaterecord import GateRecord, GateState
 from gpuvirt.node.guard import only_agent
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 pytestmark = pytest.mark.usefixtures("worker")
 

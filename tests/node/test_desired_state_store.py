@@ -15,8 +15,8 @@ from gpuvirt.node import desiredstatestore
 from gpuvirt.node.desiredstatestore import Kept
 from gpuvirt.node.files import replace_file
 from gpuvirt.sim.kernel import SimKernel
-from keptstates import CONFIGS, KEPT, REQUEST
-from simnode import running_node
+from tests.keptstates import CONFIGS, KEPT, REQUEST
+from tests.simnode import running_node
 
 Machine = Callable[[str], SimKernel]
 

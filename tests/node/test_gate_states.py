@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from changes import NOBODY, change_drivers, inputs, site_in
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.scope import Scope
@@ -26,7 +25,8 @@ from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.node.change.gaterecord import GateRecord, GateState
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
-from simnode import SimNode, running_node
+from tests.changes import NOBODY, change_drivers, inputs, site_in
+from tests.simnode import SimNode, running_node
 
 GPU = PciAddress("0000:65:00.0")
 SLOT = slot_of(GPU)

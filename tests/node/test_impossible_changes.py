@@ -19,7 +19,7 @@ from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 VGPU = Settings(mode=DesiredMode.VGPU)

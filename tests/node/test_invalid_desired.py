@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scene import AT, HOME, Scene, node
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli import diagnosis, render
@@ -43,8 +42,9 @@ from gpuvirt.model.workload import Workload
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
-from sickhost import around
-from simnode import SimNode, running_node
+from tests.operator.scene import AT, HOME, Scene, node
+from tests.sickhost import around
+from tests.simnode import SimNode, running_node
 
 GPU, NO_GPU = PciAddress("0000:3b:00.0"), "0000:3c:00.0"
 MAP = ObjectKey("gpuvirt", "configs")

@@ -14,8 +14,8 @@ from gpuvirt.node import journal
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.stateformat import Unknown
 from gpuvirt.sim.kernel import SimKernel
-from keptstates import A10, FIRST, LEDGER
-from simnode import running_node
+from tests.keptstates import A10, FIRST, LEDGER
+from tests.simnode import running_node
 
 
 def test_what_is_written_is_read() -> None:

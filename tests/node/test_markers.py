@@ -13,7 +13,7 @@ from gpuvirt.model.validation import Check
 from gpuvirt.model.workload import Workload
 from gpuvirt.node.markers import Markers
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
 FIRST = PciAddress("0000:65:00.0")

@@ -13,8 +13,8 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
-from thoroughness import examples
+from tests.simnode import SimNode, running_node
+from tests.thoroughness import examples
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 BOUND_S = 30.0

@@ -11,9 +11,9 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidia import gpu_uuid
-from nodewithvgpus import VGPU
-from pacedworker import OPERATION_S
-from simnode import SimNode, Workers, running_node
+from tests.nodewithvgpus import VGPU
+from tests.pacedworker import OPERATION_S
+from tests.simnode import SimNode, Workers, running_node
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 CONFIGS = ConfigText(

@@ -15,8 +15,8 @@ from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
-from nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
-from simnode import SimNode, running_node
+from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
+from tests.simnode import SimNode, running_node
 
 pytestmark = pytest.mark.usefixtures("worker")
 

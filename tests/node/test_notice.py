@@ -14,8 +14,8 @@ from gpuvirt.model.schedulable import Count
 from gpuvirt.model.view import Registration
 from gpuvirt.node.notice import Notice
 from gpuvirt.sim.kernel import SimKernel
-from nodewithvgpus import T4_4Q, T4_8Q, VGPU
-from simnode import SimNode, running_node
+from tests.nodewithvgpus import T4_4Q, T4_8Q, VGPU
+from tests.simnode import SimNode, running_node
 
 Machine = Callable[[str], SimKernel]
 

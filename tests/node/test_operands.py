@@ -20,9 +20,9 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
-from kubeletnode import CLOCK, agent_on, options_for, until
-from nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
-from simnode import SimNode, running_node
+from tests.kubeletnode import CLOCK, agent_on, options_for, until
+from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
+from tests.simnode import SimNode, running_node
 
 PLUGIN = "nvidia.com/gpu.deploy.sandbox-device-plugin"
 POD = "gpu-operator/nvidia-sandbox-device-plugin-daemonset-7xk2q"

@@ -16,7 +16,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.tree import Folder, constant
-from simnode import running_node
+from tests.simnode import running_node
 
 Machine = Callable[[str], SimKernel]
 T4, FREE_T4 = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")

@@ -13,7 +13,7 @@ from gpuvirt.node import statefile
 from gpuvirt.node.cell import Cell
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 
 async def test_the_state_file_is_the_view(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:

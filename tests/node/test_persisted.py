@@ -23,8 +23,8 @@ from gpuvirt.node.persisted import Persisted
 from gpuvirt.node.stateformat import Format, NewerVersionError
 from gpuvirt.plain import Plain
 from gpuvirt.sim.kernel import SimKernel
-from keptstates import KEPT, LEDGER
-from simnode import running_node
+from tests.keptstates import KEPT, LEDGER
+from tests.simnode import running_node
 
 GPU = PciAddress("0000:65:00.0")
 RECORD = DriverJournal({GPU: "nvidia"}, {GPU: "vfio-pci"}, {GPU: StartedChange(True, "nvidia")}, BootId("b-1"))

@@ -22,7 +22,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 pytestmark = pytest.mark.usefixtures("worker")
 

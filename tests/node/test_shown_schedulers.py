@@ -21,7 +21,7 @@ from gpuvirt.node.serialworker import InlineWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 VGPU = Settings(mode=DesiredMode.VGPU)
 FIRST, EMPTY = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")

@@ -19,7 +19,7 @@ from gpuvirt.node.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 FIRST = PciAddress("0000:65:00.0")
 

@@ -17,7 +17,7 @@ from gpuvirt.model.view import Registration, ResourceView
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 A10, T4_8Q = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("nvidia.com/GRID_T4-8Q")
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"

@@ -13,7 +13,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.settings import Settings
 from gpuvirt.model.view import Registration
 from gpuvirt.sim.kernel import SimKernel
-from simnode import SimNode, running_node
+from tests.simnode import SimNode, running_node
 
 pytestmark = pytest.mark.usefixtures("worker")
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from policies import ALL_KINDS, SITE, full, policy_of
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.podparts import Container
 from gpuvirt.cluster.kinds.workloads import DaemonSet, RuntimeClass, Service
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
+from tests.operands.policies import ALL_KINDS, SITE, full, policy_of
 
 IMAGES = {
     "DRIVER_IMAGE": "r/driver:580",

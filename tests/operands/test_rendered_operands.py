@@ -5,7 +5,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
-from policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
 
 from gpuvirt import documents
 from gpuvirt.cluster.kinds.podparts import Container
@@ -16,6 +15,7 @@ from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
 from gpuvirt.model.settings import Settings
 from gpuvirt.plain import Plain
+from tests.operands.policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
 
 
 def daemon_sets(found: Rendered) -> dict[str, DaemonSet]:

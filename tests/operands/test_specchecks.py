@@ -1,12 +1,12 @@
 """What a policy may not say, where NVIDIA's CustomResourceDefinition has let it through."""
 
 import pytest
-from policies import ALL_KINDS, full, policy_of
 
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.plain import Plain
+from tests.operands.policies import ALL_KINDS, full, policy_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
-from policies import ALL_KINDS, policy_of, specs
-from policies import given as given_policy
 
 from gpuvirt.cluster.kinds.clusterpolicy import Spec
 from gpuvirt.cluster.kinds.schema import Schema, structural
@@ -14,6 +12,8 @@ from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.rendering import render
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.plain import Plain
+from tests.operands.policies import ALL_KINDS, policy_of, specs
+from tests.operands.policies import given as given_policy
 
 
 def image(name: str) -> dict[str, Plain]:

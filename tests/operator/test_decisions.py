@@ -6,7 +6,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 from msgspec.structs import replace as with_
-from scene import HOME, NFD, Scene, node, policy
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.election import Lease, LeaseSpec
@@ -25,6 +24,7 @@ from gpuvirt.cluster.operator.picture import pausers_by_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.gpumodes import DesiredMode
+from tests.operator.scene import HOME, NFD, Scene, node, policy
 
 NO_OWNERS: Mapping[str, str] = {}
 

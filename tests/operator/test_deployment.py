@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_
-from scene import HOME, Scene, node, policy
 
 from gpuvirt.cluster.kinds.core import Condition, DaemonSetStatus, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
@@ -22,6 +21,7 @@ from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
+from tests.operator.scene import HOME, Scene, node, policy
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 VM_NODES = [node("vm-passthrough")]

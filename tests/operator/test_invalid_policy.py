@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
-from scene import AT, HOME, Scene, node, policy
 
 from gpuvirt.cluster.kinds.clusterpolicy import State
 from gpuvirt.cluster.objects import key_of
@@ -19,6 +18,7 @@ from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.plain import Plain
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
+from tests.operator.scene import AT, HOME, Scene, node, policy
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 POLICY = "ClusterPolicy cluster-policy"

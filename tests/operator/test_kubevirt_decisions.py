@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import msgspec
 from msgspec.structs import replace as with_
-from scene import HOME, Scene, node
 
 from gpuvirt.cluster.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, KubeVirt
@@ -26,7 +25,8 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.observed import Observed
 from gpuvirt.model.selectors import ResourceKind
-from kubevirts import T4_8Q, Fields, kubevirt
+from tests.kubevirts import T4_8Q, Fields, kubevirt
+from tests.operator.scene import HOME, Scene, node
 
 NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
 

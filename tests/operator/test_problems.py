@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_
-from scene import HOME, NFD, Scene, node, policy
-from test_decisions import gpu_node, ready
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
@@ -28,6 +26,8 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL, Workload
 from gpuvirt.web import controllermetrics
+from tests.operator.scene import HOME, NFD, Scene, node, policy
+from tests.operator.test_decisions import gpu_node, ready
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 MANAGER = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}

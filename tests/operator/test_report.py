@@ -1,7 +1,5 @@
 """What an admin sees of a cluster: a row for each component of each node, by what agents and pods say."""
 
-from scene import NFD
-
 from gpuvirt.cluster.kinds.core import ContainerState, ContainerStatus, Node, Pod, PodSpec, PodStatus, Waiting
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals
 from gpuvirt.cluster.kinds.parts import Condition
@@ -9,6 +7,7 @@ from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.operator.report import rows
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import Workload
+from tests.operator.scene import NFD
 
 RESOURCE = "nvidia.com/NVIDIA_A10-4Q"
 

@@ -1,7 +1,5 @@
 """What the controller does is said in a line each: what changes, and why."""
 
-from scene import Scene, node
-
 from gpuvirt.cluster.keys import Keys, Patch
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
@@ -13,6 +11,7 @@ from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.gpumodes import DesiredMode
+from tests.operator.scene import Scene, node
 
 
 def test_a_nodes_labels_and_annotations() -> None:

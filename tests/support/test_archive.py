@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from archives import MANIFEST, packed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +24,8 @@ from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import host_names, load_host
-from thoroughness import examples
+from tests.support.archives import MANIFEST, packed
+from tests.thoroughness import examples
 
 Machine = Callable[[str], SimKernel]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from archives import opened
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +25,8 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
 from gpuvirt.sim.tree import Link, constant
 from gpuvirt.sim.vgpu import VgpuTypeSpec
-from thoroughness import examples
+from tests.support.archives import opened
+from tests.thoroughness import examples
 
 Machine = Callable[[str], SimKernel]
 

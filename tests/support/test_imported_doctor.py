@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from archives import opened, packed
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from badhosts import BAD
 from gpuvirt.archive import unpack
 from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts
@@ -32,8 +30,10 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec, ScreenSpec
 from gpuvirt.sim.tree import File, Link, constant
-from sickhost import examine, findings, host
-from thoroughness import examples
+from tests.badhosts import BAD
+from tests.sickhost import examine, findings, host
+from tests.support.archives import opened, packed
+from tests.thoroughness import examples
 
 Machine = Callable[[str], SimKernel]
 

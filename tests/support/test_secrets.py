@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from commandline import called
 from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.export import export
 from gpuvirt.sim.platform import PlatformSpec
-from sickhost import host
+from tests.commandline import called
+from tests.sickhost import host
 
 PLANTED = "hunter2"
 AUTH = f'[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]\npassword = "{PLANTED}"\n'

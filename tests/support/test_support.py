@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from commandline import called
 from gpuvirt import __version__
 from gpuvirt.archive import Manifest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
@@ -28,7 +27,8 @@ from gpuvirt.sim.export import export
 from gpuvirt.sim.kubelet import checkpoint
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec
-from simnode import IDS
+from tests.commandline import called
+from tests.simnode import IDS
 
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 GPU = PciAddress("0000:65:00.0")

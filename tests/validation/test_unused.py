@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from changes import NOBODY, driver_state
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.unused import why_not_unused
@@ -16,7 +15,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
-from mounting import GPUVIRT, mount, shell
+from tests.changes import NOBODY, driver_state
+from tests.mounting import GPUVIRT, mount, shell
 
 UNUSED = f"{' '.join(GPUVIRT)} validate unused --host-root host"
 

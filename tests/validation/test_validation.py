@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from commandline import GPUVIRT, PATH, ran
 from gpuvirt.hardware.containerdriver import DriverRoots, FoundDriver, NotReadyError, check_toolkit, find_driver
 from gpuvirt.hardware.tools import Ended
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.validator import Marker, await_marker, driver_check, toolkit_check, validate
+from tests.commandline import GPUVIRT, PATH, ran
 
 FINE, BROKEN = Ended(0, "GPU 0: NVIDIA A10\n", ""), Ended(9, "", "couldn't communicate with the NVIDIA driver")
 ON_HOST = HostPath("/opt/driver")

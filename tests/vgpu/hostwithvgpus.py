@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from changes import NOBODY, change_vgpus, plan_vgpus
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.vgpu import GpuModes
 from gpuvirt.hardware import nvidiasmi
@@ -18,6 +17,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
+from tests.changes import NOBODY, change_vgpus, plan_vgpus
 
 
 class VgpuHost:

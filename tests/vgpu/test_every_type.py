@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changes import NOBODY, change_vgpus, plan_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan
@@ -22,7 +21,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.vgpu import VgpuTypeSpec
-from thoroughness import examples
+from tests.changes import NOBODY, change_vgpus, plan_vgpus
+from tests.thoroughness import examples
 
 GPU = PciAddress("0000:65:00.0")
 EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not one.profile.is_mig]

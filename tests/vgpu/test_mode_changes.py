@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hostwithvgpus import VgpuHost, codes
 
-from changes import change_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
@@ -22,6 +20,8 @@ from gpuvirt.model.vgpuentries import Sizes
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.sim.tools import SimTools
+from tests.changes import change_vgpus
+from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
 CUT, SHARED = PciAddress("0000:17:00.0"), PciAddress("0000:ca:00.0")
 """An A30 in MIG mode with an A30-2-12C and an A30-1-6C on instances of 2g, 1g and 1g; one without VFs."""

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from hostwithvgpus import VgpuHost
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commandline import called
 from gpuvirt.cli import schedulers, vfiohost
 from gpuvirt.cli.schedulers import Order
 from gpuvirt.facts.ids import PciAddress
@@ -23,6 +21,8 @@ from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_host
+from tests.commandline import called
+from tests.vgpu.hostwithvgpus import VgpuHost
 
 T4, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
 EQUAL_4, FIXED = Scheduler(SchedulerPolicy.EQUAL_SHARE, 4), Scheduler(SchedulerPolicy.FIXED_SHARE)

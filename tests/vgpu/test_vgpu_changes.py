@@ -5,9 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hostwithvgpus import VgpuHost, codes
 
-from changes import change_vgpus, inputs
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
@@ -21,6 +19,8 @@ from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.tree import DeviceNode, constant
+from tests.changes import change_vgpus, inputs
+from tests.vgpu.hostwithvgpus import VgpuHost, codes
 
 T4 = PciAddress("0000:3b:00.0")
 A10, ON_VFIO = PciAddress("0000:b1:00.0"), PciAddress("0000:65:00.0")

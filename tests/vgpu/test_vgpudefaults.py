@@ -4,10 +4,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import shipped
 import yaml
 
-from commandline import called
 from gpuvirt.facts.ids import PciAddress, PciId, parse_pci_id
 from gpuvirt.model import catalog, configchoice, vgpuconfig
 from gpuvirt.model.configchoice import ConfigGpu
@@ -15,6 +13,8 @@ from gpuvirt.model.nearness import nearest
 from gpuvirt.model.profiles import parse_profile
 from gpuvirt.model.vgpudefaults import builtin_configs
 from gpuvirt.model.vgpuentries import Entry
+from tests.commandline import called
+from tests.vgpu import shipped
 
 BUILTIN = builtin_configs()
 RTX_PRO_6000, RTX_PRO_4500 = parse_pci_id("10de:2bb5"), parse_pci_id("10de:2c3a")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import shipped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from gpuvirt.model.invalid import Origin, Source
 from gpuvirt.model.observed import ConfigText
 from gpuvirt.model.profiles import parse_profile
 from gpuvirt.model.vgpuentries import Entry, NoteCode, Sizes
+from tests.vgpu import shipped
 
 A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb8", "25b6", "ffff"))
 

@@ -18,8 +18,8 @@ from gpuvirt.model.view import Registration
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.probes import MOST_CONNECTIONS, Answer, Probes
-from kubeletnode import until
-from simnode import SimNode, running_node
+from tests.kubeletnode import until
+from tests.simnode import SimNode, running_node
 
 A10 = "nvidia.com/GA102GL_A10"
 PAGES = {"/healthz": lambda: Answer(200, "ok\n"), "/readyz": lambda: Answer(503, "not yet\n")}

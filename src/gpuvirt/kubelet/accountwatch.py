@@ -47,9 +47,9 @@ class AccountWatch:
     """Asks now and then, and soon after each allocation.
 
     Both accounts count. The API leaves out what the kubelet does not know yet (it was restarted while the API server is
-    away) and containers that only initialise a pod. The checkpoint has pods that ended, until the kubelet writes
-    it again; it does when a plugin sends its list. A pod that the API does not name and that has no folder of the kubelet's
-    any more is gone, where these folders are seen to be this kubelet's: those of pods that it does not know yet stay.
+    away) and containers that only initialise a pod. The checkpoint has pods that ended, until the kubelet writes it
+    again; it does when a plugin sends its list. A pod that the API does not name and that has no folder of the kubelet
+    is gone, where these folders are seen to be this kubelet's: those of pods that it does not know yet stay.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What follows for KubeVirt: patches of it, what agents are not to offer, and why something can't be as it should.
 
-The history of our patches is kept in a ConfigMap, and written before a patch is sent: a controller that starts again must
-not resume a fight that the one before has given up.
+The history of our patches is kept in a ConfigMap, and written before a patch is sent: a controller that starts again
+must not resume a fight that the one before has given up.
 """
 
 from collections.abc import Mapping, Sequence
