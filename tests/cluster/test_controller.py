@@ -25,7 +25,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
         cluster.until_deployed(CONTAINER)
         cluster.label(f"{WORKLOAD}=vm-passthrough")
         cluster.until_deployed(PASSTHROUGH)
-        cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller was not told")
+        cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller does not know")
         assert "ImageUnknown" in cluster.status()
         with node.agent("", asks):
             node.until_allocatable(WHOLE, 4)

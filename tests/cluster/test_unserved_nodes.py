@@ -54,7 +54,7 @@ def test_a_controller_that_does_not_know_its_image_says_so_everywhere(node: LabN
         with cluster.controller():
             cluster.apply_policy({})
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
-            cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller was not told")
+            cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller does not know")
             assert "--image or GPUVIRT_IMAGE" in cluster.said()
             until_shown(cluster, *agents_parts("ImageUnknown"))
             said = log.read_bytes()[written:].decode()
