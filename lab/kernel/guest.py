@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import typing_extensions
 
 import gpuvirt
@@ -177,10 +178,14 @@ def _accepted(ours: socket.socket, folder: Path, stack: contextlib.ExitStack) ->
 
 def _share(folder: Path, start: str, kit: Kit) -> None:
     """Put what the guest runs where it sees it: it has its own `/tmp`, and our code may lie anywhere."""
-    sources = {"gpuvirt": Path(gpuvirt.__file__).parent, "lab": Path(__file__).parent.parent}
+    sources = {
+        "gpuvirt": Path(gpuvirt.__file__).parent,
+        "lab": Path(__file__).parent.parent,
+        "msgspec": Path(msgspec.__file__).parent,
+    }
     for name, source in sources.items():
         shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.ids"))
-    # The one package that gpuvirt's hardware layer needs; where we have it from, the guest may not see.
+    # With msgspec all that gpuvirt's hardware layer and gates need; where we have them from, the guest may not see.
     shutil.copy(typing_extensions.__file__, folder)
     for module in kit.samples.glob("*.ko"):
         shutil.copy(module, folder)

@@ -42,7 +42,7 @@ from gpuvirt.model.workload import Workload
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
-from tests.operator.scene import AT, HOME, Scene, node
+from tests.controller.scene import AT, HOME, Scene, node
 from tests.sickhost import around
 from tests.simnode import SimNode, running_node
 

@@ -26,8 +26,8 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.workload import LABEL, Workload
 from gpuvirt.web import controllermetrics
-from tests.operator.scene import HOME, NFD, Scene, node, policy
-from tests.operator.test_decisions import gpu_node, ready
+from tests.controller.scene import HOME, NFD, Scene, node, policy
+from tests.controller.test_decisions import gpu_node, ready
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 MANAGER = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}

@@ -11,7 +11,7 @@ from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.gpumodes import DesiredMode
-from tests.operator.scene import Scene, node
+from tests.controller.scene import Scene, node
 
 
 def test_a_nodes_labels_and_annotations() -> None:

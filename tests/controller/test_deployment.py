@@ -21,7 +21,7 @@ from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
-from tests.operator.scene import HOME, Scene, node, policy
+from tests.controller.scene import HOME, Scene, node, policy
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 VM_NODES = [node("vm-passthrough")]

@@ -18,7 +18,7 @@ from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.plain import Plain
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
-from tests.operator.scene import AT, HOME, Scene, node, policy
+from tests.controller.scene import AT, HOME, Scene, node, policy
 
 DEPLOYS = replace(HOME, image="gpuvirt:1")
 POLICY = "ClusterPolicy cluster-policy"

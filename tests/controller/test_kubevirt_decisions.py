@@ -25,8 +25,8 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.model.gpumodes import DesiredMode
 from gpuvirt.model.observed import Observed
 from gpuvirt.model.selectors import ResourceKind
+from tests.controller.scene import HOME, Scene, node
 from tests.kubevirts import T4_8Q, Fields, kubevirt
-from tests.operator.scene import HOME, Scene, node
 
 NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
 
