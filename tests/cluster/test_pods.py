@@ -79,7 +79,7 @@ def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> 
         found = node.status("late")
         if found.phase == "Failed" and "no healthy devices present" not in found.message:
             # Else the scheduler or the kubelet has already heard that the devices are unhealthy.
-            assert "DriverChanged: 0000:" in found.message
+            assert "NoDriver: 0000:" in found.message
 
 
 def test_after_a_restart_of_the_kubelet_all_is_back(node: LabNode) -> None:

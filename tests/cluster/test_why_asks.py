@@ -154,7 +154,7 @@ def test_a_refusal_of_ours_in_the_kubelets_words(node: LabNode) -> None:
         node.until(lambda: node.status(pod).phase == "Failed", lambda: str(node.status(pod)))
         said = node.status(pod).message
         # Where the agent was faster, the kubelet refuses by itself.
-        assert admin.code(f"pod/{pod}") == ("DriverChanged" if "DriverChanged: " in said else "AdmissionRefused"), said
+        assert admin.code(f"pod/{pod}") == ("NoDriver" if "NoDriver: " in said else "AdmissionRefused"), said
 
 
 def test_a_vm_from_its_definition_to_its_devices(node: LabNode) -> None:

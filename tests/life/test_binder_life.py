@@ -4,6 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -22,6 +23,8 @@ from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.thoroughness import examples
+
+pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a machine that others use
 
 HOSTS = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)

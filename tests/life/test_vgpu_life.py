@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -30,6 +31,8 @@ from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.changes import change_vgpus, inputs
 from tests.thoroughness import examples
+
+pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a machine that others use
 
 SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
 HOSTS = {

@@ -36,7 +36,10 @@ class Mount:
 
     def driver(self, address: str) -> str | None:
         link = self.folder / "sys/bus/pci/devices" / address / "driver"
-        return link.readlink().name if link.is_symlink() else None
+        try:
+            return link.readlink().name
+        except FileNotFoundError:
+            return None
 
     def notes(self) -> list[str]:
         """Return the codes of what the agent says about the isolation unit whose write is blocked."""
