@@ -262,11 +262,11 @@ def test_from_shared_time_to_gpu_instances_and_back(a30: Place) -> None:
     mig.set_mode(a30.tools, gpu, on=True)
     assert a30.offered(gpu) == set(), "no instance yet"
     assert mig.read_instances(a30.tools, gpu) == ()
-    first = mig.create_instance(a30.tools, gpu, "2g.12gb")
-    second = mig.create_instance(a30.tools, gpu, "5")
+    first = mig.create_instance(a30.tools, gpu, "2g.12gb", 0)
+    second = mig.create_instance(a30.tools, gpu, "5", 2)
     assert first != second
     with pytest.raises(ToolError, match="Insufficient Resources"):
-        mig.create_instance(a30.tools, gpu, "1g.6gb")
+        mig.create_instance(a30.tools, gpu, "1g.6gb", 3)
     assert a30.offered(gpu) == {"NVIDIA A30-2-12C"}
     for one in (first, second):
         mig.destroy_instance(a30.tools, gpu, one)

@@ -45,6 +45,7 @@ def test_what_is_no_gpu_is_not_found(name: str) -> None:
         ("nvidia-smi mig -dgi -gi one", 2),
         ("nvidia-smi mig -cgi 1g.80gb", 2),
         ("nvidia-smi mig -cgi 4g.24gb", 23),
+        ("nvidia-smi mig -cgi 2g.12gb:1", 2),
         ("nvidia-smi mig -dgi -gi 1", 19),
         ("nvidia-smi vgpu -i 0 -shm 1", 3),
         ("sriov-manage", 1),

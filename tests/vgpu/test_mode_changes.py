@@ -144,7 +144,8 @@ def test_from_shared_time_to_gpu_instances_and_back(a30: VgpuHost) -> None:
     assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-12C": 2})) == ()
     assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert words(a30) == ["remove"] * 2 + ["switch"] + ["create"] * 6
-    assert [step.split()[-1] for step in a30.steps[3:6]] == ["2g.12gb", "1g.6gb", "1g.6gb"], "larger instances first"
+    made = [step.partition("a GPU instance ")[2] for step in a30.steps[3:6]]
+    assert made == ["2g.12gb at slice 2", "1g.6gb at slice 1", "1g.6gb at slice 0"], "larger instances first"
     assert a30.carries(SHARED) == {"A30-1-6C": 2, "A30-2-12C": 1}
     assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert a30.steps == []

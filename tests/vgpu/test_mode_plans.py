@@ -24,7 +24,7 @@ from gpuvirt.model import catalog
 from gpuvirt.model.change import mixedsizes
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.gpustate import GpuState, is_mig, size_of
-from gpuvirt.model.change.instances import slices_of
+from gpuvirt.model.change.instanceplaces import starts
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import (
     CreateInstance,
@@ -48,6 +48,8 @@ NAMES = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in A30
 MOST = {NAMES[one.profile.text]: one.most for one in A30.types()}
 TYPES = {str(number): vgpu_type for number, vgpu_type in enumerate(MOST)}
 BEST, EQUAL = Scheduler(SchedulerPolicy.BEST_EFFORT), Scheduler(SchedulerPolicy.EQUAL_SHARE)
+A30_PLACES = {"1g.6gb": (1, (0, 1, 2, 3)), "2g.12gb": (2, (0, 2)), "4g.24gb": (4, (0,))}
+"""How many memory slices each takes, and where it may begin, as `nvidia-smi mig -lgipp` has it."""
 ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
 
 SPEC_FIELDS = [
@@ -59,6 +61,8 @@ SPEC_FIELDS = [
     DesiredVgpus({"A30-4C": 4}, Sizes.MIXED, EQUAL),
     DesiredVgpus({"A30-1-6C": 4}),
     DesiredVgpus({"A30-1-6C": 1}),
+    DesiredVgpus({"A30-1-6C": 2}),
+    DesiredVgpus({"A30-2-12C": 1, "A30-1-6C": 1}),
     DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1}),
     DesiredVgpus({"A30-1-6CME": 1, "A30-1-6C": 3}),
     DesiredVgpus({"A30-2-12C": 2}),
@@ -113,11 +117,14 @@ class Gpu:
             case DestroyInstance(_, instance, profile):
                 assert self.instances.pop(instance).profile == profile
                 self.each_has_its_instance()
-            case CreateInstance(_, profile):
-                number = max(self.instances, default=0) + 1
-                self.instances[number] = GpuInstance(number, profile, 0, 0, 0)
+            case CreateInstance(_, profile, start):
                 assert self.modes.mig
-                assert sum(slices_of(one.profile) for one in self.instances.values()) <= 4
+                size, places = A30_PLACES[profile.partition("+")[0]]
+                assert start in places
+                for one in self.instances.values():
+                    assert start + size <= one.start or one.start + one.size <= start, "it lies across another"
+                number = max(self.instances, default=0) + 1
+                self.instances[number] = GpuInstance(number, profile, 0, start, size)
             case CreateVgpu(vgpu, vgpu_type, slot):
                 assert vgpu not in self.live
                 assert slot not in {one.slot for one in self.live.values()}
@@ -290,3 +297,50 @@ def test_cards_without_placements_go_by_their_numbers() -> None:
     assert not mixedsizes.fits(l40s, {names[16]: 3}), "two are documented"
     assert not mixedsizes.fits(l40s, {names[24]: 2, names[4]: 1}), "more than its framebuffer"
     assert mixedsizes.fits(None, {names[48]: 9}), "nothing is known"
+
+
+def in_mig_mode(*instances: GpuInstance, vgpus: tuple[str, ...] = ()) -> GpuState:
+    """Return a board with such instances, and with vGPUs of such types on them."""
+    modes = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=instances)
+    slots = zip(vgpus, VFS, strict=False)
+    live = tuple(LiveVgpu(VgpuId(f"vgpu-{slot}"), NAMES[name], slot, None) for name, slot in slots)
+    return replace(board(), host=replace(board().host, live=live), smi=SmiReport(modes, TYPES, BEST))
+
+
+ONE_ON_EACH_HALF = (GpuInstance(1, "1g.6gb", 14, 1, 1), GpuInstance(2, "1g.6gb", 14, 3, 1))
+
+
+@pytest.mark.parametrize("vgpus", [(), ("A30-1-6C",), ("A30-1-6C", "A30-1-6C")])
+@pytest.mark.parametrize("small", [1, 2])
+def test_idle_instances_make_way_for_a_larger_one(vgpus: tuple[str, ...], small: int) -> None:
+    before = in_mig_mode(*ONE_ON_EACH_HALF, vgpus=vgpus)
+    desired_vgpus = DesiredVgpus({"A30-2-12C": 1, "A30-1-6C": small})
+    there = after(before, planned(before, desired_vgpus))
+    assert carried(there) == named(desired_vgpus)
+    assert {one.id for one in before.host.live[:small]} <= {one.id for one in there.host.live}
+
+
+def test_instances_stay_where_one_of_their_vgpus_is_in_use() -> None:
+    before = used(in_mig_mode(*ONE_ON_EACH_HALF, vgpus=("A30-1-6C", "A30-1-6C")), VgpuId("vgpu-0000:17:00.4"))
+    busy = used(before, before.host.live[0].id)
+    plan = planned(busy, DesiredVgpus({"A30-2-12C": 1, "A30-1-6C": 2}))
+    assert plan.steps == ()
+    assert "unknown one of its GPU's 1g.6gb instances" in plan.pending[0].text
+
+
+def test_instances_that_only_fit_by_their_compute_slices_are_too_many() -> None:
+    (a100,) = [one for one in catalog.cards() if one.gpu == "A100DX"]
+    names = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in a100.types()}
+    modes = GpuModes(GPU, mig=True, mig_pending=True)
+    types = {str(number): vgpu_type for number, vgpu_type in enumerate(names.values())}
+    there = replace(board(), card=a100, most={}, smi=SmiReport(modes, types, BEST))
+    desired_vgpus = DesiredVgpus({"A100DX-3-40C": 2, "A100DX-1-10C": 1})
+    plan = plan_vgpus(there, {names[name]: number for name, number in desired_vgpus.types.items()}, desired_vgpus)
+    assert [reason.code for reason in plan.refusals] == [ReasonCode.NO_ROOM]
+
+
+@pytest.mark.parametrize("card", [one for one in catalog.cards() if one.is_mig], ids=lambda one: one.board)
+def test_every_card_has_as_many_places_as_it_takes_instances(card: catalog.Card) -> None:
+    for one in card.types():
+        if one.gpu_instance is not None and not one.gpu_instance.profile.endswith("+me"):  # one GPU has one of these
+            assert len(starts(card, one.gpu_instance.profile)) * one.gpu_instance.each == one.most

@@ -59,15 +59,17 @@ def set_mode(tools: Tools, gpu: PciAddress, *, on: bool) -> None:
     tools.nvidia_smi("-i", gpu, "-mig", "1" if on else "0")
 
 
-def create_instance(tools: Tools, gpu: PciAddress, profile: str) -> int:
-    """Make a GPU instance of a profile (`1g.10gb`, or its number), and return its id; raise ToolError.
+def create_instance(tools: Tools, gpu: PciAddress, profile: str, start: int) -> int:
+    """Make a GPU instance of a profile (`1g.10gb`) at a memory slice, and return its id; raise ToolError.
 
-    Compute instances are the guest's to make. Larger profiles come first: the driver places each where it finds room.
+    Compute instances are the guest's to make. Without a place, the driver takes one that may be another's only one.
     """
-    said = tools.nvidia_smi("mig", "-i", gpu, "-cgi", profile)
+    profile_at = f"{profile}:{start}"
+    said = tools.nvidia_smi("mig", "-i", gpu, "-cgi", profile_at)
     match = _CREATED.search(said)
     if match is None:
-        raise ToolError(f"nvidia-smi mig -i {gpu} -cgi {profile} does not say what it made: {said.strip()}", said=said)
+        seen = said.strip()
+        raise ToolError(f"nvidia-smi mig -i {gpu} -cgi {profile_at} does not say what it made: {seen}", said=said)
     return int(match[1])
 
 

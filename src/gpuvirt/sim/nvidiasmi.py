@@ -219,10 +219,13 @@ def _create_instances(gpu: SmiGpu, names: Sequence[str], *, computing: bool) -> 
 def _create_instance(gpu: SmiGpu, desired: str, *, computing: bool) -> Ended:
     vgpu_host = gpu.vgpu_host
     profiles = vgpu_host.profiles if vgpu_host is not None else ()
-    profile = next((one for one in profiles if desired in {one.name, str(one.id)}), None)
-    made = vgpu_host.add_instance(profile) if vgpu_host is not None and profile is not None else None
+    name, _, place = desired.partition(":")
+    profile = next((one for one in profiles if name in {one.name, str(one.id)}), None)
+    start = int(place) if place.isdecimal() else None
+    misplaced = profile is None or (":" in desired and start not in profile.starts)
+    made = vgpu_host.add_instance(profile, start) if vgpu_host is not None and profile is not None else None
     if vgpu_host is None or profile is None or made is None:
-        code = INVALID_ARGUMENT if profile is None else INSUFFICIENT_RESOURCES
+        code = INVALID_ARGUMENT if misplaced else INSUFFICIENT_RESOURCES
         what = f"Unable to create a GPU instance on GPU {gpu.index:>2} using profile {desired}: {WORDS[code]}"
         return _failed(code, f"{what}\nFailed to create GPU instances")
     named = f"profile MIG {profile.name} (ID {profile.id:>2})"

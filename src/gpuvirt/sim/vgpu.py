@@ -126,10 +126,10 @@ class SimVgpuHost:
             self.computing.clear()
             self.scheduler = DEFAULT_SCHEDULER
 
-    def add_instance(self, profile: MigProfileSpec) -> GpuInstance | None:
-        """Make a GPU instance where its profile finds room first; None where there is none."""
+    def add_instance(self, profile: MigProfileSpec, at: int | None = None) -> GpuInstance | None:
+        """Make a GPU instance where its profile finds room first, or `at` a slice; None where there is none."""
         taken = {number for one in self.instances for number in range(one.start, one.start + one.size)}
-        for start in profile.starts:
+        for start in profile.starts if at is None else {at} & {*profile.starts}:
             if taken.isdisjoint(range(start, start + profile.size)):
                 used = {one.id for one in self.instances}
                 number = next(number for number in range(1, len(used) + 2) if number not in used)

@@ -4,14 +4,13 @@ Nothing tells which of several equal instances a vGPU stands on, so of a kind th
 room is short are the vGPUs of that kind moved, and only while nobody has one of them.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from gpuvirt.facts.ids import VgpuType
+from gpuvirt.facts.ids import VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import GpuInstance
+from gpuvirt.facts.vgpu import GpuInstance, LiveVgpu
 from gpuvirt.model import catalog
 from gpuvirt.model.change.gpustate import (
     Counts,
@@ -19,10 +18,10 @@ from gpuvirt.model.change.gpustate import (
     is_mig,
     profile_of,
 )
+from gpuvirt.model.change.instanceplaces import kind_of, place
 from gpuvirt.model.change.steps import CreateInstance, DestroyInstance
 from gpuvirt.model.profiles import Profile, resolve_type
-
-_KIND = re.compile(r"([0-9]+)g\.[0-9]+gb")
+from gpuvirt.model.reasons import Reason, shortfalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,10 @@ class Cut:
 
     destroys: tuple[DestroyInstance, ...] = ()
     creates: tuple[CreateInstance, ...] = ()
-    crowded: frozenset[str] = frozenset()
-    """Kinds of which more are there than needed, and that must make room, though they carry vGPUs."""
+    short: int = 0
+    """How many of the needed instances find no place."""
+    crowded: tuple[frozenset[str], ...] = ()
+    """Kinds that carry vGPUs and could make room: first those of which there are too many, then all."""
     left: Mapping[str, int] | None = None
     """How many of each profile there are then; None where they are left alone."""
 
@@ -41,18 +42,6 @@ def instance_of(gpu_state: GpuState, vgpu_type: str) -> catalog.GpuInstance | No
     """Return the GPU instance that a type stands on, None where that is not known."""
     profile = profile_of(vgpu_type)
     return gpu_state.card.gpu_instance(profile) if gpu_state.card is not None and profile is not None else None
-
-
-def kind_of(profile: str) -> str:
-    """Return what instances are told apart by: `1g.24gb` for `1g.24gb+gfx`, since a type may stand on both."""
-    match = _KIND.match(profile)
-    return match[0] if match else profile
-
-
-def slices_of(profile: str) -> int:
-    """Return how many of the GPU's compute slices an instance takes."""
-    match = _KIND.match(profile)
-    return int(match[1]) if match else 0
 
 
 def needed_instances(
@@ -74,40 +63,104 @@ def instances_of(gpu_state: GpuState) -> tuple[GpuInstance, ...]:
     return () if isinstance(found, Unread) else found
 
 
-def cut(gpu_state: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut:
+def too_many(gpu_state: GpuState, desired_counts: Counts, desired: Mapping[str, int]) -> Iterator[Reason]:
+    """Yield what of the desired vGPUs finds no GPU instance, though the GPU carried nothing else."""
+    gpu = gpu_state.host.gpu
+    needed = needed_instances(gpu_state, desired or desired_counts)
+    for vgpu_type, number in desired_counts.items():
+        if number > gpu_state.most.get(vgpu_type, number):
+            yield shortfalls.too_many(gpu, {vgpu_type: number}, gpu_state.most[vgpu_type])
+            return
+        there = sum(1 for one in gpu_state.host.live if one.type == vgpu_type)
+        left = offered(gpu_state, vgpu_type)
+        if instance_of(gpu_state, vgpu_type) is None and gpu_state.smi is not None and number > there + left:
+            yield shortfalls.instance_unknown(gpu, vgpu_type)
+    if gpu_state.card is not None and len(place(gpu_state.card, (), needed.elements())) < needed.total():
+        yield shortfalls.no_slices(gpu, needed)
+
+
+def plan(
+    gpu_state: GpuState,
+    desired_counts: Counts,
+    desired: Mapping[str, int],
+    live: Mapping[LiveVgpu, VgpuType],
+    kept: set[VgpuId],
+) -> tuple[Cut, set[VgpuId], list[Reason]]:
+    """Return how GPU instances change, which kept vGPUs go for a moment to make room, and which can't.
+
+    Instances are left alone where no MIG-backed vGPU is wanted, or where it is not known what one stands on.
+    """
+    cut_up = gpu_state.smi is not None and gpu_state.smi.modes.mig is True
+    if not cut_up or not any(is_mig(one) for one in desired_counts) or not _known(gpu_state, desired_counts):
+        return Cut(), set(), []
+    others = [live[one] for one in live if one.id not in kept and one.id in gpu_state.users]
+    others += gpu_state.leaving.values()
+    needed = needed_instances(gpu_state, desired or desired_counts, others)
+    staying = {one: vgpu_type for one, vgpu_type in live.items() if one.id in kept}
+    in_use = {one: vgpu_type for one, vgpu_type in staying.items() if one.id in gpu_state.users}
+    busy = {_kind(gpu_state, vgpu_type) for vgpu_type in (*others, *in_use.values())}
+    found = _cut(gpu_state, needed, [*others, *staying.values()])
+    moved: set[VgpuId] = set()
+    for kinds in found.crowded:
+        movable = {one.id for one, vgpu_type in staying.items() if _kind(gpu_state, vgpu_type) in kinds - busy}
+        rest = [vgpu_type for one, vgpu_type in staying.items() if one.id not in movable]
+        roomier = _cut(gpu_state, needed, [*others, *rest])
+        if roomier.short < found.short:
+            found, moved = roomier, movable
+    crowded = found.crowded[0] if found.crowded else frozenset[str]()
+    held = [
+        shortfalls.vgpu_keeps_instances(one, gpu_state.users[one.id], kind)
+        for one, vgpu_type in in_use.items()
+        if (kind := _kind(gpu_state, vgpu_type)) is not None and kind in crowded
+    ]
+    return found, moved, held
+
+
+def _cut(gpu_state: GpuState, needed: Counter[str], standing: Iterable[VgpuType]) -> Cut:
     """Return how instances change, so that there are as many as needed; `standing` vGPUs stay where they are.
 
     Where another is to be made, all free ones of a kind that has too many go, so that larger ones find places first.
+    Where that is not enough, all free ones go, since they may lie across the place of a larger one.
     """
     there = sorted(instances_of(gpu_state), key=lambda one: (one.start, one.id))
-    carrying = {
-        kind_of(one.profile) for vgpu_type in standing if (one := instance_of(gpu_state, vgpu_type)) is not None
-    }
+    kinds = (kind_of(one.profile) for each in standing if (one := instance_of(gpu_state, each)) is not None)
+    carrying = frozenset(kinds)
+    free = [one for one in reversed(there) if kind_of(one.profile) not in carrying]
     have = Counter(one.profile for one in there)
     surplus = have - needed
-    if needed - have:
-        surplus = Counter({profile: have[profile] for profile in surplus})
-    gone: list[GpuInstance] = []
-    for last in reversed(there):
-        if surplus[last.profile] > 0 and kind_of(last.profile) not in carrying:
-            surplus[last.profile] -= 1
-            gone.append(last)
-    staying = [one for one in there if one not in gone]
+    crowded = frozenset(kind_of(profile) for profile in surplus) & carrying
+    found = _without(gpu_state, there, _first(free, have if needed - have else surplus, surplus), needed)
+    if not found.short:
+        return found
+    thorough = _without(gpu_state, there, free, needed)
+    best = thorough if thorough.short < found.short else found
+    carried = frozenset(kind_of(one.profile) for one in there) & carrying
+    return replace(best, crowded=tuple(dict.fromkeys(kinds for kinds in (crowded, carried) if kinds)))
+
+
+def _first(free: Iterable[GpuInstance], numbers: Counter[str], surplus: Counter[str]) -> list[GpuInstance]:
+    """Return so many of the free instances of each profile of which there are too many."""
+    left = Counter({profile: numbers[profile] for profile in surplus})
+    found: list[GpuInstance] = []
+    for one in free:
+        if left[one.profile] > 0:
+            left[one.profile] -= 1
+            found.append(one)
+    return found
+
+
+def _without(
+    gpu_state: GpuState, there: Iterable[GpuInstance], gone: Sequence[GpuInstance], needed: Counter[str]
+) -> Cut:
+    """Return the cut by which some instances go, and what is missing then is made where it finds a place."""
+    gpu, staying = gpu_state.host.gpu, [one for one in there if one not in gone]
     missing = needed - Counter(one.profile for one in staying)
-    slices = gpu_state.card.slices if gpu_state.card is not None else 0
-    free = slices - sum(slices_of(one.profile) for one in staying)
-    made: list[str] = []
-    for profile in sorted(missing.elements(), key=lambda one: (-slices_of(one), one)):
-        if slices_of(profile) <= free:
-            free -= slices_of(profile)
-            made.append(profile)
-    short = len(made) < missing.total()
-    gpu = gpu_state.host.gpu
+    placed = place(gpu_state.card, staying, missing.elements()) if gpu_state.card is not None else []
     return Cut(
         tuple(DestroyInstance(gpu, one.id, one.profile) for one in gone),
-        tuple(CreateInstance(gpu, profile) for profile in made),
-        frozenset(kind_of(profile) for profile in +surplus if kind_of(profile) in carrying) if short else frozenset(),
-        Counter((*(one.profile for one in staying), *made)),
+        tuple(CreateInstance(gpu, profile, start) for profile, start in placed),
+        missing.total() - len(placed),
+        left=Counter((*(one.profile for one in staying), *(profile for profile, _ in placed))),
     )
 
 
@@ -145,6 +198,11 @@ def offered(gpu_state: GpuState, vgpu_type: VgpuType) -> int:
     return sum(types.get(vgpu_type, 0) for types in gpu_state.host.slots.values())
 
 
-def known(gpu_state: GpuState, types: Iterable[str]) -> bool:
+def _known(gpu_state: GpuState, types: Iterable[str]) -> bool:
     """Return whether it is known on which instances all of these MIG-backed types stand."""
     return all(instance_of(gpu_state, one) is not None for one in types if is_mig(VgpuType(one)))
+
+
+def _kind(gpu_state: GpuState, vgpu_type: VgpuType) -> str | None:
+    instance = instance_of(gpu_state, vgpu_type)
+    return kind_of(instance.profile) if instance is not None else None

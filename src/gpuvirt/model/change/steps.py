@@ -216,11 +216,13 @@ class CreateInstance:
 
     gpu: PciAddress
     profile: str
+    start: int
+    """The first memory slice that it takes."""
 
     @property
     def text(self) -> str:
         """The step in words."""
-        return f"{self.gpu}: create a GPU instance {self.profile}"
+        return f"{self.gpu}: create a GPU instance {self.profile} at slice {self.start}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from gpuvirt.model.change.gpustate import (
     is_mig,
     size_of,
 )
-from gpuvirt.model.change.instances import Cut
 from gpuvirt.model.change.places import VgpuPlaces
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import (
@@ -147,7 +146,7 @@ def _plan_vgpus(
     """Return a plan for a GPU that is in the modes that are wanted; `gone` went before, and may come back."""
     gpu, live = gpu_state.host.gpu, _typed(gpu_state.host.live)
     kept = {one.id for vgpu_type, number in desired_counts.items() for one in _kept(gpu_state, live, vgpu_type, number)}
-    cut, moved, held = _cut(gpu_state, desired_counts, desired, live, kept)
+    cut, moved, held = instances.plan(gpu_state, desired_counts, desired.types, live, kept)
     kept -= moved or _moved_for_larger(gpu_state, desired_counts, live, kept)
     stuck = [one for one in live if one.id not in kept and one.id in gpu_state.users]
     removed = {one.id: live[one] for one in live if one.id not in kept and one.id not in gpu_state.users}
@@ -175,39 +174,6 @@ def _plan_vgpus(
     return VgpuPlan(gpu, steps, tuple(pending), undesired=frozenset({*removed, *(one.id for one in stuck)}))
 
 
-def _cut(
-    gpu_state: GpuState,
-    desired_counts: Counts,
-    desired: DesiredVgpus,
-    live: Mapping[LiveVgpu, VgpuType],
-    kept: set[VgpuId],
-) -> tuple[Cut, set[VgpuId], list[Reason]]:
-    """Return how GPU instances change, which kept vGPUs go for a moment to make room, and which can't.
-
-    Instances are left alone where no MIG-backed vGPU is wanted, or where it is not known what one stands on.
-    """
-    cut_up = gpu_state.smi is not None and gpu_state.smi.modes.mig is True
-    if not cut_up or not any(is_mig(one) for one in desired_counts) or not instances.known(gpu_state, desired_counts):
-        return Cut(), set(), []
-    others = [live[one] for one in live if one.id not in kept and one.id in gpu_state.users]
-    others += gpu_state.leaving.values()
-    needed = instances.needed_instances(gpu_state, desired.types or desired_counts, others)
-    found = instances.cut(gpu_state, needed, [*others, *(live[one] for one in live if one.id in kept)])
-    of_kind = {one: kind for one in live if (kind := _crowded(gpu_state, found, live[one])) is not None}
-    busy = {kind for one, kind in of_kind.items() if one.id in gpu_state.users}
-    moved = {one.id for one, kind in of_kind.items() if kind not in busy and one.id in kept}
-    if moved:
-        found = instances.cut(
-            gpu_state, needed, [*others, *(live[one] for one in live if one.id in kept and one.id not in moved)]
-        )
-    held = [
-        shortfalls.vgpu_keeps_instances(one, gpu_state.users[one.id], kind)
-        for one, kind in of_kind.items()
-        if one.id in gpu_state.users and kind in found.crowded
-    ]
-    return found, moved, held
-
-
 def _moved_for_larger(
     gpu_state: GpuState, desired_counts: Counts, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
 ) -> set[VgpuId]:
@@ -220,12 +186,6 @@ def _moved_for_larger(
     standing = Counter(live[one] for one in live if one.id in kept)
     made = max((size_of(one) or 0 for one, number in desired_counts.items() if number > standing[one]), default=0)
     return kept if any((size_of(one) or 0) < made for one in standing) else set()
-
-
-def _crowded(gpu_state: GpuState, cut: Cut, vgpu_type: VgpuType) -> str | None:
-    instance = instances.instance_of(gpu_state, vgpu_type)
-    kind = instances.kind_of(instance.profile) if instance is not None else None
-    return kind if kind in cut.crowded else None
 
 
 def _with_scheduler(gpu_state: GpuState, plan: VgpuPlan, desired: DesiredVgpus) -> VgpuPlan:
@@ -261,7 +221,7 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
     """Yield what is more than fits: types of one size share what the largest count of them allows."""
     gpu = gpu_state.host.gpu
     if any(is_mig(one) for one in desired_counts):
-        yield from _too_many_instances(gpu_state, desired_counts, desired)
+        yield from instances.too_many(gpu_state, desired_counts, desired.types)
         return
     if modes.is_mixed(gpu_state, desired):
         if not mixedsizes.fits(gpu_state.card, desired_counts):
@@ -270,26 +230,6 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
     known = [gpu_state.most[one] for one in desired_counts if one in gpu_state.most]
     if known and len(known) == len(desired_counts) and sum(desired_counts.values()) > max(known):
         yield shortfalls.too_many(gpu, desired_counts, max(known))
-
-
-def _too_many_instances(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
-    gpu, slices = gpu_state.host.gpu, gpu_state.card.slices if gpu_state.card is not None else 0
-    needed = instances.needed_instances(gpu_state, desired.types or desired_counts)
-    taken = sum(instances.slices_of(profile) * number for profile, number in needed.items())
-    for vgpu_type, number in desired_counts.items():
-        if number > gpu_state.most.get(vgpu_type, number):
-            yield shortfalls.too_many(gpu, {vgpu_type: number}, gpu_state.most[vgpu_type])
-            return
-        there = sum(1 for one in gpu_state.host.live if one.type == vgpu_type)
-        offered = instances.offered(gpu_state, vgpu_type)
-        if (
-            instances.instance_of(gpu_state, vgpu_type) is None
-            and gpu_state.smi is not None
-            and number > there + offered
-        ):
-            yield shortfalls.instance_unknown(gpu, vgpu_type)
-    if slices and taken > slices:
-        yield shortfalls.no_slices(gpu, needed)
 
 
 def _kept(gpu_state: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:

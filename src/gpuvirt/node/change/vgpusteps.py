@@ -160,8 +160,8 @@ def _tell_driver(
         case DestroyInstance(gpu, instance):
             _see_that_none_was_made(site.kernel, gpu, gpu_state)
             mig.destroy_instance(site.tools, gpu, instance)
-        case CreateInstance(gpu, profile):
-            mig.create_instance(site.tools, gpu, profile)
+        case CreateInstance(gpu, profile, start):
+            mig.create_instance(site.tools, gpu, profile, start)
         case SetScheduler(gpu, scheduler):
             vgpuscheduler.set_scheduler(site.tools, gpu, scheduler)
 
