@@ -31,7 +31,7 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.labels import DEPLOY, SETS
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.model.workload import LABEL, Workload
+from gpuvirt.model.desired.workload import LABEL, Workload
 
 NAMESPACE = "gpu-operator"
 ROOT = Path(__file__).parent.parent

@@ -19,11 +19,11 @@ from pathlib import Path
 from gpuvirt.apps.node import NodeOptions, run
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model import pciids
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import NodeRequest, Observed, StateName
-from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths

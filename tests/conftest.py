@@ -20,7 +20,7 @@ from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host

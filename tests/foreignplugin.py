@@ -10,8 +10,8 @@ from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin
 from gpuvirt.kubelet.registration import register
-from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.node.allocator import Request
 from gpuvirt.paths import KubeletPaths
 

@@ -1,9 +1,9 @@
 """States of an agent as they lie on disk."""
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress, ResourceName, VgpuId, VgpuType
-from gpuvirt.model.candidates import Target
-from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.devices.candidates import Target
 from gpuvirt.node.desiredstatestore import Kept
 from gpuvirt.sim.clock import BEGINNING
 

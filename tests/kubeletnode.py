@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gpuvirt.apps.node import NodeOptions, run
 from gpuvirt.clock import RealClock
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths

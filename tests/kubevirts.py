@@ -14,9 +14,9 @@ from gpuvirt.cluster.operator.kubevirt.operations import Operation
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import Undoing, undo
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
 from tests.jsonpatches import patched
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.sim.kernel import SimKernel
 
 VGPU = Settings(mode=DesiredMode.VGPU)

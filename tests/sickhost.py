@@ -6,11 +6,11 @@ import msgspec
 
 from gpuvirt import documents
 from gpuvirt.apps.doctor import Surroundings, diagnose, gather
-from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Finding, Report
-from gpuvirt.model.kubevirt import KubeVirt
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.doctor.evidence import Evidence
+from gpuvirt.model.doctor.findings import Finding, Report
+from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.reasons.codes import Code
-from gpuvirt.model.settings import Settings
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock

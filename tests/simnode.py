@@ -9,15 +9,15 @@ from typing import TypeVar
 
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.tools import Tools
-from gpuvirt.model import pciids
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.ledger import Consumer, KubeletAccount
-from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
+from gpuvirt.model.allocation.recorded import Recorded
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.view import AgentView, GpuView, NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.recorded import Recorded
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import AgentView, GpuView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.node.intervals import Intervals

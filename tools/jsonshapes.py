@@ -13,10 +13,10 @@ import msgspec
 from gpuvirt.cli import schedulers, sim, vfiorender, vgpurender
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
-from gpuvirt.model import findings
-from gpuvirt.model.explanation import Way
-from gpuvirt.model.view import NodeView
-from gpuvirt.model.vmexplanation import Explanation
+from gpuvirt.model.doctor import findings
+from gpuvirt.model.doctor.explanation import Way
+from gpuvirt.model.doctor.vms.vmexplanation import Explanation
+from gpuvirt.model.offers.view import NodeView
 
 COMMANDS: Mapping[str, object] = {
     "devices": NodeView,

@@ -1,4 +1,4 @@
-"""Regenerates src/gpuvirt/model/data/pci.ids from the crate `pci-ids`, which is pinned by version and digest.
+"""Regenerates src/gpuvirt/model/inventory/data/pci.ids from the crate `pci-ids`, which is pinned by version and digest.
 
 Names of resources come from this file, and a VM's manifest names a resource: a newer file may only ever come in with a
 release that says so (docs/decisions.md 5).
@@ -16,7 +16,7 @@ from pathlib import Path
 VERSION = "0.2.6"
 SHA256 = "098762dc8ca11c831fee9544ae9f7eae8fc4666ec37e7b753f56d624c03d725e"
 URL = f"https://static.crates.io/crates/pci-ids/pci-ids-{VERSION}.crate"
-TARGET = Path(__file__).parent.parent / "src/gpuvirt/model/data/pci.ids"
+TARGET = Path(__file__).parent.parent / "src/gpuvirt/model/inventory/data/pci.ids"
 
 VENDORS = frozenset({"10de", "1002"})
 """Vendors of which every id is taken: their other functions (audio, USB, NVSwitch) sit beside GPUs."""

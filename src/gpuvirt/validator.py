@@ -20,8 +20,8 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
 from gpuvirt.hardware.tools import Run, is_there, run_program
 from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.unused import why_not_unused
 from gpuvirt.model.reasons import in_words
-from gpuvirt.model.unused import why_not_unused
 from gpuvirt.node.files import replace_file
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Compat, Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.model import cdi
-from gpuvirt.model.naming import cdi_kind, cdi_name
+from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.model.inventory.naming import cdi_kind, cdi_name
+from gpuvirt.model.offers import cdi
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import CdiUse, Settings
-from gpuvirt.model.view import NodeView
 from gpuvirt.node import snapshot
 from gpuvirt.node.cdifiles import CdiFiles
 from gpuvirt.node.cell import Cell

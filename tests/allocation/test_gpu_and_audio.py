@@ -7,8 +7,8 @@ import pytest
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress
-from gpuvirt.model.placement import Place, PlacementError, prefer
-from gpuvirt.model.settings import Spread
+from gpuvirt.model.allocation.placement import Place, PlacementError, prefer
+from gpuvirt.model.desired.settings import Spread
 
 
 def ids(*names: str) -> list[DeviceId]:

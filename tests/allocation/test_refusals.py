@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
+from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Compat, Settings
 from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.node.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath

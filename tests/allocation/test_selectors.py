@@ -7,11 +7,11 @@ from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.candidates import Candidate, Target
-from gpuvirt.model.inventory import build_inventory
-from gpuvirt.model.naming import Named
-from gpuvirt.model.selectors import ResourceKind, Selectors, normal, selectors_of
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices.candidates import Candidate, Target
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal, selectors_of
+from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.inventory.naming import Named
 from gpuvirt.node import snapshot
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock

@@ -18,7 +18,7 @@ from gpuvirt.cluster.failures import UnreachableError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
-from gpuvirt.model.observed import NodeRequest, Observed, Progress, StateName
+from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import Request

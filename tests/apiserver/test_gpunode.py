@@ -16,14 +16,14 @@ from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId
-from gpuvirt.model.gpumodes import DesiredMode, Modes
-from gpuvirt.model.inventory import Mode
-from gpuvirt.model.ledger import Consumer
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.workload import modes_of
+from gpuvirt.model.inventory.inventory import Mode
+from gpuvirt.model.offers.view import DeviceView, GpuView, NodeView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import DeviceView, GpuView, NodeView, ResourceView, VgpuView
-from gpuvirt.model.workload import modes_of
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 KEY = ObjectKey("", "node01")

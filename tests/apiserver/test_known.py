@@ -21,8 +21,8 @@ from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.view import NodeView
-from gpuvirt.model.workload import unknown_workload
+from gpuvirt.model.desired.workload import unknown_workload
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.sim.clock import BEGINNING, SimClock
 

@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.labels import CONFIG_LABEL, PAUSED_FOR_VGPUS, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, OperandsObserved, Progress, StateName
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, OperandsObserved, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 
 MAP = ObjectKey("gpuvirt", "configs")

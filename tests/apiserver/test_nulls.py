@@ -27,8 +27,8 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.kubelet import KubeletConfig
 from gpuvirt.kubelet.checkpoint import Checkpoint
-from gpuvirt.model import kubevirt
-from gpuvirt.model.kubevirt import KubeVirt
+from gpuvirt.model.doctor import kubevirt
+from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.plain import Plain
 from tests.thoroughness import examples
 

@@ -10,7 +10,7 @@ from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import Device, Devices
 from gpuvirt.cluster.vms import states as vmstates
-from gpuvirt.model.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
+from gpuvirt.model.doctor.vms.vmevidence import DeviceRequests, DeviceSeen, OfferSeen, Taint, Toleration
 
 A10 = "nvidia.com/GA102GL_A10"
 T = TypeVar("T")

@@ -15,11 +15,11 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
-from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import NodeRequest, Observed, StateName
+from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredVgpus
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath

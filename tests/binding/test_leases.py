@@ -10,9 +10,9 @@ import pytest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.users import cdevs_of
-from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.change.vgpus.desired import DesiredDriver
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.leasing import Claim, HeldError, leased

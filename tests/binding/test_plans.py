@@ -8,9 +8,9 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.tools import HostTools, ToolError
-from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.inputs import Inputs

@@ -6,12 +6,12 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.changes import Change, Changes, by_hand
 from gpuvirt.node.change.inputs import Inputs

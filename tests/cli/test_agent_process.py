@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
 from gpuvirt.sim.kubelet.client import PluginClient

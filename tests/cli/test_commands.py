@@ -15,10 +15,10 @@ from gpuvirt.cli import render
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.vgpu import SchedulerPolicy
-from gpuvirt.model.candidates import Target
-from gpuvirt.model.ledger import Consumer, Entry, Ledger
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import AgentView, NodeView, SchedulerView
+from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.offers.view import AgentView, NodeView, SchedulerView
 from gpuvirt.node import journal, snapshot
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING

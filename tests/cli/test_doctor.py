@@ -7,9 +7,9 @@ from typing import Protocol
 
 import pytest
 
-from gpuvirt.model.diagnosis import CHECKS
-from gpuvirt.model.explanation import Step
-from gpuvirt.model.findings import Area
+from gpuvirt.model.doctor.diagnosis import CHECKS
+from gpuvirt.model.doctor.explanation import Step
+from gpuvirt.model.doctor.findings import Area
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
 from gpuvirt.sim.machine import load_host

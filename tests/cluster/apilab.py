@@ -19,9 +19,9 @@ from gpuvirt.cluster.failures import ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName
-from gpuvirt.model.observed import NodeRequest, Observed, OperandsObserved, Progress
+from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.notice import Notice
 from gpuvirt.sim.clock import BEGINNING

@@ -31,10 +31,10 @@ from gpuvirt.cluster.labels import (
 )
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, Progress, StateName
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress, StateName
+from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.schedulable import Count
-from gpuvirt.model.view import NodeView
 from gpuvirt.node import desiredstatestore
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.notice import Notice

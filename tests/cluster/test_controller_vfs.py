@@ -4,7 +4,7 @@ import pytest
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.labels import DEPLOY, SETS, VGPU_DRIVER
-from gpuvirt.model.workload import Workload
+from gpuvirt.model.desired.workload import Workload
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD, controlled
 

@@ -10,7 +10,7 @@ import yaml
 from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
-from gpuvirt.model.observed import NodeRequest, Observed
+from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.node import desiredstatestore
 from tests.cluster.clusterlab import PATIENCE_S, LabNode, PodRequest, devices_of
 

@@ -24,7 +24,7 @@ from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import Resource
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
 from gpuvirt.plain import Plain
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.kubevirtkinds import SOURCES, install

@@ -10,7 +10,7 @@ import yaml
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.labels import SETS
-from gpuvirt.model.workload import Workload
+from gpuvirt.model.desired.workload import Workload
 from gpuvirt.plain import Plain
 from tests.cluster.chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_machine
 from tests.cluster.clusterlab import LabNode

@@ -14,13 +14,13 @@ from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.model import pciids
-from gpuvirt.model.candidates import passthrough
-from gpuvirt.model.inventory import build_inventory
-from gpuvirt.model.naming import Naming
-from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices.candidates import passthrough
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
 from tests.contract.hosts import LONG_S, Answer, CdevHost, bind, cdev_of, exists, group_of, write
 

@@ -16,12 +16,12 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.model import pciids
-from gpuvirt.model.inventory import build_inventory
-from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath, KubeletPaths
 from tests.contract.guesthost import GuestHost, Guests
 from tests.contract.hosts import LONG_S, Answer, MemoryHost, bind, exists, group_of, write

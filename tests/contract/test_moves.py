@@ -13,8 +13,8 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.modules import driver_of
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
-from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.gate import UnitBusyError

@@ -15,7 +15,7 @@ from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.workload import LABEL
+from gpuvirt.model.desired.workload import LABEL
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOME = Home("gpu-operator")

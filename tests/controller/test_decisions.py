@@ -23,7 +23,7 @@ from gpuvirt.cluster.operator.otheroperator import LEASE, QUIET_S, OtherOperator
 from gpuvirt.cluster.operator.picture import pausers_by_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.scene import HOME, NFD, Scene, node, policy
 
 NO_OWNERS: Mapping[str, str] = {}

@@ -22,9 +22,9 @@ from gpuvirt.cluster.operator.kubevirt.decisions import (
 from gpuvirt.cluster.operator.kubevirt.names import Requesting
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import Observed
-from gpuvirt.model.selectors import ResourceKind
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import Observed
+from gpuvirt.model.devices.selectors import ResourceKind
 from tests.controller.scene import HOME, Scene, node
 from tests.kubevirts import T4_8Q, Fields, kubevirt
 

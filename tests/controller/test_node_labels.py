@@ -13,8 +13,8 @@ from gpuvirt.cluster.operator.nodes.labels import Around, keys_beside, keys_of, 
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.install.uninstall import left_of
-from gpuvirt.model.inventory import Mode
-from gpuvirt.model.workload import LABEL, Workload
+from gpuvirt.model.desired.workload import LABEL, Workload
+from gpuvirt.model.inventory.inventory import Mode
 
 NFD = {"feature.node.kubernetes.io/pci-10de.present": "true"}
 ON = Defaults(sandboxed=True)

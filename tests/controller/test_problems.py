@@ -24,7 +24,7 @@ from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.cluster.operator.report import Row, rows
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.workload import LABEL, Workload
+from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.web import controllermetrics
 from tests.controller.scene import HOME, NFD, Scene, node, policy
 from tests.controller.test_decisions import gpu_node, ready

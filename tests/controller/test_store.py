@@ -9,7 +9,7 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, Metadata
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
 
 KEY = ObjectKey("", "node01")
 

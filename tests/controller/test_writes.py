@@ -10,7 +10,7 @@ from gpuvirt.cluster.operator.kubevirt.planning import Plan
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from tests.controller.scene import Scene, node
 
 

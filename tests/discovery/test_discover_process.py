@@ -17,7 +17,7 @@ import pytest
 from gpuvirt.apps.discover import DiscoverOptions, Discovery
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
-from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
+from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.node.discoverer import LOOK_S, Discoverer
 from gpuvirt.node.serialworker import InlineWorker, SerialWorker
 from gpuvirt.paths import HostPath

@@ -13,9 +13,9 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.hardware.discovery import OS_RELEASE, look
-from gpuvirt.model import osrelease
-from gpuvirt.model.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL, Labels, label_value, labels_of
-from gpuvirt.model.osrelease import OsRelease
+from gpuvirt.model.inventory import osrelease
+from gpuvirt.model.inventory.osrelease import OsRelease
+from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL, Labels, label_value, labels_of
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import host_names

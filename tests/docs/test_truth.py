@@ -9,10 +9,10 @@ import yaml
 
 from gpuvirt import __version__, documents
 from gpuvirt.facts.vgpu import SchedulerPolicy
-from gpuvirt.model import discovery
-from gpuvirt.model.settings import Compat, Settings, check
-from gpuvirt.model.vgpuconfig import CONFIGS, VERSION, parse
-from gpuvirt.model.vgpuentries import NoteCode, Sizes
+from gpuvirt.model.desired.settings import Compat, Settings, check
+from gpuvirt.model.desired.vgpuconfig import CONFIGS, VERSION, parse
+from gpuvirt.model.desired.vgpuentries import NoteCode, Sizes
+from gpuvirt.model.offers import discovery
 from gpuvirt.node import snapshot
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.sim.builder import build_host

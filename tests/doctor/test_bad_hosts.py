@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.diagnosis import CHECKS
-from gpuvirt.model.findings import Finding, Report, of_reason
+from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.model.doctor.diagnosis import CHECKS
+from gpuvirt.model.doctor.findings import Finding, Report, of_reason
 from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import PlatformSpec
 from tests.badhosts import BAD, with_file

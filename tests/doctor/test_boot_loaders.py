@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuvirt.model.bootloader import BootLoader, boot_loader, drop_arguments, set_arguments
+from gpuvirt.model.doctor.bootloader import BootLoader, boot_loader, drop_arguments, set_arguments
 from gpuvirt.sim.platform import Boot, PlatformSpec
 from tests.sickhost import evidence, host
 

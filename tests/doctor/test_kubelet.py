@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.model import diagnosis
-from gpuvirt.model.evidence import Evidence
+from gpuvirt.model.doctor import diagnosis
+from gpuvirt.model.doctor.evidence import Evidence
+from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.view import AgentView
 from gpuvirt.sim.clock import BEGINNING
 from tests.sickhost import codes, evidence, examine, findings, found, host
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.errors import ConfigError
-from gpuvirt.model import diagnosis
-from gpuvirt.model.findings import Finding, Report
-from gpuvirt.model.kubevirt import parse
+from gpuvirt.model.doctor import diagnosis
+from gpuvirt.model.doctor.findings import Finding, Report
+from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from tests.sickhost import NOWHERE, codes, evidence, findings, found, host

@@ -13,12 +13,12 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.platform import MOST_SHOWN, legible
 from gpuvirt.facts.runtimes import parse_toml
-from gpuvirt.model import kubevirt
-from gpuvirt.model.checks.drivers import parse_ids
-from gpuvirt.model.checks.firmware import cpu_flags, parse_bars
-from gpuvirt.model.checks.iommu import can_remap
-from gpuvirt.model.checks.kubelet import parse_cpulist
-from gpuvirt.model.nearness import nearest, nearest_names
+from gpuvirt.model.doctor import kubevirt
+from gpuvirt.model.doctor.checks.drivers import parse_ids
+from gpuvirt.model.doctor.checks.firmware import cpu_flags, parse_bars
+from gpuvirt.model.doctor.checks.iommu import can_remap
+from gpuvirt.model.doctor.checks.kubelet import parse_cpulist
+from gpuvirt.model.inventory.nearness import nearest, nearest_names
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath

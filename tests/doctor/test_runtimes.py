@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.runtimes import Runtime, parse_toml
 from gpuvirt.hardware.runtimes import MOST_FILES, read_runtimes, without_secrets
-from gpuvirt.model.findings import Finding
+from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.settings import CdiUse, Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.platform import PlatformSpec

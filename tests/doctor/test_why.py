@@ -9,12 +9,12 @@ import pytest
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.explaining import walk
-from gpuvirt.model.explanation import Standing, Step, Way
-from gpuvirt.model.kubevirt import parse
+from gpuvirt.model.doctor.explaining import walk
+from gpuvirt.model.doctor.explanation import Standing, Step, Way
+from gpuvirt.model.doctor.kubevirt import parse
+from gpuvirt.model.doctor.target import is_target
+from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
-from gpuvirt.model.target import is_target
-from gpuvirt.model.view import NodeView, ResourceView
 from gpuvirt.node.serialworker import ThreadWorker
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from gpuvirt.cli import whyvm
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.model.admission import refusal_in
-from gpuvirt.model.explanation import Standing
-from gpuvirt.model.kubevirt import KubeVirt, parse
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
-from gpuvirt.model.target import object_target
-from gpuvirt.model.vmevidence import (
+from gpuvirt.model.doctor.explanation import Standing
+from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
+from gpuvirt.model.doctor.target import object_target
+from gpuvirt.model.doctor.vms.admission import refusal_in
+from gpuvirt.model.doctor.vms.vmevidence import (
     ConditionSeen,
     DeviceRequests,
     DeviceSeen,
@@ -30,7 +29,8 @@ from gpuvirt.model.vmevidence import (
     VmiSeen,
     VmSeen,
 )
-from gpuvirt.model.vmexplanation import Explanation, VmStep, explain
+from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStep, explain
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"

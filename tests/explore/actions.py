@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.model.observed import NodeSpec
+from gpuvirt.model.desired.observed import NodeSpec
 from gpuvirt.sim.nvidia import gpu_uuid
 from tests.explore.kubelet import Key
 from tests.explore.reduction import DESIRED

@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
-from gpuvirt.model.isolation import slots_of
+from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu
+from gpuvirt.model.inventory.isolation import slots_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.drainrequest import DrainRequest, desires_of, drained

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.podresources import Consumers, Devices, PodResourcesUnknownError
-from gpuvirt.model.ledger import Consumer
+from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.paths import KubeletPaths
 from tests.explore.agenda import Option
 

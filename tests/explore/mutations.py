@@ -9,17 +9,17 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import devicefacts
 from gpuvirt.kubelet import accountwatch, checkpoint
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model import ledger
-from gpuvirt.model.allocations import Unknown
+from gpuvirt.model.allocation import ledger
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.holds import Holds
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
 from gpuvirt.model.change import driverplanning, drivers, planner
-from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.driverjournal import DriverJournal
-from gpuvirt.model.holds import Holds
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry, KubeletAccount
+from gpuvirt.model.change.vgpus.desired import DesiredDriver
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.node import allocator, leasing, ledgerkeeper, state
 from gpuvirt.node.change import drainrequest, driverexecutor, driverphase, gate, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord

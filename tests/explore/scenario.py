@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from gpuvirt.model.observed import NodeRequest, NodeSpec
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.sim.machine import HostSpec
 from tests.explore.reduction import ALL, Touches
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.observed import NodeRequest, Observed
-from gpuvirt.model.view import AgentView, NodeView, Registration
+from gpuvirt.model.desired.observed import NodeRequest, Observed
+from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.gate import gate_at

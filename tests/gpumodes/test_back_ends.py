@@ -11,7 +11,7 @@ from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs
 from gpuvirt.hardware import sriov
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import BACKENDS, backend_of
-from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools

@@ -12,7 +12,7 @@ from gpuvirt.hardware import mig, nvidiasmi, sriov, vgpuscheduler
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import load_host

@@ -14,9 +14,9 @@ from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.model.change.gpustate import GpuState
-from gpuvirt.model.change.scheduling import refuse, registry_value, scheduler_context_of
-from gpuvirt.model.moduleoption import FILE, HEAD, in_the_way, merge
+from gpuvirt.model.change.moduleoption import FILE, HEAD, in_the_way, merge
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.change.vgpus.scheduling import refuse, registry_value, scheduler_context_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.moduleoptions import persist
 from gpuvirt.paths import HostPath, HostRoots

@@ -10,11 +10,11 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan, scan_some, with_users
-from gpuvirt.model.inventory import Mode, build_inventory
-from gpuvirt.model.naming import Naming
-from gpuvirt.model.offers import OfferInputs, Offers, make_offers
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import Mode, build_inventory
+from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.offers.offers import OfferInputs, Offers, make_offers
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel

@@ -13,7 +13,7 @@ from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.ledger import KubeletAccount
+from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths

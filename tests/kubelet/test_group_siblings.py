@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.pci import FunctionKind
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host

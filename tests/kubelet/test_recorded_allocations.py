@@ -6,9 +6,9 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.allocations import Unknown
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.recorded import Recorded
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.recorded import Recorded
 from gpuvirt.node.files import replace_file
 from gpuvirt.paths import KubeletPaths
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.kubelet import wire
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.view import DeviceView, ResourceView
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.paths import HostPath
 
 IDS = st.lists(st.lists(st.text(max_size=20), max_size=4), max_size=3)

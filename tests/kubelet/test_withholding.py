@@ -9,7 +9,7 @@ import pytest
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.sim.builder import build_host

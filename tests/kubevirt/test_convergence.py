@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.planning import Manner
-from gpuvirt.model.selectors import ResourceKind, Selectors
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
 from tests.kubevirts import T4_8Q, Cluster, Fields, at, hyper_converged, kubevirt
 

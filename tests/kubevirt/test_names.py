@@ -18,9 +18,9 @@ from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.undoer import held_names
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import Observed
-from gpuvirt.model.selectors import ResourceKind, Selectors
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import Observed
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 
 AB = (("a", 1), ("b", 0))
 CLAIMED = """

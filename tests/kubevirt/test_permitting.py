@@ -5,8 +5,8 @@ import pytest
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.planning import Manner
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.selectors import ResourceKind, Selectors
 from gpuvirt.plain import Plain
 from tests.jsonpatches import PatchError, operations, patched
 from tests.kubevirts import A10, OFFERED, T4_4Q, T4_8Q, Cluster, Fields, at, codes, entry, hyper_converged, kubevirt

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.ledger import Consumer
+from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.node.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock

@@ -9,11 +9,11 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.ledger import Consumer, KubeletAccount, Ledger
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import AgentView, NodeView
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node import journal
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocator import Allocator, Callbacks, Request

@@ -16,12 +16,12 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.gpustate import Holding
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.gpustate import Holding
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.vgpuentries import Sizes
+from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath

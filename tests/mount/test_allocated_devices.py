@@ -11,8 +11,8 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.model.candidates import Target
-from gpuvirt.model.ledger import Entry, Ledger
+from gpuvirt.model.allocation.ledger import Entry, Ledger
+from gpuvirt.model.devices.candidates import Target
 from gpuvirt.node import journal
 from gpuvirt.sim.kubelet.kubelet import Claim
 from gpuvirt.sim.nvidia import gpu_uuid

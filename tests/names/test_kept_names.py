@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model import pciids
-from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec

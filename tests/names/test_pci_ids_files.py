@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuvirt.cli.options import read_pci_ids
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId
-from gpuvirt.model import pciids
+from gpuvirt.model.inventory import pciids
 from gpuvirt.paths import HostRoots
 
 GOOD = """\

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciId, ResourceName, VgpuType, parse_pci_id, parse_resource_name
 from gpuvirt.facts.pci import NVIDIA
-from gpuvirt.model import naming, pciids
-from gpuvirt.model.naming import Naming
-from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.inventory import naming, pciids
+from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.inventory.pciids import PciIds
 
 SHIPPED = Naming(PciIds((pciids.shipped(),)))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.model.isolation import Slots, slots_of
+from gpuvirt.model.inventory.isolation import Slots, slots_of
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import (
     MOST_BYTES,

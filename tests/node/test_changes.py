@@ -10,14 +10,14 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
-from gpuvirt.model.candidates import Target
-from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.ledger import Entry
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.change.vgpus.desired import DesiredDriver
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.node.allocator import AllocationRefusedError
 from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate import Gate

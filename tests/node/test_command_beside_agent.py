@@ -12,10 +12,10 @@ import pytest
 
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.node.change import drainrequest
 from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, no_agent
 from gpuvirt.node.change.gate import Gate, gate_at

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node import desiredstatestore
 from gpuvirt.node.desiredstatestore import Kept

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
-from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.podallocations import PodAllocations
+from gpuvirt.model.change.vgpus.desired import DesiredDriver
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.node.change import gatepass
 from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at

@@ -11,10 +11,10 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import Program
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, StateName
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, StateName
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel

@@ -29,16 +29,16 @@ from gpuvirt.cluster.operator.policy.status import INVALID
 from gpuvirt.cluster.operator.policy.status import status_of as policy_status_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.diagnosis import report as diagnose
-from gpuvirt.model.explaining import walk
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.invalid import Origin
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.invalid import Origin
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.workload import Workload
+from gpuvirt.model.doctor.diagnosis import report as diagnose
+from gpuvirt.model.doctor.explaining import walk
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import NodeView
-from gpuvirt.model.workload import Workload
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.workload import Workload
+from gpuvirt.model.offers.validation import Check
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.validation import Check
-from gpuvirt.model.workload import Workload
 from gpuvirt.node.markers import Markers
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node

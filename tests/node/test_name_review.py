@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.namereview import NameReview
 from gpuvirt.sim.clock import SimClock

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidia import gpu_uuid
 from tests.nodewithvgpus import VGPU

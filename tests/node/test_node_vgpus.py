@@ -8,10 +8,10 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, StateName
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, StateName
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools

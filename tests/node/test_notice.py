@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.observed import NodeRequest, Observed
-from gpuvirt.model.schedulable import Count
-from gpuvirt.model.view import Registration
+from gpuvirt.model.desired.observed import NodeRequest, Observed
+from gpuvirt.model.offers.schedulable import Count
+from gpuvirt.model.offers.view import Registration
 from gpuvirt.node.notice import Notice
 from gpuvirt.sim.kernel import SimKernel
 from tests.nodewithvgpus import T4_4Q, T4_8Q, VGPU

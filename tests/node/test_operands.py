@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import NodeRequest, Observed, OperandsObserved, StateName
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, StateName
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath

@@ -7,11 +7,11 @@ import pytest
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan, with_device_ids
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.inventory import build_inventory
-from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidia import gpu_uuid

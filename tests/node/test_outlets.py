@@ -8,7 +8,7 @@ import msgspec
 
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, PciAddress
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node import statefile
 from gpuvirt.node.cell import Cell
 from gpuvirt.sim.clock import BEGINNING, SimClock

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId, PciAddress
-from gpuvirt.model.driverjournal import DriverJournal, StartedChange
-from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
 from gpuvirt.node import desiredstatestore, journal, originaldrivers
 from gpuvirt.node.checksummed import DigestField, Fields, HeaderLine, Layout
 from gpuvirt.node.persisted import Persisted

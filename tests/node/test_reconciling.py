@@ -9,11 +9,11 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.ledger import KubeletAccount
-from gpuvirt.model.observed import NodeRequest, Observed
+from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, Observed
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.model.settings import Settings
 from gpuvirt.node import originaldrivers
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.serialworker import ThreadWorker

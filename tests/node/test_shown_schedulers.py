@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed, StateName
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import NodeView, SchedulerView
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, StateName
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import NodeView, SchedulerView
 from gpuvirt.node.serialworker import InlineWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel

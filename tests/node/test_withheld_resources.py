@@ -10,10 +10,10 @@ from gpuvirt.cluster.agent.gpunode import status_of
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import Registration, ResourceView
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics

@@ -7,11 +7,11 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, StateName
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, StateName
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import Registration
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 

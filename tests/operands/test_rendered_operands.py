@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
 

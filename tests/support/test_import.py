@@ -16,7 +16,7 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.hostcopy import copy_host
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host

@@ -18,8 +18,8 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_setup
 from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.findings import Finding
-from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.doctor.findings import Finding
+from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.node import originaldrivers
 from gpuvirt.paths import HostPath

@@ -16,10 +16,10 @@ from gpuvirt import __version__
 from gpuvirt.archive import Manifest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, ResourceName
 from gpuvirt.kubelet.checkpoint import Data, PodDevices
-from gpuvirt.model.candidates import Target
-from gpuvirt.model.ledger import Consumer, Entry, FormerTenant, Ledger
+from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.model.settings import Settings
 from gpuvirt.node import journal, snapshot
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock

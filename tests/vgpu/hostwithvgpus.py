@@ -8,8 +8,8 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.vgpu import GpuModes
 from gpuvirt.hardware import nvidiasmi
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gpuvirt.model import vgpuconfig
-from gpuvirt.model.devicefilter import parse_filter
-from gpuvirt.model.profiles import parse_profile
-from gpuvirt.model.vgpuentries import Entry
+from gpuvirt.model.desired import vgpuconfig
+from gpuvirt.model.desired.devicefilter import parse_filter
+from gpuvirt.model.desired.vgpuentries import Entry
+from gpuvirt.model.vgputypes.profiles import parse_profile
 
 HERE = Path(__file__).parent
 FACTS = HERE / "vgpu-device-manager-0.5.0.txt"

@@ -6,9 +6,10 @@ import pytest
 
 from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import NVIDIA
-from gpuvirt.model import catalog, pciids
-from gpuvirt.model.catalog import Card, CardType
-from gpuvirt.model.profiles import Series, parse_profile, profile_name
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.catalog import Card, CardType
+from gpuvirt.model.vgputypes.profiles import Series, parse_profile, profile_name
 from gpuvirt.sim.machine import shared_cards
 
 CARDS = catalog.cards()

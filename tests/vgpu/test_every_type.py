@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model import catalog
-from gpuvirt.model.catalog import Card, CardType
-from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.desiredvgpus import Book, ConfigName, config_gpus, resolve
-from gpuvirt.model.invalid import Origin, Source
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, config_gpus, resolve
+from gpuvirt.model.desired.invalid import Origin, Source
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_host

@@ -12,11 +12,11 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.vgpuentries import Sizes
+from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.sim.tools import SimTools

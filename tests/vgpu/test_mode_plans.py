@@ -20,11 +20,6 @@ from gpuvirt.facts.vgpu import (
     SmiReport,
     VgpuHost,
 )
-from gpuvirt.model import catalog
-from gpuvirt.model.change import mixedsizes
-from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.gpustate import GpuState, is_mig, size_of
-from gpuvirt.model.change.instanceplaces import starts
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import (
     CreateInstance,
@@ -36,9 +31,14 @@ from gpuvirt.model.change.steps import (
     SetScheduler,
     VgpuStep,
 )
-from gpuvirt.model.change.vgpuplanning import plan_vgpus
+from gpuvirt.model.change.vgpus import mixedsizes
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
+from gpuvirt.model.change.vgpus.instanceplaces import starts
+from gpuvirt.model.change.vgpus.vgpuplanning import plan_vgpus
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.vgpuentries import Sizes
+from gpuvirt.model.vgputypes import catalog
 from gpuvirt.paths import HostPath
 
 GPU = PciAddress("0000:17:00.0")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import VgpuType
-from gpuvirt.model import profiles
-from gpuvirt.model.profiles import Profile, Series, Suffix, parse_profile, profile_name
+from gpuvirt.model.vgputypes import profiles
+from gpuvirt.model.vgputypes.profiles import Profile, Series, Suffix, parse_profile, profile_name
 
 TIME_SLICED_CARDS = st.from_regex(r"[A-Z0-9]{1,8}(-[A-Za-z]{1,5}){0,2}", fullmatch=True)
 MIG_CARDS = st.from_regex(r"[A-Z0-9]{1,8}", fullmatch=True)

@@ -13,9 +13,9 @@ from gpuvirt.cli.schedulers import Order
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
-from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.scheduling import refuse, registry_scheduler, registry_value
-from gpuvirt.model.moduleoption import FILE
+from gpuvirt.model.change.moduleoption import FILE
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.scheduling import refuse, registry_scheduler, registry_value
 from gpuvirt.node.moduleoptions import read_kept
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_host

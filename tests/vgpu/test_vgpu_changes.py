@@ -8,10 +8,10 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.gpustate import Holding
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.isolation import slots_of
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.gpustate import Holding
+from gpuvirt.model.inventory.isolation import slots_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.gate import UnitBusyError, gate_at

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import PciId
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model import vgpuconfig
-from gpuvirt.model.devicefilter import DeviceFilter, parse_filter
-from gpuvirt.model.profiles import Profile, Series, parse_profile
-from gpuvirt.model.vgpuentries import Entry, NoteCode, Sizes
+from gpuvirt.model.desired import vgpuconfig
+from gpuvirt.model.desired.devicefilter import DeviceFilter, parse_filter
+from gpuvirt.model.desired.vgpuentries import Entry, NoteCode, Sizes
+from gpuvirt.model.vgputypes.profiles import Profile, Series, parse_profile
 
 A10 = PciId(0x10DE, 0x2236)
 

@@ -7,12 +7,13 @@ import pytest
 import yaml
 
 from gpuvirt.facts.ids import PciAddress, PciId, parse_pci_id
-from gpuvirt.model import catalog, configchoice, vgpuconfig
-from gpuvirt.model.configchoice import ConfigGpu
-from gpuvirt.model.nearness import nearest
-from gpuvirt.model.profiles import parse_profile
-from gpuvirt.model.vgpudefaults import builtin_configs
-from gpuvirt.model.vgpuentries import Entry
+from gpuvirt.model.desired import configchoice, vgpuconfig
+from gpuvirt.model.desired.configchoice import ConfigGpu
+from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.vgpuentries import Entry
+from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.profiles import parse_profile
 from tests.commandline import called
 from tests.vgpu import shipped
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType, parse_pci_id
-from gpuvirt.model import configchoice, vgpuconfig
-from gpuvirt.model.configchoice import ConfigGpu
-from gpuvirt.model.desiredvgpus import Book, ConfigName, read_book, resolve
-from gpuvirt.model.devicefilter import DeviceFilter
-from gpuvirt.model.invalid import Origin, Source
-from gpuvirt.model.observed import ConfigText
-from gpuvirt.model.profiles import parse_profile
-from gpuvirt.model.vgpuentries import Entry, NoteCode, Sizes
+from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, read_book, resolve
+from gpuvirt.model.desired import configchoice, vgpuconfig
+from gpuvirt.model.desired.configchoice import ConfigGpu
+from gpuvirt.model.desired.devicefilter import DeviceFilter
+from gpuvirt.model.desired.invalid import Origin, Source
+from gpuvirt.model.desired.observed import ConfigText
+from gpuvirt.model.desired.vgpuentries import Entry, NoteCode, Sizes
+from gpuvirt.model.vgputypes.profiles import parse_profile
 from tests.vgpu import shipped
 
 A10, T4, A2_A16, UNKNOWN = (parse_pci_id(f"10de:{one}") for one in ("2236", "1eb8", "25b6", "ffff"))

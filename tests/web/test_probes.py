@@ -12,9 +12,9 @@ import pytest
 from gpuvirt.apps.node import pages
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import Registration
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import Registration
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.probes import MOST_CONNECTIONS, Answer, Probes

@@ -20,7 +20,7 @@ from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.model.discovery import Labels
+from gpuvirt.model.offers.discovery import Labels
 from gpuvirt.node.discoverer import LOOK_S, Discoverer, unread_line
 from gpuvirt.node.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.tasks import keep_going

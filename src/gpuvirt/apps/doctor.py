@@ -9,14 +9,14 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_setup
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.kubelet.survey import read_kubelet
-from gpuvirt.model import diagnosis
-from gpuvirt.model.evidence import Evidence
-from gpuvirt.model.findings import Report
-from gpuvirt.model.inventory import build_inventory
-from gpuvirt.model.kubevirt import KubeVirt
-from gpuvirt.model.ledger import Ledger
-from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.doctor import diagnosis
+from gpuvirt.model.doctor.evidence import Evidence
+from gpuvirt.model.doctor.findings import Report
+from gpuvirt.model.doctor.kubevirt import KubeVirt
+from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node import snapshot, statefile
 from gpuvirt.paths import KubeletPaths
 

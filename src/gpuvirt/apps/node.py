@@ -18,10 +18,10 @@ from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.observed import ConfigText
-from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.settings import CdiUse, Settings
-from gpuvirt.model.view import AgentView
+from gpuvirt.model.desired.observed import ConfigText
+from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.view import AgentView
 from gpuvirt.node import desiredstatestore
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change import site as change

@@ -16,10 +16,10 @@ from gpuvirt.cli.story import Stage, Story
 from gpuvirt.cli.vgpustory import VgpuStory, cast_of
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model import pciids
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.intervals import Intervals

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.tables import console, paragraph, printable, say
-from gpuvirt.model.explanation import NOT_REACHED, Standing, Way
-from gpuvirt.model.findings import Area, Finding, Report, Result, worst
+from gpuvirt.model.doctor.explanation import NOT_REACHED, Standing, Way
+from gpuvirt.model.doctor.findings import Area, Finding, Report, Result, worst
 from gpuvirt.model.reasons.codes import Level
 
 STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}

@@ -17,7 +17,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware import discovery
 from gpuvirt.hardware.kernel import Kernel, RealKernel
-from gpuvirt.model.discovery import labels_of
+from gpuvirt.model.offers.discovery import labels_of
 from gpuvirt.node.discoverer import unread_line
 from gpuvirt.paths import HostRoots
 from gpuvirt.tasks import until_stopped

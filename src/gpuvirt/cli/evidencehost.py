@@ -11,7 +11,7 @@ from gpuvirt.cluster.vms.evidence import ask_kubevirts
 from gpuvirt.documents import MOST_BYTES
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.model.kubevirt import KubeVirt, parse
+from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.node import snapshot, statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from time import sleep  # noqa: TID251  a command waits for the kubelet
 from typing import TypeVar
 
-from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import UnitId, slots_of
+from gpuvirt.model.change.vgpus.desired import DesiredUnit
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, desires_of

@@ -21,8 +21,8 @@ from gpuvirt.cli import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_name
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node import statefile
 from gpuvirt.node.change.site import site_of
 from gpuvirt.paths import HostRoots, KubeletPaths

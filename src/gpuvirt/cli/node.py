@@ -13,8 +13,8 @@ from gpuvirt.cli.addresses import ListenOption, address_of
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.settings import CdiUse, Settings
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.node import cdifiles, statefile
 from gpuvirt.node.change.site import site_of
 from gpuvirt.node.markers import Markers

@@ -9,10 +9,11 @@ import typer
 from gpuvirt import documents
 from gpuvirt.apps.logs import LogFormat
 from gpuvirt.errors import ConfigError
-from gpuvirt.model import pciids, settings, vgpuconfig
-from gpuvirt.model.observed import ConfigText
-from gpuvirt.model.pciids import Deferred, PciIds, Texts
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired import settings, vgpuconfig
+from gpuvirt.model.desired.observed import ConfigText
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.pciids import Deferred, PciIds, Texts
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 
 SYSTEM_PCI_IDS = (

@@ -13,11 +13,11 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.kubelet.podresources import Consumers
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.change.gpustate import Holding, holdings_of
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle
-from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node import snapshot
 from gpuvirt.node.change.gaterecord import Reading

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from gpuvirt.cli.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.model.inventory import Mode
+from gpuvirt.model.inventory.inventory import Mode
+from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, SchedulerView, VgpuView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.view import GpuView, NodeView, ResourceView, SchedulerView, VgpuView
 
 DEVICE_COLUMNS = (
     *(Column("ADDRESS"), Column("NAME", folds=True, optional=True), Column("MODE")),

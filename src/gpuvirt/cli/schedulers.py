@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.smireport import read_scheduler
-from gpuvirt.model.moduleoption import FILE
+from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.node import moduleoptions
 from gpuvirt.node.change import byhand

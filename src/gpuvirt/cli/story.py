@@ -17,7 +17,7 @@ from gpuvirt.cli.tables import console, say
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.view import NodeView, ResourceView
+from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.node.agent import Agent
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet

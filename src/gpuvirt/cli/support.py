@@ -11,7 +11,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.files import replace_file
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 from gpuvirt.support import sections as archive

@@ -13,8 +13,8 @@ from gpuvirt.clock import RealClock
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node import snapshot, statefile
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, site_of

@@ -8,9 +8,9 @@ from gpuvirt.cli import options, render, vgpuapply, vgpuhost, vgpurender, vgpusc
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.vgpuoptions import Address, ConfigFile, Selected, ValidConfig
 from gpuvirt.errors import ConfigError
-from gpuvirt.model import vgpuconfig
-from gpuvirt.model.nearness import nearest
-from gpuvirt.model.vgpudefaults import builtin_configs
+from gpuvirt.model.desired import vgpuconfig
+from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.node.change.observation import observe
 
 app = typer.Typer(

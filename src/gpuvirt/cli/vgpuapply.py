@@ -13,12 +13,12 @@ from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
-from gpuvirt.model.change.gpustate import GpuState
-from gpuvirt.model.configchoice import desired
-from gpuvirt.model.desiredvgpus import config_gpus, desired_vgpus_of
-from gpuvirt.model.profiles import resolve_type
-from gpuvirt.model.vgpuentries import Entry, Note
+from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.desired.configchoice import desired
+from gpuvirt.model.desired.vgpuentries import Entry, Note
+from gpuvirt.model.vgputypes.profiles import resolve_type
 from gpuvirt.node.change.observation import Observation, observe
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuvirt.errors import ConfigError
-from gpuvirt.model import vgpuconfig
-from gpuvirt.model.nearness import nearest
-from gpuvirt.model.vgpudefaults import builtin_configs
-from gpuvirt.model.vgpuentries import Entry, Note
+from gpuvirt.model.desired import vgpuconfig
+from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.vgpuentries import Entry, Note
+from gpuvirt.model.inventory.nearness import nearest
 
 STDIN = "-"
 

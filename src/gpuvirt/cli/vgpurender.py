@@ -7,9 +7,9 @@ from gpuvirt.cli import render
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.change.gpustate import GpuState
-from gpuvirt.model.profiles import profile_name
+from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgputypes.profiles import profile_name
 
 VGPU_COLUMNS = (
     Column("VGPU"),

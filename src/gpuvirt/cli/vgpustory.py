@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from gpuvirt.cli.story import DemoStuckError, Stage, Story
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model.naming import from_type
-from gpuvirt.model.observed import NodeRequest, Observed, StateName
-from gpuvirt.model.profiles import profile_name
-from gpuvirt.model.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
+from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.inventory.naming import from_type
+from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container
 from gpuvirt.sim.vfs import Carrier

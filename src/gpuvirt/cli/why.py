@@ -12,9 +12,9 @@ from gpuvirt.cli.options import Output
 from gpuvirt.cli.render import json_lines
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import ObjectName
-from gpuvirt.model.explaining import walk
-from gpuvirt.model.target import is_target, object_target
-from gpuvirt.model.vmevidence import ObjectKind
+from gpuvirt.model.doctor.explaining import walk
+from gpuvirt.model.doctor.target import is_target, object_target
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
 
 ClusterFile = Annotated[
     Path | None,

@@ -11,12 +11,12 @@ from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.vms.evidence import ask
 from gpuvirt.facts.ids import ObjectName
-from gpuvirt.model import vmexplanation
-from gpuvirt.model.explanation import NOT_REACHED
-from gpuvirt.model.vmevidence import ObjectKind, ObjectRef
-from gpuvirt.model.vmexplanation import Explanation
-from gpuvirt.model.vmfindings import in_words
-from gpuvirt.model.vmnodes import NodeVerdict
+from gpuvirt.model.doctor.explanation import NOT_REACHED
+from gpuvirt.model.doctor.vms import vmexplanation
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef
+from gpuvirt.model.doctor.vms.vmexplanation import Explanation
+from gpuvirt.model.doctor.vms.vmfindings import in_words
+from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
 
 NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
 

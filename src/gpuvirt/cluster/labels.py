@@ -5,8 +5,8 @@ those of `gpuvirt.io` are our own. What the agent and `gpuvirt discover` decide 
 that one module alone writes and reads is named there.
 """
 
-from gpuvirt.model import discovery
-from gpuvirt.model.workload import LABEL, VGPU_CONFIG_LABEL, Workload
+from gpuvirt.model.desired.workload import LABEL, VGPU_CONFIG_LABEL, Workload
+from gpuvirt.model.offers import discovery
 
 # --- what a node is for, and how far it has come
 

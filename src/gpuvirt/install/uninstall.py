@@ -30,7 +30,7 @@ from gpuvirt.cluster.operator.nodes.labels import taken_back
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.model import discovery
+from gpuvirt.model.offers import discovery
 
 T = TypeVar("T", bound=KubernetesObject)
 

@@ -13,7 +13,7 @@ from gpuvirt.kubelet.checkpoint import gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import Consumers, PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.ledger import KubeletAccount
+from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths

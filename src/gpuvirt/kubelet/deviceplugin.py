@@ -15,10 +15,10 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet import sockets, wire
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.placement import PlacementError
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.placement import PlacementError
+from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.view import ResourceView
 from gpuvirt.node.allocator import AllocationRefusedError, Request
 from gpuvirt.paths import check_socket_path
 

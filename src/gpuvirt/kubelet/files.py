@@ -7,7 +7,7 @@ import msgspec
 from gpuvirt import plain
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.kubelet.checkpoint import Checkpoint, PodDevices
-from gpuvirt.model.pseudonyms import Pseudonyms
+from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 
 CONFIG_KEYS = frozenset({
     *("apiVersion", "kind", "featureGates", "maxPods", "cgroupDriver", "cgroupsPerQOS", "enforceNodeAllocatable"),

@@ -15,8 +15,8 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import sockets
 from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin, SocketTakenError
 from gpuvirt.kubelet.registration import RegistrationFailedError, register
+from gpuvirt.model.offers.view import NodeView, Registration, ResourceView
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.model.view import NodeView, Registration, ResourceView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.paths import KubeletPaths

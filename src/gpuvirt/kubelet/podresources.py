@@ -12,7 +12,7 @@ import grpc.aio
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.proto import podresources_pb2 as pb
-from gpuvirt.model.ledger import Consumer
+from gpuvirt.model.allocation.ledger import Consumer
 
 SERVICE = "v1.PodResourcesLister"
 LIST, ALLOCATABLE = "List", "GetAllocatableResources"

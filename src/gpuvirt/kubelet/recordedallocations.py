@@ -9,10 +9,10 @@ from collections import defaultdict
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.ledger import Consumer
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.allocation.recorded import Recorded
 from gpuvirt.model.reasons import Seen, refusals
-from gpuvirt.model.recorded import Recorded
 from gpuvirt.paths import KubeletPaths
 
 Version = tuple[int, int, int, frozenset[PodUid]]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.model.attachment import Attachment
-from gpuvirt.model.view import ResourceView
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.offers.view import ResourceView
 
 VERSION = "v1beta1"
 HEALTHY = "Healthy"

@@ -13,14 +13,14 @@ from gpuvirt.clock import Signal, Timer, until_tick_s
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.invalid import InvalidDesired
-from gpuvirt.model.ledger import KubeletAccount
-from gpuvirt.model.observed import NodeRequest, OperandsObserved, Progress
-from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import AgentView, NodeView, Registration
 from gpuvirt.node import dependencies, originaldrivers
 from gpuvirt.node.allocator import Allocator, Callbacks
 from gpuvirt.node.cdifiles import CdiFiles

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuvirt.clock import Clock
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.holds import Holds, find_holds
-from gpuvirt.model.ledger import Entry, Known, KubeletAccount, adopt
-from gpuvirt.model.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.holds import Holds, find_holds
+from gpuvirt.model.allocation.ledger import Entry, Known, KubeletAccount, adopt
+from gpuvirt.model.allocation.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node.state import NodeState
 from gpuvirt.node.unfinished import Unfinished
 

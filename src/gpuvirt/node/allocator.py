@@ -17,13 +17,13 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid, 
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.devicefacts import AskedDevice, FreshFacts, may_sleep, read_devices
-from gpuvirt.model.allocationcheck import why_refused
-from gpuvirt.model.attachment import Attachment, attach
-from gpuvirt.model.candidates import Candidate
-from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.ledger import UNCONFIRMED_FOR, Entry, Former, FormerTenant, record
-from gpuvirt.model.offers import Offer
-from gpuvirt.model.placement import Place, prefer
+from gpuvirt.model.allocation.attachment import Attachment, attach
+from gpuvirt.model.allocation.ledger import UNCONFIRMED_FOR, Entry, Former, FormerTenant, record
+from gpuvirt.model.allocation.placement import Place, prefer
+from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.offers.allocationcheck import why_refused
+from gpuvirt.model.offers.offers import Offer
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
 from gpuvirt.node.allocated import Allocated, Allocations
 from gpuvirt.node.change.gate import Gate, UnitBlockedError, UnitBusyError

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
-from gpuvirt.model import cdi
+from gpuvirt.model.offers import cdi
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.intervals import Intervals

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.serialworker import SerialWorker

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.modes import Questions
 from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.observed import Progress
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.modes import Questions
+from gpuvirt.model.desired.observed import Progress
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.change.attempts import ReportProblem
 from gpuvirt.node.desiredunits import DesiredUnits

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.observed import ConfigText, NodeRequest
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.checksummed import HeaderLine
 from gpuvirt.node.persisted import Persisted, Reasons, WriteBehind

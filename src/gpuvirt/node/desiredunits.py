@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit
-from gpuvirt.model.desiredvgpus import Book, ConfigName
-from gpuvirt.model.gpumodes import Modes
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.change.vgpus.desired import DesiredGpu, DesiredUnit
+from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
+from gpuvirt.model.desired.gpumodes import Modes
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.changes import Change, ReadAllocations
 from gpuvirt.node.change.drainrequest import VGPUS

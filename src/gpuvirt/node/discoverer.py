@@ -7,7 +7,7 @@ from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware import discovery
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.model.discovery import Labels, labels_of
+from gpuvirt.model.offers.discovery import Labels, labels_of
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
 

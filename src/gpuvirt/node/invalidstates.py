@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from gpuvirt.model.invalid import InvalidDesired, Source, unknown_addresses
+from gpuvirt.model.desired.invalid import InvalidDesired, Source, unknown_addresses
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.vgpuplans import VgpuPlans
 

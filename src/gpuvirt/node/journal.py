@@ -7,7 +7,7 @@ kubelet does not wait for our disk.
 from pathlib import Path
 
 from gpuvirt.clock import Clock
-from gpuvirt.model.ledger import Ledger
+from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.reasons import nodeproblems
 from gpuvirt.node.checksummed import HeaderLine
 from gpuvirt.node.persisted import Persisted, Reasons, WriteBehind

@@ -5,8 +5,19 @@ from types import MappingProxyType
 
 from gpuvirt.facts.ids import BootId, ResourceName, VgpuType
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.ledger import Entry, Former, Known, KubeletAccount, Ledger, adopt, locate, of_boot, remember, settle
-from gpuvirt.model.offers import Offers, first_names
+from gpuvirt.model.allocation.ledger import (
+    Entry,
+    Former,
+    Known,
+    KubeletAccount,
+    Ledger,
+    adopt,
+    locate,
+    of_boot,
+    remember,
+    settle,
+)
+from gpuvirt.model.offers.offers import Offers, first_names
 
 
 class LedgerKeeper:

@@ -9,8 +9,8 @@ import logging
 from pathlib import Path
 
 from gpuvirt.clock import Signal
-from gpuvirt.model.validation import Check, Condition
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.offers.validation import Check, Condition
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.files import replace_file
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.observed import NodeSpec
+from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.offers.withholding import Withholding
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.model.withholding import Withholding
 
 Note = Callable[[str, Reason | None], object]
 

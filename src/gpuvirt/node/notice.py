@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.model.offers import Offers
-from gpuvirt.model.schedulable import Count, counts, free_names, is_known
+from gpuvirt.model.offers.offers import Offers
+from gpuvirt.model.offers.schedulable import Count, counts, free_names, is_known
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.intervals import Intervals
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.model.observed import OperandsObserved
+from gpuvirt.model.desired.observed import OperandsObserved
 from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.intervals import Intervals

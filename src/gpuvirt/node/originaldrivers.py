@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
-from gpuvirt.model.driverjournal import DriverJournal, StartedChange
+from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.checksummed import DigestField, Fields
 from gpuvirt.node.persisted import Persisted

@@ -5,12 +5,12 @@ from datetime import datetime
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.allocations import Allocations, Unknown
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import KubeletAccount, allocations_of
-from gpuvirt.model.podallocations import PodAllocations, map_allocations
+from gpuvirt.model.allocation.allocations import Allocations, Unknown
+from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
+from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations
+from gpuvirt.model.allocation.recorded import ReadRecorded, any_consumer
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.model.recorded import ReadRecorded, any_consumer
 from gpuvirt.node.change.changes import pods_by_gpu
 from gpuvirt.node.change.gaterecord import APART_S, Reading, with_reading
 from gpuvirt.node.change.inputs import Account, Inputs

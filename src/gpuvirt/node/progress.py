@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.isolation import UnitId
-from gpuvirt.model.observed import Progress, StateName
+from gpuvirt.model.desired.observed import Progress, StateName
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, in_words
 from gpuvirt.node.change.unitchange import Outcome
 from gpuvirt.node.dependencies import Dependencies

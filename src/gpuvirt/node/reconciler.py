@@ -16,13 +16,13 @@ from datetime import datetime
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, desired_drivers
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.drivers import interrupted, unmet
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.driverjournal import DriverJournal
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu, DesiredUnit, desired_drivers
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node import originaldrivers, progress
 from gpuvirt.node.change.attempts import Attempts, ChangeWorker, Circumstances

@@ -13,7 +13,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.smireport import read_scheduler
 from gpuvirt.hardware.tools import PROGRAM, Tools
-from gpuvirt.model.change.scheduling import SchedulerContext, SchedulerReport
+from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport
 from gpuvirt.node.intervals import Intervals
 from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.node.state import NodeState

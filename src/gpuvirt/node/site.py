@@ -7,8 +7,8 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.model.observed import ConfigText
-from gpuvirt.model.recorded import ReadRecorded
+from gpuvirt.model.allocation.recorded import ReadRecorded
+from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.node.change import site as change
 from gpuvirt.node.markers import Markers
 from gpuvirt.node.serialworker import SerialWorker

@@ -7,9 +7,9 @@ from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import Tools
-from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.modes import Questions
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.modes import Questions
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.dependencies import Dependencies
 from gpuvirt.node.intervals import Intervals

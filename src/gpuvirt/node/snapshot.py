@@ -9,10 +9,10 @@ from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
-from gpuvirt.model.ledger import KubeletAccount, Ledger
-from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node import journal
 from gpuvirt.node.state import NodeState
 

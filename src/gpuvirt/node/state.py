@@ -9,26 +9,26 @@ from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.change.desired import DesiredDrivers
+from gpuvirt.model.allocation.knowndevices import known_devices
+from gpuvirt.model.allocation.ledger import Former, KubeletAccount, Ledger
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
-from gpuvirt.model.change.gpustate import Holding, holdings_of
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.desiredvgpus import Book, ConfigName
-from gpuvirt.model.gpumodes import Modes
-from gpuvirt.model.invalid import InvalidDesired
-from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.knowndevices import known_devices
-from gpuvirt.model.ledger import Former, KubeletAccount, Ledger
-from gpuvirt.model.naming import Naming
-from gpuvirt.model.observed import NodeRequest, NodeSpec
-from gpuvirt.model.offers import OfferInputs, Offers, make_offers
-from gpuvirt.model.pciids import PciIds
+from gpuvirt.model.change.vgpus.desired import DesiredDrivers
+from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
+from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
+from gpuvirt.model.desired.gpumodes import Modes
+from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.workload import addresses_of_settings, named_addresses
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.offers import OfferInputs, Offers, make_offers
+from gpuvirt.model.offers.validation import conditions, workload_of
+from gpuvirt.model.offers.view import AgentView, NodeView, Registration, Sitter, draw
+from gpuvirt.model.offers.withholding import Withholding, withholdings
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.validation import conditions, workload_of
-from gpuvirt.model.view import AgentView, NodeView, Registration, Sitter, draw
-from gpuvirt.model.withholding import Withholding, withholdings
-from gpuvirt.model.workload import addresses_of_settings, named_addresses
 from gpuvirt.node.change.changes import Changes
 from gpuvirt.node.invalidstates import InvalidStates
 from gpuvirt.node.ledgerkeeper import LedgerKeeper

@@ -12,7 +12,7 @@ import msgspec
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.files import replace_file
 from gpuvirt.node.intervals import Intervals

@@ -9,9 +9,9 @@ between, or could not be read, makes the device another container's: then the re
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.ledger import Consumer, Entry
-from gpuvirt.model.recorded import Recorded
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.ledger import Consumer, Entry
+from gpuvirt.model.allocation.recorded import Recorded
 
 Key = tuple[ResourceName, DeviceId]
 

@@ -9,25 +9,25 @@ from dataclasses import replace
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import Scheduler, SmiReport
-from gpuvirt.model import invalidvgpus
-from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
-from gpuvirt.model.change.gpustate import (
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.planner import plan_vgpus
+from gpuvirt.model.change.vgpus import invalidvgpus
+from gpuvirt.model.change.vgpus.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, DesiredTypes, config_gpus, resolve
+from gpuvirt.model.change.vgpus.gpustate import (
     NAMESPACE,
     GpuState,
     Holding,
     gpu_state_of,
     with_report,
 )
-from gpuvirt.model.change.modes import Questions, questions
-from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.change.planner import plan_vgpus
-from gpuvirt.model.change.scheduling import SchedulerContext, SchedulerReport, scheduler_context_of
-from gpuvirt.model.configchoice import ConfigGpu
-from gpuvirt.model.desiredvgpus import Book, ConfigName, DesiredTypes, config_gpus, resolve
-from gpuvirt.model.gpumodes import DesiredMode, Modes
-from gpuvirt.model.invalid import InvalidDesired, Source
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry
+from gpuvirt.model.change.vgpus.modes import Questions, questions
+from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport, scheduler_context_of
+from gpuvirt.model.desired.configchoice import ConfigGpu
+from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.desired.invalid import InvalidDesired, Source
+from gpuvirt.model.inventory.inventory import Inventory
 
 WHOLE = frozenset({DesiredMode.PASSTHROUGH, DesiredMode.CONTAINER})
 

@@ -1,9 +1,9 @@
 """What is wanted of a node, as the cluster or the settings say it: modes of GPUs, vGPU configs and which of them."""
 
-from gpuvirt.model.desiredvgpus import Book, config_name, read_book, without_text
-from gpuvirt.model.observed import ConfigText
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.workload import modes_of, overridden_label
+from gpuvirt.model.change.vgpus.desiredvgpus import Book, config_name, read_book, without_text
+from gpuvirt.model.desired.observed import ConfigText
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.workload import modes_of, overridden_label
 from gpuvirt.node.desiredstatestore import DesiredStateStore
 from gpuvirt.node.state import NodeState
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import KubeletAccount
-from gpuvirt.model.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 
 

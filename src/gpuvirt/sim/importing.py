@@ -24,7 +24,7 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platform import read_setup
 from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.inventory import build_inventory
+from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.node import originaldrivers
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuvirt.facts.vgpu import SchedulerPolicy
-from gpuvirt.model import pciids
+from gpuvirt.model.inventory import pciids
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.vgpu import MigProfileSpec, SimVgpuHost, VgpuTypeSpec

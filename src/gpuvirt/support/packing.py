@@ -14,11 +14,11 @@ from gpuvirt.archive import Entry, LeftOut, NotRead
 from gpuvirt.clock import Clock
 from gpuvirt.errors import DamagedError
 from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.model.ledger import Ledger
-from gpuvirt.model.pciids import PciIds
-from gpuvirt.model.pseudonyms import Pseudonyms
-from gpuvirt.model.settings import Settings
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.doctor.pseudonyms import Pseudonyms
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.plain import Plain
 

@@ -20,8 +20,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.hostcopy import LEFT_OUT, copy_host
 from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.kubelet import checkpoint, files
-from gpuvirt.model.pseudonyms import Pseudonyms
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.doctor.pseudonyms import Pseudonyms
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node import journal, originaldrivers, snapshot, statefile
 from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from gpuvirt.model.view import NodeView
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.telemetry import Telemetry
 from gpuvirt.web.exposition import counter, gauge, head, number, text_of
 

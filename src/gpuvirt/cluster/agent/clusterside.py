@@ -25,9 +25,9 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
-from gpuvirt.model.observed import NodeRequest, OperandsObserved, Progress
+from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 from gpuvirt.node.notice import Notice
 from gpuvirt.tasks import keep_going

@@ -21,11 +21,11 @@ from gpuvirt.cluster.kinds.gpunode import (
 )
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.model.invalid import InvalidDesired
-from gpuvirt.model.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.offers.validation import Check
+from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, in_words
-from gpuvirt.model.validation import Check
-from gpuvirt.model.view import GpuView, NodeView, ResourceView, VgpuView
 
 MOST_MESSAGE = 4000
 """Characters of a condition's message; the API's own limit is 32,768."""

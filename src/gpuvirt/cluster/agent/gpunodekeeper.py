@@ -17,8 +17,8 @@ from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.known import Known
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.view import NodeView
 from gpuvirt.node.cell import Cell
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.schedulable import Count
+from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.node.notice import Notice
 
 

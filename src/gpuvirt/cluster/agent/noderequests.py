@@ -6,7 +6,7 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.core import ConfigMap, Node
 from gpuvirt.cluster.labels import CONFIG_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.model.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 
 CONFIG_KEY = "config.yaml"
 """The entry of the ConfigMap that has the vGPU configs."""

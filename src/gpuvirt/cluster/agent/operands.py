@@ -14,7 +14,7 @@ from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
 from gpuvirt.cluster.resources import Metadata, pods
-from gpuvirt.model.observed import OperandsObserved
+from gpuvirt.model.desired.observed import OperandsObserved
 from gpuvirt.node.cell import Cell
 
 RUNS = "true"

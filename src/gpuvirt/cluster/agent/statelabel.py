@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.labels import REASON_ANNOTATION, STATE_LABEL, WORKLOAD_REASON_ANNOTATION, WORKLOAD_STATE_LABEL
-from gpuvirt.model.observed import Progress
+from gpuvirt.model.desired.observed import Progress
 from gpuvirt.node.cell import Cell
 
 MOST_REASON = 1000

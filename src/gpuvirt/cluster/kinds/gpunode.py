@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.resources import Metadata, Resource
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.selectors import ResourceKind
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.devices.selectors import ResourceKind
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
 API_VERSION = f"{GROUP}/{VERSION}"

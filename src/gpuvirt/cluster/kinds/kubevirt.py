@@ -11,7 +11,7 @@ import msgspec
 
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
-from gpuvirt.model.kubevirt import MediatedDevices, Spec, Status
+from gpuvirt.model.doctor.kubevirt import MediatedDevices, Spec, Status
 
 KUBEVIRTS = Resource("kubevirts", "kubevirt.io")
 HYPER_CONVERGEDS = Resource("hyperconvergeds", "hco.kubevirt.io", "v1beta1")

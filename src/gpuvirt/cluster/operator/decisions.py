@@ -41,8 +41,8 @@ from gpuvirt.cluster.operator.policy.status import Progress
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
+from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, clusterproblems
-from gpuvirt.model.workload import Workload
 
 COEXIST_OPTION = "--coexist"
 KATA_AT = "$.spec.sandboxWorkloads.mode"

@@ -18,7 +18,7 @@ from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_n
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.model.workload import Workload
+from gpuvirt.model.desired.workload import Workload
 
 NodeWrite = PatchNode | ApplyGpuNode | DeleteObject
 

@@ -26,8 +26,8 @@ from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Prob
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import apps_by_node
 from gpuvirt.cluster.operator.policy import policies
+from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.workload import Workload
 
 PLUGIN, VALIDATOR, VFIO, VGPU_DEVICE_MANAGER_COMPONENT = (
     "sandbox-device-plugin",

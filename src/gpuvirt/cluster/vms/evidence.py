@@ -17,8 +17,8 @@ from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES,
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
 from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.errors import ConfigError
-from gpuvirt.model.kubevirt import KubeVirt, parse
-from gpuvirt.model.vmevidence import ObjectKind, ObjectRef, VmEvidence
+from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef, VmEvidence
 
 T = TypeVar("T", bound=KubernetesObject)
 

@@ -6,7 +6,7 @@ from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Vgpu, Why
 from gpuvirt.cluster.kinds.kubevirt import Devices
-from gpuvirt.model.vmevidence import (
+from gpuvirt.model.doctor.vms.vmevidence import (
     ConditionSeen,
     DeviceRequests,
     DeviceSeen,

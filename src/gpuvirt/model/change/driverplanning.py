@@ -11,8 +11,9 @@ from dataclasses import replace
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
-from gpuvirt.model.allocations import Unknown
-from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.podallocations import unmapped_reasons
+from gpuvirt.model.change.modalias import FALLBACK
 from gpuvirt.model.change.nativedrivers import (
     HEADS,
     leftovers,
@@ -31,9 +32,8 @@ from gpuvirt.model.change.steps import (
     Probe,
     Unbind,
 )
-from gpuvirt.model.isolation import UnitId, spoilers
-from gpuvirt.model.modalias import FALLBACK
-from gpuvirt.model.podallocations import unmapped_reasons
+from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredDrivers
+from gpuvirt.model.inventory.isolation import UnitId, spoilers
 from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, VFIO_DRIVERS, FunctionKind, PciFunction
+from gpuvirt.model.change.modalias import modalias
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import (
     ClearOverride,
@@ -17,7 +18,6 @@ from gpuvirt.model.change.steps import (
     Return,
     Unlock,
 )
-from gpuvirt.model.modalias import modalias
 from gpuvirt.model.reasons import Reason, nativerefusals
 
 HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})

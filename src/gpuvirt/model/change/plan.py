@@ -6,7 +6,7 @@ from itertools import chain
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.model.change.steps import CreateInstance, CreateVgpu, DriverStep, SetScheduler, Step, VgpuStep
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.candidates import Target
-from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.inventory.inventory import Inventory
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import User
-from gpuvirt.model.allocations import Allocations, Unknown
-from gpuvirt.model.change.gpustate import GpuState
-from gpuvirt.model.driverjournal import DriverJournal
-from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.podallocations import Allocation
+from gpuvirt.model.allocation.allocations import Allocations, Unknown
+from gpuvirt.model.allocation.podallocations import Allocation
+from gpuvirt.model.change.driverjournal import DriverJournal
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.reasons import Reason
 
 

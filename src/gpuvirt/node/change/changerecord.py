@@ -10,6 +10,7 @@ from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.facts.pci import STUB_DRIVERS, PciFunction
 from gpuvirt.hardware import modules
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.steps import (
     ClearOverride,
@@ -19,7 +20,6 @@ from gpuvirt.model.change.steps import (
     Return,
     Unbind,
 )
-from gpuvirt.model.driverjournal import DriverJournal, StartedChange
 from gpuvirt.node import originaldrivers
 
 T = TypeVar("T")

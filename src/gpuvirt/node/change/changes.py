@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
-from gpuvirt.model.allocations import Allocations, Unknown
-from gpuvirt.model.candidates import Target
+from gpuvirt.model.allocation.allocations import Allocations, Unknown
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, unmapped_reasons
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.ledger import Entry
-from gpuvirt.model.podallocations import Allocation, PodAllocations, unmapped_reasons
+from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gatefiles import GateFiles, UnitBusyError
 from gpuvirt.node.change.gatepass import Pass

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.desired import DesiredUnit
-from gpuvirt.model.isolation import Slots, UnitId
+from gpuvirt.model.change.vgpus.desired import DesiredUnit
+from gpuvirt.model.inventory.isolation import Slots, UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate import Gate
 from gpuvirt.node.change.gatelock import tries, try_lock

@@ -17,7 +17,7 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it, s
 from types import MappingProxyType
 
 from gpuvirt.clock import RealClock
-from gpuvirt.model.isolation import Slots
+from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change import gaterecord
 from gpuvirt.node.change.gatefiles import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gpuvirt.model.isolation import Slots
+from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change import gaterecord
 from gpuvirt.node.change.gatefiles import GateFiles, UnitBusyError, boot_id, this_process

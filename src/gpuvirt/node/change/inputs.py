@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.model.allocations import Allocations, Unknown
-from gpuvirt.model.change.gpustate import Holding
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.podallocations import PodAllocations
+from gpuvirt.model.allocation.allocations import Allocations, Unknown
+from gpuvirt.model.allocation.podallocations import PodAllocations
+from gpuvirt.model.change.vgpus.gpustate import Holding
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.node.change.gate import Read, no_readings
 
 

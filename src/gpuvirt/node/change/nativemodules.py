@@ -7,8 +7,8 @@ from gpuvirt.facts.pci import PciFunction
 from gpuvirt.hardware import modules
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolError, Tools
+from gpuvirt.model.change.modalias import native_modules
 from gpuvirt.model.change.nativedrivers import alias_of, is_loaded
-from gpuvirt.model.modalias import native_modules
 
 
 def read_native_modules(

@@ -24,7 +24,7 @@ from gpuvirt.model.change.steps import (
     SetScheduler,
     VgpuStep,
 )
-from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
 from gpuvirt.node.change.observation import Observation
 from gpuvirt.node.change.site import Site

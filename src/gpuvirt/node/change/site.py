@@ -12,8 +12,8 @@ from gpuvirt.hardware.scan import scan, scan_some
 from gpuvirt.hardware.tools import HostTools, Tools
 from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.isolation import Slots, UnitId, slots_of
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.gate import Pass, Read, gate_at
 from gpuvirt.paths import HostRoots

@@ -11,8 +11,6 @@ from itertools import chain
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
-from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.plan import (
     DriverPlan,
     Phase,
@@ -21,8 +19,10 @@ from gpuvirt.model.change.plan import (
 )
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.inventory import Inventory, build_inventory
-from gpuvirt.model.isolation import UnitId
+from gpuvirt.model.change.vgpus.desired import DesiredUnit, desired_drivers
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change import driverphase, preflight, vgpurollback
 from gpuvirt.node.change.gate import UnitBusyError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.model.inventory import Inventory
-from gpuvirt.model.isolation import Slots, UnitId, slots_of
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Circumstances
 from gpuvirt.node.change.gate import UnitBusyError, gate_at

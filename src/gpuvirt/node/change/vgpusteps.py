@@ -14,7 +14,6 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.change.gpustate import GpuState
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.steps import (
@@ -29,7 +28,8 @@ from gpuvirt.model.change.steps import (
     SetScheduler,
     VgpuStep,
 )
-from gpuvirt.model.inventory import Inventory
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.node.change.changerecord import recorded_unbind
 from gpuvirt.node.change.changes import Change

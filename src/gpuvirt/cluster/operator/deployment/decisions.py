@@ -16,7 +16,7 @@ from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
 from gpuvirt.cluster.resources import Resource, pods
-from gpuvirt.model.workload import Workload
+from gpuvirt.model.desired.workload import Workload
 
 DAEMON_SETS = "daemonsets"
 FOR_VMS = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})

@@ -25,7 +25,7 @@ from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, Target
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
 
 HISTORY = "gpuvirt-kubevirt-history"

@@ -8,7 +8,7 @@ from gpuvirt.cluster.operator.kubevirt.listing import Listing
 from gpuvirt.cluster.operator.kubevirt.mediated import Handling, holds
 from gpuvirt.cluster.operator.kubevirt.operations import Draft, Operation, annotate, at
 from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
-from gpuvirt.model.selectors import normal
+from gpuvirt.model.devices.selectors import normal
 from gpuvirt.plain import Plain
 
 MDEVS_LEFT_ALONE = "mediated devices are left alone"

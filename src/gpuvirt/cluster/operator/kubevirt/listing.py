@@ -12,8 +12,8 @@ from gpuvirt.cluster.operator.kubevirt.changes import Changes, OurEntry, Part
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.subject import Entry, Subject
+from gpuvirt.model.devices.selectors import normal, spellings
 from gpuvirt.model.reasons import Reason, kubevirtproblems
-from gpuvirt.model.selectors import normal, spellings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
 
 Requesting = Mapping[str, Observed[tuple[RequestsDevices, ...]]]
 """The objects that name devices, by the names of their kinds: a kind that was not heard is not in it, one that is not

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec, Status, Withheld
 from gpuvirt.cluster.operator.kubevirt.changes import Part
 from gpuvirt.cluster.operator.kubevirt.subject import Entry
-from gpuvirt.model.gpumodes import DesiredMode
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
 from gpuvirt.model.reasons import Reason, kubevirtproblems
-from gpuvirt.model.selectors import ResourceKind, Selectors, normal
 
 Offered = Mapping[str, Selectors]
 """By resource; each has selectors."""

@@ -21,8 +21,8 @@ from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of,
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.devices.selectors import normal
 from gpuvirt.model.reasons import Reason, kubevirtproblems
-from gpuvirt.model.selectors import normal
 
 
 @dataclass(frozen=True, slots=True)

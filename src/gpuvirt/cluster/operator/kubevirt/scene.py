@@ -16,8 +16,8 @@ from gpuvirt.cluster.operator.kubevirt.subject import (
     of_kubevirt,
 )
 from gpuvirt.cluster.operator.kubevirt.versions import Version, version_of
-from gpuvirt.model.kubevirt import Configuration
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
+from gpuvirt.model.doctor.kubevirt import Configuration
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 

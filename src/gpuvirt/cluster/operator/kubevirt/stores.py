@@ -9,7 +9,7 @@ from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEV
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtObserved, PatchKubeVirt
 from gpuvirt.cluster.operator.store import AnyStore, Store
 from gpuvirt.cluster.resources import KubernetesObject, Metadata
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
 
 T = TypeVar("T", bound=KubernetesObject)
 

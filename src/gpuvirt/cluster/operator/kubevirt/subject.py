@@ -19,7 +19,12 @@ from gpuvirt.cluster.kinds.kubevirt import (
 from gpuvirt.cluster.operator.kubevirt.changes import Part
 from gpuvirt.cluster.operator.kubevirt.operations import at
 from gpuvirt.cluster.resources import Resource
-from gpuvirt.model.kubevirt import Configuration, DeveloperConfiguration, MediatedDevices, PermittedHostDevices
+from gpuvirt.model.doctor.kubevirt import (
+    Configuration,
+    DeveloperConfiguration,
+    MediatedDevices,
+    PermittedHostDevices,
+)
 
 MANAGED_BY, HCO = "app.kubernetes.io/managed-by", "hco-operator"
 """The label by which HCO marks what it writes; it does not name itself as the owner in all versions."""

@@ -19,7 +19,7 @@ from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import KubernetesObject, Resource
-from gpuvirt.model.observed import Observed
+from gpuvirt.model.desired.observed import Observed
 
 T = TypeVar("T", bound=KubernetesObject)
 

@@ -16,7 +16,7 @@ from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of
 from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES
 from gpuvirt.cluster.resources import Resource
-from gpuvirt.model.checks.kubevirt import MDEV_GATE
+from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 

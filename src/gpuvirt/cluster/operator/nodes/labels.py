@@ -33,7 +33,7 @@ from gpuvirt.cluster.labels import (
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.workload import Workload
+from gpuvirt.model.desired.workload import Workload
 
 MIG_PRODUCTS = ("h100", "a100", "a30")
 

@@ -14,10 +14,10 @@ from gpuvirt.cluster.labels import (
     WORKLOAD_LABEL,
     deploy_label,
 )
-from gpuvirt.model.invalid import InvalidDesired
-from gpuvirt.model.inventory import Mode
+from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.workload import Workload, unknown_workload
+from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.workload import Workload, unknown_workload
 
 MOST_NAMED = 4
 """Users that a message names."""

@@ -17,8 +17,8 @@ from gpuvirt.cluster.labels import (
 )
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, clusterproblems
-from gpuvirt.model.workload import LABEL, Workload
 
 DEVICE_PLUGIN = "device-plugin"
 CONTAINER_SWITCHES = {"driver": "driver", "container-toolkit": "toolkit", DEVICE_PLUGIN: "devicePlugin"}

@@ -14,9 +14,9 @@ from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins, W
 from gpuvirt.cluster.labels import CONFIG_LABEL
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.gpumodes import DesiredMode
-from gpuvirt.model.vgpudefaults import DEFAULT
-from gpuvirt.model.workload import MODES, Workload
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.vgpudefaults import DEFAULT
+from gpuvirt.model.desired.workload import MODES, Workload
 
 
 class _Fields(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
 from gpuvirt.cluster.operator.operands.site import OperandName, Site
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
-from gpuvirt.model.settings import Settings
+from gpuvirt.model.desired.settings import Settings
 
 NAME = OperandName.AGENT.value
 CONFIG_MAP = Settings().vgpu_config_map

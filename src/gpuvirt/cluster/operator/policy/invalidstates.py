@@ -11,9 +11,9 @@ from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
-from gpuvirt.model.invalid import InvalidDesired, Origin, Source, invalid, quoted
+from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source, invalid, quoted
+from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.workload import Workload
 
 CONFIG_KEY = "config.yaml"
 OF_THE_POLICY = frozenset({ReasonCode.CONFIG_INVALID, ReasonCode.KATA_NOT_SUPPORTED})

@@ -16,8 +16,8 @@ from gpuvirt.cluster.operator.nodes.labels import Around
 from gpuvirt.cluster.operator.nodes.placement import Defaults
 from gpuvirt.cluster.operator.nodes.resolve import VgpuSwitch
 from gpuvirt.cluster.operator.operands import agent
-from gpuvirt.model.vgpudefaults import DEFAULT
-from gpuvirt.model.workload import Workload
+from gpuvirt.model.desired.vgpudefaults import DEFAULT
+from gpuvirt.model.desired.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from gpuvirt.cluster.labels import OPERANDS_LABEL
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, in_words
-from gpuvirt.model.workload import Workload
 
 READY, ERROR, UNSUPPORTED, KUBEVIRT = "Ready", "Error", "UnsupportedField", "KubeVirtConfigured"
 INVALID = "DesiredStateInvalid"

@@ -1,0 +1,1 @@
+"""What pods have, and what they get."""

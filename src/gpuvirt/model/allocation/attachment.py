@@ -1,0 +1,100 @@
+"""What a container gets so that a virtual machine in it can use its devices: environment and device nodes.
+
+KubeVirt reads the environment (`PCI_RESOURCE_NVIDIA_COM_GA102GL_A10=0000:65:00.0`). The nodes are `/dev/vfio/vfio` and
+one for each group, with those of iommufd before and after them where the host has it; for several devices the order is
+device by device, as the kubevirt-gpu-device-plugin has it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.naming import cdi_name, env_name
+from gpuvirt.paths import HostPath
+
+VFIO_FOLDER = HostPath("/dev/vfio")
+CONTAINER = HostPath("/dev/vfio/vfio")
+IOMMUFD = HostPath("/dev/iommu")
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What one container gets."""
+
+    env: Mapping[str, str]
+    device_nodes: tuple[HostPath, ...]
+    """Paths on the host; the container has them at the same place, with permissions `mrw`."""
+    cdi_devices: tuple[str, ...] = ()
+    """CDI devices that the container runtime is to apply."""
+
+
+def attach(
+    inventory: Inventory, resource: ResourceName, devices: Sequence[Candidate], settings: Settings
+) -> Attachment:
+    """Return what a container gets for these devices of one resource, in the order in which it asked for them."""
+    mediated = any(device.is_mdev for device in devices)
+    prefix = "MDEV_PCI_RESOURCE" if mediated else "PCI_RESOURCE"
+    env = {env_name(prefix, resource): ",".join(device.id for device in devices)} if devices else {}
+    if not devices:
+        nodes: Iterable[HostPath] = ()
+    elif mediated:
+        each = (_group_nodes(inventory.facts, device) for device in devices)
+        nodes = (VFIO_FOLDER,) if settings.compat.whole_vfio_folder else chain.from_iterable(each)
+    else:
+        nodes = _function_nodes(inventory, devices)
+    named = devices if settings.cdi is CdiUse.ANSWERS else ()
+    cdi_devices = tuple(cdi_name(resource, device.id) for device in named)
+    return Attachment(env, tuple(dict.fromkeys(nodes)), cdi_devices)
+
+
+def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
+    """Return what a virtual machine opens to have one device: its own node, or the container and the group.
+
+    One way and not both, and nothing of its neighbours, since Kata plugs in whatever it is given; `/dev/iommu` it opens
+    by itself. A device that is gone has none: its group's number may be another's by now.
+    """
+    facts, function = inventory.facts, inventory.facts.functions.get(device.carrier)
+    if function is None or (device.target.vgpu is not None and device.target.vgpu not in inventory.vgpus):
+        return ()
+    if not device.is_mdev and facts.platform.iommufd and function.cdevs[:1] and function.cdevs[0] in facts.cdev_nodes:
+        return (HostPath(f"/dev/vfio/devices/{function.cdevs[0]}"),)
+    return tuple(_group_nodes(facts, device))
+
+
+def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Iterator[HostPath]:
+    for device in devices:
+        cdevs = _cdevs(inventory, device)
+        yield from (HostPath(f"/dev/vfio/devices/{name}") for name in cdevs)
+        yield from _group_nodes(inventory.facts, device)
+        if cdevs:
+            yield IOMMUFD
+    given = {device.carrier for device in devices}
+    yield from (region.node for region in inventory.facts.platform.egm if region.gpus <= given)
+
+
+def _group_nodes(facts: Facts, device: Candidate) -> Iterator[HostPath]:
+    """Yield the container's node and the group's; a kernel without VFIO groups has neither, and none may be named."""
+    if device.group is not None and device.group in facts.group_nodes:
+        if facts.platform.vfio_container:
+            yield CONTAINER
+        yield HostPath(f"/dev/vfio/{device.group}")
+
+
+def _cdevs(inventory: Inventory, device: Candidate) -> tuple[str, ...]:
+    """Return the own nodes of all members of a device's group that VFIO has.
+
+    None where the host has no iommufd, or where one member has no node: the group is then opened as a whole.
+    """
+    facts = inventory.facts
+    if not facts.platform.iommufd or device.group is None:
+        return ()
+    members = [facts.functions[address] for address in inventory.groups.get(device.group, ())]
+    served = [function for function in members if function.on_vfio or function.address == device.carrier]
+    if not all(function.cdevs and function.cdevs[0] in facts.cdev_nodes for function in served):
+        return ()
+    return tuple(function.cdevs[0] for function in served)

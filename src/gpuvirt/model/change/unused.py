@@ -1,0 +1,25 @@
+"""Whether a driver for containers may take a host's GPUs: not while a VM can be using one of them."""
+
+from collections.abc import Iterator
+
+from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.model.change.driverplanning import plan_units
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.change.vgpus.desired import DesiredDriver
+from gpuvirt.model.reasons import Reason, refusals
+
+
+def why_not_unused(seen: UnitState) -> tuple[Reason, ...]:
+    """Return why a VM can be using one of NVIDIA's GPUs; what could not be read counts as used."""
+    return tuple(dict.fromkeys(_reasons(seen)))
+
+
+def _reasons(seen: UnitState) -> Iterator[Reason]:
+    gpus = {address: gpu for address, gpu in seen.inventory.gpus.items() if gpu.function.id.vendor == NVIDIA}
+    for address, gpu in gpus.items():
+        if gpu.vgpu_host is not None and gpu.vgpu_host.live:
+            yield refusals.carries_vgpus(address, len(gpu.vgpu_host.live))
+        if gpu.function.on_vfio and seen.inventory.facts.users is None:
+            yield refusals.users_unseen(address)
+    for plan in plan_units(seen, dict.fromkeys(gpus, DesiredDriver.NATIVE)):
+        yield from plan.refusals

@@ -1,0 +1,1 @@
+"""How a GPU comes to carry the desired vGPUs: instances, modes, places, scheduler."""

@@ -1,0 +1,144 @@
+"""Decides in which modes a GPU must be for the vGPUs that are wanted of it, and why it can't be in them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.vgpu import Framework, GpuModes
+from gpuvirt.model.change.steps import ModeStep, SetMigMode, SetMixedSizes
+from gpuvirt.model.change.vgpus import scheduling
+from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.vgpus.gpustate import (
+    Counts,
+    GpuState,
+    is_mig,
+    profile_of,
+    size_of,
+)
+from gpuvirt.model.desired.vgpuentries import Sizes
+from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.profiles import resolve_type
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What nvidia-smi is to be asked of a GPU, beside its modes."""
+
+    types: bool = False
+    """What its types are called: the host does not name one that is wished, or one that is there."""
+    scheduler: bool = False
+
+
+def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus) -> Questions | None:
+    """Return what must be asked before a plan is made, None where the host's files say enough.
+
+    Asking takes seconds, and opens the GPU for a moment.
+    """
+    if function.id.vendor != NVIDIA or gpu_state.host.framework is Framework.SRIOV_VF:
+        return None
+    names = [name for name, number in desired.types.items() if number]
+    profiles = [profile for name in names if (profile := profile_of(name)) is not None]
+    live = [profile for one in gpu_state.host.live if (profile := profile_of(str(one.type))) is not None]
+    unnamed = any(isinstance(one.type, Unread) and one.type_id is not None for one in gpu_state.host.live)
+    needed = (
+        unnamed
+        or desired.sizes is not None
+        or desired.scheduler is not None
+        or any(one.is_mig for one in profiles)
+        or len({one.gb for one in profiles}) > 1
+        or (bool(names) and len({one.gb for one in live}) > 1)
+        or (bool(names) and _may_be_cut(function, gpu_state) and not gpu_state.shares_time)
+    )
+    if not needed:
+        return None
+    known = gpu_state.known_types
+    return Questions(unnamed or any(resolve_type(name, known) is None for name in names), desired.scheduler is not None)
+
+
+def _may_be_cut(function: PciFunction, gpu_state: GpuState) -> bool:
+    cards = catalog.cards_of(function.id, function.subsystem)
+    return any(card.is_mig for card in cards) or any(is_mig(one) for one in gpu_state.known_types)
+
+
+def switches(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> tuple[ModeStep, ...]:
+    """Return the switches that bring a GPU into the modes that are wanted; nothing of it may be there then."""
+    if gpu_state.smi is None:
+        return ()
+    gpu, modes = gpu_state.host.gpu, gpu_state.smi.modes
+    then = modes_then(modes, desired_counts, desired)
+    steps: list[ModeStep] = []
+    if isinstance(then.mig, bool) and then.mig is not modes.mig:
+        steps.append(SetMigMode(gpu, then.mig))
+    mixed = desired.sizes is Sizes.MIXED
+    if then.mig is not True and desired.sizes is not None and mixed is not (modes.mixed_sizes is True):
+        steps.append(SetMixedSizes(gpu, mixed))
+    return tuple(steps)
+
+
+def modes_then(modes: GpuModes, desired_counts: Counts, desired: DesiredVgpus) -> GpuModes:
+    """Return the modes that a GPU is to be in."""
+    if any(is_mig(one) for one in desired_counts):
+        return replace(modes, mig=True, mixed_sizes=None)
+    then = replace(modes, mig=False, gpu_instances=()) if modes.mig is True and desired_counts else modes
+    if desired.sizes is not None and then.mig is not True:
+        then = replace(then, mixed_sizes=desired.sizes is Sizes.MIXED)
+    return then
+
+
+def is_mixed(gpu_state: GpuState, desired: DesiredVgpus) -> bool:
+    """Return whether vGPUs of several sizes may share a GPU once it is as it is wished."""
+    return gpu_state.mixed_sizes if desired.sizes is None else desired.sizes is Sizes.MIXED
+
+
+def refuse(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
+    """Yield why a GPU can't be in the modes that are wanted, or is in one that they don't fit."""
+    gpu, cut = gpu_state.host.gpu, sorted(one for one in desired_counts if is_mig(one))
+    shared = sorted(one for one in desired_counts if profile_of(one) is not None and not is_mig(one))
+    if cut and shared:
+        yield shortfalls.modes_differ(gpu, [*cut, *shared])
+        return
+    if gpu_state.smi is not None:
+        yield from _refuse_mig(gpu_state, gpu_state.smi.modes, desired_counts)
+        if not cut:
+            yield from _refuse_sizes(gpu_state, gpu_state.smi.modes, desired_counts, desired)
+        if desired.scheduler is not None:
+            yield from scheduling.refuse(modes_then(gpu_state.smi.modes, desired_counts, desired), desired.scheduler)
+    sizes = {size: one for one in shared if (size := size_of(one)) is not None}
+    unread = gpu_state.smi is not None and isinstance(gpu_state.smi.modes.mixed_sizes, Unread)
+    if len(sizes) > 1 and not is_mixed(gpu_state, desired) and not unread:
+        yield shortfalls.sizes_differ(gpu, sorted(sizes.values()))
+
+
+def _refuse_mig(gpu_state: GpuState, modes: GpuModes, desired_counts: Counts) -> Iterator[Reason]:
+    gpu, on = gpu_state.host.gpu, any(is_mig(one) for one in desired_counts)
+    if not desired_counts:
+        return
+    for said in (modes.mig, modes.mig_pending, modes.gpu_instances):
+        if isinstance(said, Unread):
+            yield refusals.unread(gpu, said)
+            return
+    if on and modes.mig is None:
+        yield shortfalls.no_mode(gpu, "MIG mode", "MIG Mode / Current", "N/A")
+    elif bool(modes.mig) is not on and modes.mig_pending is on:
+        yield shortfalls.mode_pending(gpu, on=on)
+
+
+def _refuse_sizes(
+    gpu_state: GpuState, modes: GpuModes, desired_counts: Counts, desired: DesiredVgpus
+) -> Iterator[Reason]:
+    several = len({size_of(one) for one in desired_counts}) > 1
+    if isinstance(modes.mixed_sizes, Unread):
+        if several or desired.sizes is not None:
+            yield refusals.unread(gpu_state.host.gpu, modes.mixed_sizes)
+        return
+    if desired.sizes is not Sizes.MIXED:
+        return
+    # In MIG mode it may not say whether it could; the catalog does then.
+    by_catalog = modes.mig is True and gpu_state.card is not None and bool(gpu_state.card.mixed_sizes)
+    if modes.can_mix_sizes is False:
+        yield shortfalls.no_mode(
+            gpu_state.host.gpu, "mixed-size mode", "Heterogeneous Time-Slice Sizes", "Not Supported"
+        )
+    elif modes.mixed_sizes is None and modes.can_mix_sizes is not True and not by_catalog:
+        yield shortfalls.no_mode(gpu_state.host.gpu, "mixed-size mode", "vGPU Heterogeneous Mode", "N/A")

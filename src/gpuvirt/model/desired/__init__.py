@@ -1,0 +1,1 @@
+"""What labels, configs, settings and GpuNodes ask for."""

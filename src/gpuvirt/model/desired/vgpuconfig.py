@@ -1,0 +1,200 @@
+"""Named vGPU configs: which vGPUs are wanted on which GPUs, in the grammar of NVIDIA's vgpu-device-manager (v1).
+
+What that program rejects is an error here. What it takes and then never matches, or can't make, is a note with its
+place: a file that works for it works here too. `scheduler` and `sizes` are gpuvirt's own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt import documents, plain
+from gpuvirt.documents import Written
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.model.desired.devicefilter import DeviceFilter, parse_filter
+from gpuvirt.model.desired.vgpuentries import Entry, Note, NoteCode, Sizes
+from gpuvirt.model.desired.vgpureview import review
+from gpuvirt.model.vgputypes.profiles import Profile, parse_profile
+from gpuvirt.plain import Plain, Step
+
+VERSION = "v1"
+CONFIGS = "vgpu-configs"
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuConfigs:
+    """The configs of a file by name, and what is odd about them."""
+
+    configs: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    devices: str | tuple[int, ...]
+    vgpu_devices: dict[str, int] | None
+    device_filter: str | tuple[str, ...] | None = None
+    scheduler: SchedulerPolicy | Scheduler | None = None
+    sizes: Sizes | None = None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    version: str | None = None
+    vgpu_configs: dict[str, tuple[_Entry, ...]] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def load(path: Path) -> VgpuConfigs:
+    """Return the configs in the file `path`, or raise ConfigError."""
+    return parse(documents.text_of(path), where=str(path))
+
+
+def parse(text: str, *, where: str) -> VgpuConfigs:
+    """Return the configs in YAML or JSON, or raise ConfigError; `where` names their origin in messages."""
+    written = documents.parse_written(text, _File, where=where)
+    file = written.value
+    if written.document.content and file.version != VERSION:
+        raise written.fault(f"expected {VERSION!r}, found {file.version!r}; write `version: {VERSION}`", ["version"])
+    if file.vgpu_configs is msgspec.UNSET:
+        return VgpuConfigs()
+    if not file.vgpu_configs:
+        raise written.fault("holds no config; name one, or leave the key out", [CONFIGS])
+    notes: list[Note] = []
+    configs = {name: _entries(written, name, entries, notes) for name, entries in file.vgpu_configs.items()}
+    return VgpuConfigs(configs, tuple(notes))
+
+
+def _entries(written: Written[_File], name: str, entries: tuple[_Entry, ...], notes: list[Note]) -> tuple[Entry, ...]:
+    if not entries:
+        raise written.fault("holds no entry; expected at least one, as in `- devices: all`", [CONFIGS, name])
+    readings = [_Reading(written, [CONFIGS, name, index], notes) for index in range(len(entries))]
+    return tuple(reading.read(entry) for reading, entry in zip(readings, entries, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One entry being read."""
+
+    written: Written[_File]
+    steps: Sequence[Step]
+    notes: list[Note]
+
+    def read(self, entry: _Entry) -> Entry:
+        """Return what the entry says, or raise ConfigError."""
+        types = self._types(entry.vgpu_devices or {})
+        scheduler = Scheduler(entry.scheduler) if isinstance(entry.scheduler, SchedulerPolicy) else entry.scheduler
+        if scheduler is not None:
+            self._check_scheduler(scheduler, types, entry.sizes)
+        for odd in review(types, entry.sizes):
+            self._note(odd.code, ("vgpu-devices", *([odd.type.text] if odd.type else [])), odd.message)
+        return Entry(
+            types=types,
+            indices=self._indices(entry.devices),
+            filters=self._filters(entry.device_filter),
+            scheduler=scheduler,
+            sizes=entry.sizes,
+            place=self._place(()),
+        )
+
+    def _types(self, counts: Mapping[str, int]) -> Mapping[Profile, int]:
+        types: dict[Profile, int] = {}
+        for name, count in counts.items():
+            steps = [*self.steps, "vgpu-devices", name]
+            try:
+                types[parse_profile(name)] = count
+            except InvalidIdError as error:
+                raise self.written.fault(str(error), steps) from error
+            if count < 1:
+                message = f"expected at least 1, found {count}; leave the type out, or write {{}} for no vGPUs"
+                raise self.written.fault(message, steps)
+        if len({profile.is_mig for profile in types}) > 1:
+            message = (
+                "time-sliced and MIG-backed types can't be on one GPU at a time; make two entries for different GPUs"
+            )
+            raise self.written.fault(message, [*self.steps, "vgpu-devices"])
+        return types
+
+    def _indices(self, devices: str | tuple[int, ...]) -> frozenset[int] | None:
+        if isinstance(devices, str):
+            if devices != "all":
+                message = f"expected `all` or a list of numbers, as in [0, 1], found {devices!r}"
+                raise self.written.fault(message, [*self.steps, "devices"])
+            return None
+        if not devices:
+            self._note(NoteCode.BAD_INDEX, ("devices",), "names no GPU, so the entry is for none")
+        for place, index in enumerate(devices):
+            if index < 0:
+                self._note(NoteCode.BAD_INDEX, ("devices", place), f"there is no GPU {index}; they are counted from 0")
+        return frozenset(devices)
+
+    def _filters(self, texts: str | tuple[str, ...] | None) -> frozenset[DeviceFilter] | None:
+        if not texts:
+            return None
+        several: Iterable[tuple[tuple[Step, ...], str]] = (
+            [((), texts)] if isinstance(texts, str) else [((place,), text) for place, text in enumerate(texts)]
+        )
+        filters = set()
+        for steps, text in several:
+            place = ("device-filter", *steps)
+            try:
+                one = parse_filter(text)
+            except InvalidIdError as error:
+                self._note(NoteCode.BAD_FILTER, place, f"{error}; it matches nothing")
+                continue
+            filters.add(one)
+            if one.device.vendor != NVIDIA:
+                message = f"{text!r} matches no GPU of NVIDIA's; the vendor 10DE comes last, as in 0x223610DE"
+                self._note(NoteCode.BAD_FILTER, place, message)
+        return frozenset(filters)
+
+    def _check_scheduler(self, scheduler: Scheduler, types: Iterable[Profile], sizes: Sizes | None) -> None:
+        message = next(_scheduler_faults(scheduler, types, sizes), None)
+        if message is not None:
+            raise self.written.fault(message, [*self.steps, "scheduler"])
+
+    def _place(self, steps: Sequence[Step]) -> str:
+        full = [*self.steps, *steps]
+        return f"{self.written.place(full)}: {plain.told(plain.path_of(full))}"
+
+    def _note(self, code: NoteCode, steps: Sequence[Step], message: str) -> None:
+        self.notes.append(Note(code, self._place(steps), message))
+
+
+def _scheduler_faults(scheduler: Scheduler, types: Iterable[Profile], sizes: Sizes | None) -> Iterator[str]:
+    """Yield why a scheduler can't be; source: NVIDIA's vGPU user guide, RmPVMRL and mixed-size mode."""
+    if scheduler.timeslice_ms is not None and scheduler.policy is SchedulerPolicy.BEST_EFFORT:
+        yield "best-effort has no timeslice; leave timeslice-ms out, or take equal-share or fixed-share"
+    elif scheduler.timeslice_ms is not None and not 1 <= scheduler.timeslice_ms <= 30:
+        yield f"expected a timeslice-ms of 1 to 30, found {scheduler.timeslice_ms}"
+    if scheduler.policy is SchedulerPolicy.FIXED_SHARE and sizes is Sizes.MIXED:
+        yield "fixed-share goes with vGPUs of one size alone; take equal-share, or leave `sizes: mixed` out"
+    if any(profile.is_mig for profile in types):
+        yield "MIG-backed vGPUs have their slices to themselves, and no scheduler; leave it out"
+
+
+def written(configs: Mapping[str, Sequence[Entry]]) -> str:
+    """Return configs as YAML of this grammar."""
+    content: dict[str, Plain] = {name: [_plain(entry) for entry in entries] for name, entries in configs.items()}
+    return plain.write({"version": VERSION, CONFIGS: content})
+
+
+def _plain(entry: Entry) -> Plain:
+    content: dict[str, Plain] = {}
+    indices: Iterable[int] | None = entry.indices
+    if entry.filters:
+        texts: list[Plain] = [*sorted(one.text for one in entry.filters)]
+        content["device-filter"] = texts[0] if len(texts) == 1 else texts
+    elif entry.filters is not None:
+        # No filter at all would match everything, where this entry matches nothing.
+        indices = ()
+    content["devices"] = "all" if indices is None else [*sorted(indices)]
+    content["vgpu-devices"] = {profile.text: count for profile, count in entry.types.items()}
+    if entry.scheduler is not None:
+        policy = entry.scheduler.policy.value
+        slice_ms = entry.scheduler.timeslice_ms
+        content["scheduler"] = policy if slice_ms is None else {"policy": policy, "timeslice-ms": slice_ms}
+    if entry.sizes is not None:
+        content["sizes"] = entry.sizes.value
+    return content

@@ -1,0 +1,1 @@
+"""Which functions and vGPUs could be offered."""

@@ -1,0 +1,175 @@
+"""What could be given to a virtual machine, and why the rest could not."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import Inventory, Vgpu
+from gpuvirt.model.inventory.naming import NAMESPACES, Named, Naming
+from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a device id stands for: a whole function, or a vGPU on a GPU."""
+
+    gpu: PciAddress
+    """The function itself, or the GPU that carries the vGPU."""
+    vgpu: VgpuId | None = None
+    type: VgpuType | None = field(default=None, compare=False)
+    """The vGPU's type when it was given out; another one does not make it another device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device that can be offered."""
+
+    id: DeviceId
+    target: Target
+    named: Named
+    group: IommuGroup | None
+    numa_node: int | None
+    framework: Framework | None
+    """None for a whole function."""
+    carrier: PciAddress
+    """The function that a virtual machine gets, or that its vGPU is made on."""
+
+    @property
+    def is_mdev(self) -> bool:
+        """Whether KubeVirt looks for it among mdevs."""
+        return self.framework is Framework.MDEV
+
+
+def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Iterator[Candidate | Reason]:
+    """Yield each whole function that can be offered, and for the others of interest the reason why not."""
+    for function in inventory.facts.functions.values():
+        if not inventory.matters(function):
+            continue
+        reason = _why_not_whole(inventory, function, settings)
+        if reason is not None:
+            yield reason
+        elif isinstance(function.iommu_group, int):
+            physfn = inventory.facts.functions.get(function.physfn) if function.physfn is not None else None
+            yield Candidate(
+                id=DeviceId(function.address),
+                target=Target(function.address),
+                named=naming.of_function(function.id, is_vf=physfn is not None and physfn.id == function.id),
+                group=function.iommu_group,
+                numa_node=function.numa_node,
+                framework=None,
+                carrier=function.address,
+            )
+
+
+def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
+    """Yield each vGPU that can be offered, and for the others the reason why not."""
+    for vgpu in inventory.vgpus.values():
+        live, gpu = vgpu.live, inventory.facts.functions.get(vgpu.gpu)
+        carrier = inventory.facts.functions.get(live.slot)
+        if (reason := _why_not_vgpu(inventory, vgpu)) is not None:
+            yield reason
+        elif gpu is not None and isinstance(live.type, str) and isinstance(live.group, int):
+            yield Candidate(
+                id=DeviceId(live.id),
+                target=Target(vgpu.gpu, live.id, live.type),
+                named=naming.of_type(gpu.id.vendor, live.type),
+                group=live.group,
+                numa_node=carrier.numa_node if carrier is not None else gpu.numa_node,
+                framework=vgpu.framework,
+                carrier=live.slot,
+            )
+
+
+def why_not(inventory: Inventory, settings: Settings, device: Candidate) -> Reason | None:
+    """Return why a device can't be offered, None where it can, or is not there."""
+    if device.target.vgpu is not None:
+        vgpu = inventory.vgpus.get(device.target.vgpu)
+        return _why_not_vgpu(inventory, vgpu) if vgpu is not None else None
+    function = inventory.facts.functions.get(device.carrier)
+    return _why_not_whole(inventory, function, settings) if function is not None else None
+
+
+def _why_not_vgpu(inventory: Inventory, vgpu: Vgpu) -> Reason | None:
+    live, gpu = vgpu.live, inventory.facts.functions.get(vgpu.gpu)
+    for found in (live.type, live.group):
+        if isinstance(found, Unread):
+            return refusals.unread(live.id, found)
+    if live.group is None:
+        return refusals.no_group(live.id, is_mdev=vgpu.framework is Framework.MDEV)
+    if vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
+        return refused
+    if gpu is None or gpu.id.vendor not in NAMESPACES:
+        what = "is carried by a device that is no GPU of NVIDIA, AMD or Intel"
+        return notoffered.malformed(live.id, what, Seen(vgpu.gpu))
+    return None
+
+
+def shares_group(inventory: Inventory, settings: Settings, candidate: Candidate) -> bool:
+    """Return whether other functions that could be offered are in a device's group."""
+    members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
+    others = (inventory.facts.functions[address] for address in members if address != candidate.carrier)
+    return any(other.on_vfio and settings.offers(other.kind) for other in others)
+
+
+def _why_not_whole(inventory: Inventory, function: PciFunction, settings: Settings) -> Reason | None:
+    address, driver = function.address, function.driver
+    if isinstance(driver, Unread):
+        return refusals.unread(address, driver)
+    if not function.on_vfio:
+        return _not_on_vfio(inventory, function)
+    if not settings.offers(function.kind):
+        return notoffered.kind_not_offered(function, settings.offer)
+    return _why_not_accepted(address) or _why_not_on_vfio(function)
+
+
+def _why_not_accepted(address: str) -> Reason | None:
+    if len(address.partition(":")[0]) <= 4:
+        return None
+    return notoffered.address_not_accepted(address)
+
+
+def _why_not_on_vfio(function: PciFunction) -> Reason | None:
+    address = function.address
+    if function.physfn is not None and function.id.vendor == NVIDIA:
+        return notoffered.virtual_function(function)
+    if function.virtfns:
+        return refusals.vfs_enabled(function)
+    if isinstance(function.iommu_group, Unread):
+        return refusals.unread(address, function.iommu_group)
+    return refusals.no_group(address) if function.iommu_group is None else None
+
+
+def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
+    address = function.address
+    gpu = inventory.gpus.get(function.physfn or address)
+    if gpu is not None and gpu.vgpu_host is not None:
+        if function.physfn is not None or gpu.vgpu_host.live:
+            carried = sum(live.slot == address or function.physfn is None for live in gpu.vgpu_host.live)
+            return refusals.carries_vgpus(address, carried)
+        return notoffered.no_vgpus(
+            address, "could carry vGPUs, but has none", fix="create vGPUs on it, or bind it to vfio-pci"
+        )
+    if function.driver is None:
+        return _without_driver(inventory, function)
+    return notoffered.native_driver(address, str(function.driver))
+
+
+def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
+    address = function.address
+    if using := _users(inventory, function):
+        return refusals.unbind_pending(address, using)
+    if leaving := inventory.facts.users_of_lost_nodes:
+        return refusals.unbind_pending(address, leaving, certain=False)
+    if function.iommu_group is None:
+        return refusals.no_group(address)
+    return notoffered.no_driver(address)
+
+
+def _users(inventory: Inventory, function: PciFunction) -> Sequence[User]:
+    """Return who has a function's group open."""
+    users = inventory.facts.users
+    return (users or {}).get(function.iommu_group, ()) if isinstance(function.iommu_group, int) else ()

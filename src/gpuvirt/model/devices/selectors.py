@@ -1,0 +1,65 @@
+"""By what KubeVirt selects the devices of a resource: ids of PCI functions, names of mdev types.
+
+Source: KubeVirt's `permittedHostDevices`. It compares an id (`10DE:2236`) in any case, and a type's name with `_` for
+each space. A vGPU that is a VF on its vendor's driver is a PCI function to it, selected by the VF's id.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+from gpuvirt.facts.ids import PciAddress, is_mdev_uuid
+from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.inventory.inventory import Inventory
+
+_PCI_ID = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
+
+
+class ResourceKind(StrEnum):
+    """What the devices of a resource are."""
+
+    WHOLE = "whole"
+    VGPU = "vgpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Selectors:
+    """What feeds a resource; sorted, each once."""
+
+    kind: ResourceKind = ResourceKind.WHOLE
+    pci: tuple[str, ...] = ()
+    """`10DE:2236`"""
+    mdev: tuple[str, ...] = ()
+    """`NVIDIA A10-24Q`, as the host says it."""
+
+
+def selectors_of(inventory: Inventory, devices: Iterable[Candidate]) -> Selectors:
+    """Return by what the devices of one resource are selected; what is gone from the host selects nothing."""
+    pci, mdev, kind = set[str](), set[str](), ResourceKind.WHOLE
+    for device in devices:
+        target = device.target
+        if target.vgpu is not None:
+            kind = ResourceKind.VGPU
+        if target.vgpu is not None and is_mdev_uuid(target.vgpu):
+            mdev |= {str(target.type)} if target.type is not None else set()
+            continue
+        function = inventory.facts.functions.get(PciAddress(target.vgpu) if target.vgpu is not None else target.gpu)
+        if function is not None:
+            pci.add(str(function.id).upper())
+    return Selectors(kind, tuple(sorted(pci)), tuple(sorted(mdev)))
+
+
+def normal(selector: str) -> str:
+    """Return a selector as KubeVirt compares it."""
+    return selector.lower() if _PCI_ID.fullmatch(selector) else selector.replace(" ", "_").strip()
+
+
+def spellings(selector: str) -> Iterator[str]:
+    """Yield all that KubeVirt takes for the same selector, the given one first."""
+    if not _PCI_ID.fullmatch(selector):
+        yield from dict.fromkeys((selector, selector.replace(" ", "_")))
+        return
+    letters = [dict.fromkeys((one, one.lower(), one.upper())) for one in selector]
+    yield from ("".join(one) for one in product(*letters))

@@ -1,0 +1,1 @@
+"""What is wrong, and why a VM or a device is blocked."""

@@ -1,0 +1,213 @@
+"""Checks of KubeVirt's configuration: whether machines may have what we offer, and who makes mediated devices."""
+
+from collections.abc import Iterator, Mapping
+
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.devices.selectors import normal
+from gpuvirt.model.doctor.evidence import Evidence
+from gpuvirt.model.doctor.findings import Finding, fine, listed, problem
+from gpuvirt.model.doctor.kubevirt import KubeVirt, Permitted
+from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.offers.view import ResourceView
+from gpuvirt.model.reasons import FindingCode, Seen
+
+GRACE = {"10de:2342", "10de:2348", "10de:2941"}
+"""GPUs that KubeVirt gives away with these gates alone (its webhook for machines)."""
+GRACE_GATES = ("GraceIOVirtualization", "PCINUMAAwareTopology", "IOMMUFD")
+
+GATES_FIELD = "developerConfiguration.featureGates"
+HOST_DEVICES = "HostDevices"
+"""The gate without which KubeVirt's webhook refuses VMIs with `hostDevices`."""
+
+MDEV_GATE = "DisableMDEVConfiguration"
+"""The older way of telling KubeVirt to leave mediated devices alone."""
+
+
+def _place(kubevirt: KubeVirt, path: str) -> str:
+    return f"KubeVirt {kubevirt.metadata.namespace}/{kubevirt.metadata.name} $.spec.configuration.{path}"
+
+
+def _entries(kubevirt: KubeVirt) -> Mapping[str, list[tuple[str, Permitted]]]:
+    found: dict[str, list[tuple[str, Permitted]]] = {}
+    permitted = kubevirt.configuration.permitted_host_devices
+    for place, entry in permitted.entries() if permitted is not None else ():
+        found.setdefault(entry.resource_name, []).append((f"permittedHostDevices.{place}", entry))
+    return found
+
+
+def not_permitted_by(kubevirt: KubeVirt, name: str) -> Seen | None:
+    """Return where a KubeVirt would have to permit a resource that it does not permit, None where it does."""
+    entries = _entries(kubevirt)
+    if kubevirt.configuration.permitted_host_devices is None or name in entries:
+        return None
+    return Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty")
+
+
+def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
+    """Return what is said of a VM that requests `hostDevices` where the gate is missing that it needs for them."""
+    if HOST_DEVICES in kubevirt.gates:
+        return None
+    return problem(
+        FindingCode.FEATURE_GATE_MISSING,
+        subject,
+        f"requests hostDevices, for which KubeVirt needs the feature gate {HOST_DEVICES}",
+        (Seen(_place(kubevirt, GATES_FIELD), listed(sorted(kubevirt.gates)) or "none"),),
+        why=f"KubeVirt {kubevirt.version} refuses to start such VMs; `gpus` in place of `hostDevices` needs no gate",
+        fix=(f"# add to spec.configuration.{GATES_FIELD}, and leave the others:", f"- {HOST_DEVICES}"),
+    )
+
+
+def permitted_names(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt permits each resource of this node, and leaves offering it to us."""
+    for kubevirt in evidence.kubevirts or ():
+        if kubevirt.configuration.permitted_host_devices is None:
+            yield fine("KubeVirt", "permits all devices", Seen(_place(kubevirt, "permittedHostDevices"), "not set"))
+            continue
+        entries = _entries(kubevirt)
+        ours = {str(one.name): one for one in evidence.view.resources if one.devices}
+        for name, resource in ours.items():
+            if name in entries:
+                yield from _permitted(kubevirt, resource, entries[name])
+            else:
+                yield _not_permitted(kubevirt, resource, entries)
+
+
+def near_misses(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt permits no name that is nearly one of this node's."""
+    ours = [str(one.name) for one in evidence.view.resources]
+    offered = [str(one.name) for one in evidence.view.resources if one.devices]
+    for kubevirt in evidence.kubevirts or ():
+        permitted = _entries(kubevirt)
+        for name, entries in permitted.items():
+            meant = None if name in ours else nearest(name, offered)
+            if meant is not None and meant in permitted:  # else it is told with the name that is not permitted
+                yield problem(
+                    FindingCode.PERMITTED_NAME_UNKNOWN,
+                    name,
+                    f"is permitted, and this node offers no such resource; did you mean {meant}?",
+                    (Seen(_place(kubevirt, entries[0][0]), f"resourceName: {name}"),),
+                    why="a machine that asks for it waits for a node that has it",
+                    fix=(f"resourceName: {meant}", "# unless another node offers it under that name"),
+                )
+
+
+def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[str, Permitted]]) -> Iterator[Finding]:
+    desired = _selectors(resource)
+    selectors = [entry.pci_vendor_selector or entry.mdev_name_selector or "" for _, entry in entries]
+    theirs = [(place, entry) for place, entry in entries if not entry.external_resource_provider]
+    for place, _ in theirs:
+        yield problem(
+            FindingCode.NOT_EXTERNAL,
+            resource.name,
+            "is KubeVirt's to offer as well as ours",
+            (Seen(_place(kubevirt, place), "externalResourceProvider: false"),),
+            why="KubeVirt's own plugin and gpuvirt take turns at the kubelet, with other ids for the same devices",
+            fix=(f"# in {place}", "externalResourceProvider: true"),
+        )
+    if desired and not {normal(one) for one in selectors} & {normal(one) for one in desired}:
+        yield problem(
+            FindingCode.SELECTOR_MISMATCH,
+            resource.name,
+            f"is permitted by the selector {', '.join(selectors) or 'none'}, and its devices are {', '.join(desired)}",
+            (Seen(_place(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
+            why="the name alone counts while externalResourceProvider is true; else KubeVirt would offer another card",
+            fix=_entry(resource, desired[0]),
+        )
+    elif not theirs:
+        yield fine(
+            resource.name, "is permitted", Seen(_place(kubevirt, entries[0][0]), f"resourceName: {resource.name}")
+        )
+
+
+def _not_permitted(
+    kubevirt: KubeVirt, resource: ResourceView, entries: Mapping[str, list[tuple[str, Permitted]]]
+) -> Finding:
+    meant = nearest(resource.name, entries)
+    also = f"; {meant} is permitted, which is nearly it" if meant is not None else ""
+    desired = _selectors(resource)
+    return problem(
+        FindingCode.NOT_PERMITTED,
+        resource.name,
+        f"is offered, and KubeVirt does not permit it{also}",
+        (Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
+        why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
+        fix=_entry(resource, desired[0] if desired else "VENDOR:DEVICE"),
+    )
+
+
+def _entry(resource: ResourceView, selector: str) -> tuple[str, ...]:
+    return permitted_entry(resource.name, selector, is_mdev=bool(resource.mdev_name_selectors))
+
+
+def permitted_entry(name: str, selector: str, *, is_mdev: bool) -> tuple[str, ...]:
+    """Return the lines that have KubeVirt permit a resource."""
+    kind, key = ("mediatedDevices", "mdevNameSelector") if is_mdev else ("pciHostDevices", "pciVendorSelector")
+    return (
+        f"# in spec.configuration.permittedHostDevices.{kind} (kubectl edit kubevirt -A):",
+        f'- {key}: "{selector}"',
+        f"  resourceName: {name}",
+        "  externalResourceProvider: true",
+    )
+
+
+def _selectors(resource: ResourceView) -> tuple[str, ...]:
+    """Return what KubeVirt would select a resource's devices by: ids of PCI functions, types of mdevs."""
+    return (*resource.pci_vendor_selectors, *resource.mdev_name_selectors)
+
+
+def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt leaves the mediated devices alone that it did not make."""
+    live = [vgpu for vgpu in evidence.inventory.vgpus.values() if vgpu.framework is Framework.MDEV]
+    if not live:
+        return
+    types = {str(vgpu.live.type) for vgpu in live if isinstance(vgpu.live.type, str)}
+    for kubevirt in evidence.kubevirts or ():
+        configuration = kubevirt.configuration
+        mediated, permitted = configuration.mediated_devices_configuration, configuration.permitted_host_devices
+        external = {
+            normal(entry.mdev_name_selector or "")
+            for entry in (permitted.mediated_devices if permitted is not None else None) or ()
+            if entry.external_resource_provider
+        }
+        shown = Seen(
+            _place(kubevirt, "mediatedDevicesConfiguration.enabled"), str(mediated.enabled if mediated else None)
+        )
+        if (mediated is not None and mediated.enabled is False) or MDEV_GATE in kubevirt.gates:
+            yield fine("KubeVirt", "leaves mediated devices alone", shown)
+        elif {normal(one) for one in types} <= external:
+            yield fine("KubeVirt", "leaves mediated devices of our types alone", shown)
+        else:
+            yield problem(
+                FindingCode.MDEVS_NOT_OURS,
+                "KubeVirt",
+                f"deletes mediated devices that it did not make, as the {len(live)} of this node",
+                (shown,),
+                why="virt-handler does so at each heartbeat, whether a machine has them or not",
+                fix=(
+                    f"kubectl patch kubevirt -n {kubevirt.metadata.namespace} {kubevirt.metadata.name} --type merge \\",
+                    """  -p '{"spec":{"configuration":{"mediatedDevicesConfiguration":{"enabled":false}}}}'""",
+                ),
+            )
+
+
+def feature_gates(evidence: Evidence) -> Iterator[Finding]:
+    """KubeVirt has the gates on that this node's devices need."""
+    offered = [gpu for gpu in evidence.view.gpus if gpu.offered_as is not None]
+    grace = [gpu for gpu in offered if gpu.pci_id in GRACE]
+    for kubevirt in evidence.kubevirts or ():
+        needed = list(GRACE_GATES) if grace else []
+        missing = [gate for gate in needed if gate not in kubevirt.gates]
+        place = _place(kubevirt, GATES_FIELD)
+        if missing:
+            yield problem(
+                FindingCode.FEATURE_GATE_MISSING,
+                ", ".join(gpu.address for gpu in grace),
+                f"needs KubeVirt's feature gates {', '.join(missing)}",
+                (Seen(place, listed(sorted(kubevirt.gates)) or "none"),),
+                why=f"KubeVirt {kubevirt.version} refuses machines with a Grace GPU without them",
+                fix=("# add to spec.configuration.developerConfiguration.featureGates, and leave the others:", *needed),
+            )
+        elif grace:
+            yield fine(
+                "KubeVirt", f"{kubevirt.version} has the gates that Grace GPUs need", Seen(place, ", ".join(needed))
+            )

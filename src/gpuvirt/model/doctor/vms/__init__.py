@@ -1,0 +1,1 @@
+"""Why a VM or a pod waits for its devices."""

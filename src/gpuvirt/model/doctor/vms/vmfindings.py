@@ -1,0 +1,165 @@
+"""What can keep a VM from its GPUs until KubeVirt has made its pod, one function for each thing, with its fix."""
+
+from collections.abc import Mapping
+
+from gpuvirt.model.doctor.checks.kubevirt import host_device_gate, not_permitted_by, permitted_entry
+from gpuvirt.model.doctor.findings import Finding, listed, problem
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, VmEvidence, condition
+from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.reasons import FindingCode, Seen
+
+KINDS = {
+    ObjectKind.VM: "virtualmachines.kubevirt.io",
+    ObjectKind.VMI: "virtualmachineinstances.kubevirt.io",
+    ObjectKind.POD: "pods",
+}
+REFUSED = "is not permitted in permittedHostDevices configuration"
+"""What virt-controller says of a device that KubeVirt's configuration does not name."""
+STARTS_BY_ITSELF = frozenset({"Always", "Once", "RerunOnFailure"})
+"""Run strategies under which KubeVirt starts a VM unasked."""
+
+
+def not_found(evidence: VmEvidence) -> Finding | None:
+    """The object is not there."""
+    target = evidence.target
+    if evidence.found:
+        return None
+    if not evidence.kubevirt_installed:
+        return problem(
+            FindingCode.KUBEVIRT_NOT_INSTALLED,
+            target.text,
+            "can't exist: this cluster has no KubeVirt",
+            (Seen(KINDS[target.kind], "the API server does not know this kind"),),
+            fix=("gpuvirt why pod/NAME explains a pod",),
+        )
+    meant = nearest(target.name, evidence.neighbours)
+    fixes = [f"gpuvirt why {target.kind}/{meant} -n {target.namespace}"] if meant else []
+    fixes += [f"gpuvirt why {target.kind}/{target.name} -n {one}" for one in evidence.namespaces[:3]]
+    return problem(
+        FindingCode.NO_SUCH_OBJECT,
+        target.text,
+        f"does not exist{f'; did you mean {meant}?' if meant else ''}",
+        (
+            Seen(f"{KINDS[target.kind]} in namespace {target.namespace}", listed(evidence.neighbours) or "none"),
+            *(Seen(f"{target.kind} {one}/{target.name}", "exists") for one in evidence.namespaces),
+        ),
+        fix=tuple(fixes) or (f"kubectl get {KINDS[target.kind]} -A",),
+    )
+
+
+def no_requests(evidence: VmEvidence) -> Finding:
+    """It asks for no device."""
+    target = evidence.target
+    names = sorted({one.name for _, one in evidence.offers() if one.healthy})
+    name = names[0] if names else "nvidia.com/GA102GL_A10"
+    fixes: tuple[str, ...] = ("# in spec.containers[].resources of the pod:", f"limits: {{{name}: 1}}")
+    if target.kind is not ObjectKind.POD:
+        place = "spec.template.spec.domain.devices" if target.kind is ObjectKind.VM else "spec.domain.devices"
+        fixes = (f"# in {place} of the {target.kind}:", "gpus:", "- name: gpu1", f"  deviceName: {name}")
+    return problem(
+        FindingCode.NO_DEVICE_REQUESTED,
+        target.text,
+        "requests no GPU and no other device",
+        (Seen("offered in this cluster", listed(names) or "nothing"),),
+        fix=fixes,
+    )
+
+
+def outdated(evidence: VmEvidence) -> Finding | None:
+    """The VM requests other devices since its pod was made."""
+    vm, pod, target = evidence.vm, evidence.pod, evidence.target
+    changed = condition(vm.conditions, "RestartRequired") if vm is not None else None
+    if vm is None or pod is None or changed is None or changed.status != "True" or vm.requests.counts == pod.devices:
+        return None
+    return problem(
+        FindingCode.RESTART_REQUIRED,
+        target.text,
+        f"requests {in_words(vm.requests.counts)} since it was started, and its pod {in_words(pod.devices)}",
+        (Seen(f"{target.text} $.status.conditions", f"RestartRequired: {changed.text}"),),
+        why="KubeVirt adds no GPU to a VM that runs",
+        fix=(f"virtctl restart {target.name} -n {target.namespace}",),
+    )
+
+
+def in_words(requests: Mapping[str, int]) -> str:
+    """Return requests in words."""
+    return ", ".join(f"{count} x {name}" for name, count in requests.items()) or "nothing"
+
+
+def not_started(evidence: VmEvidence) -> Finding | None:
+    """KubeVirt has not started it: nobody asked, or what was tried failed."""
+    vm, target = evidence.vm, evidence.target
+    if vm is None or evidence.vmi is not None or evidence.pod is not None:
+        return None
+    failure = condition(vm.conditions, "Failure")
+    seen = (Seen(f"{target.text} $.status.printableStatus", vm.status or "not set"),)
+    if failure is not None and failure.status == "True":
+        if (gate := _gate_missing(evidence)) is not None:
+            return gate
+        return problem(
+            FindingCode.VM_NOT_STARTED,
+            target.text,
+            f"was not started by KubeVirt: {failure.text}",
+            (*seen, Seen(f"{target.text} $.status.conditions", f"Failure: {failure.text}")),
+            fix=(f"kubectl describe vm {target.name} -n {target.namespace}",),
+        )
+    if vm.run_strategy in STARTS_BY_ITSELF:
+        waiting = [one.text for one in vm.conditions if one.status != "True" and one.message]
+        return problem(
+            FindingCode.VM_NOT_STARTED,
+            target.text,
+            f"has no VMI yet ({vm.status or 'no status'})",
+            (*seen, *(Seen(f"{target.text} $.status.conditions", one) for one in waiting)),
+            fix=(
+                f"kubectl describe vm {target.name} -n {target.namespace}",
+                "see that KubeVirt's virt-controller runs",
+            ),
+        )
+    field, value = ("runStrategy", '"Always"') if vm.has_run_strategy else ("running", "true")
+    return problem(
+        FindingCode.VM_STOPPED,
+        target.text,
+        "is stopped",
+        (Seen(f"{target.text} $.spec.runStrategy", vm.run_strategy), *seen),
+        fix=(
+            f"virtctl start {target.name} -n {target.namespace}",
+            f"# or: kubectl patch vm {target.name} -n {target.namespace} --type merge \\",
+            f"""#   -p '{{"spec":{{"{field}":{value}}}}}'""",
+        ),
+    )
+
+
+def _gate_missing(evidence: VmEvidence) -> Finding | None:
+    owner = evidence.vmi or evidence.vm
+    if owner is None or not owner.requests.host_devices:
+        return None
+    found = (host_device_gate(one, evidence.target.text) for one in evidence.kubevirts or ())
+    return next((one for one in found if one is not None), None)
+
+
+def not_permitted(evidence: VmEvidence) -> Finding | None:
+    """KubeVirt does not permit a device, or lacks a feature gate for it."""
+    if (gate := _gate_missing(evidence)) is not None:
+        return gate
+    synchronized = condition(evidence.vmi.conditions, "Synchronized") if evidence.vmi is not None else None
+    said = synchronized.text if synchronized is not None and synchronized.status == "False" else ""
+    for name in evidence.requests:
+        places = [place for one in evidence.kubevirts or () if (place := not_permitted_by(one, name)) is not None]
+        unknown_place = evidence.kubevirts is None and REFUSED in said and f" {name} " in said
+        if places or unknown_place:
+            return problem(
+                FindingCode.NOT_PERMITTED,
+                name,
+                "is requested, and KubeVirt does not permit it",
+                (*places, *((Seen("its VMI's condition Synchronized", said),) if said else ())),
+                why="virt-controller makes no pod for a VM that requests it",
+                fix=_entry(evidence, name),
+            )
+    return None
+
+
+def _entry(evidence: VmEvidence, name: str) -> tuple[str, ...]:
+    for _, offer in evidence.offers():
+        if offer.name == name and (selectors := (*offer.mdev_name_selectors, *offer.pci_vendor_selectors)):
+            return permitted_entry(name, selectors[0], is_mdev=bool(offer.mdev_name_selectors))
+    return permitted_entry(name, "VENDOR:DEVICE", is_mdev=False)

@@ -1,0 +1,1 @@
+"""What the host is: GPUs, IOMMU groups, isolation units, names."""

@@ -1,0 +1,239 @@
+"""What is offered to the kubelet: each resource with its devices and their health, and why the rest is not offered."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
+from gpuvirt.model.allocation.holds import Holds, find_holds
+from gpuvirt.model.allocation.ledger import Entry, Former
+from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.devices import candidates as possible
+from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.naming import Named, Naming
+from gpuvirt.model.offers.allocationcheck import gone, what_became
+from gpuvirt.model.offers.health import HEALTHY, Health, Key, Verdict, judge, symptoms
+from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDevice:
+    """One device of a resource."""
+
+    candidate: Candidate
+    health: Health = HEALTHY
+
+    @property
+    def id(self) -> DeviceId:
+        """What the kubelet knows it by."""
+        return self.candidate.id
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One resource. It stays when its last device goes, with an empty list: the kubelet counts unhealthy ids too."""
+
+    resource: ResourceName
+    devices: Mapping[DeviceId, OfferedDevice] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """All resources of a node, and why other devices are in none of them."""
+
+    by_resource: Mapping[ResourceName, Offer] = field(default_factory=dict)
+    withheld: Mapping[str, Reason] = field(default_factory=dict)
+    """By what the reason is about: a PCI address or a vGPU's id."""
+    verdict: Verdict = field(default_factory=Verdict)
+    other_names: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    """What the PCI ID database calls a resource today, where its first name was another."""
+    held_back: Mapping[ResourceName, tuple[Candidate, ...]] = field(default_factory=dict)
+    """Devices that would be offered if their resource were not withheld."""
+
+    @property
+    def names(self) -> frozenset[ResourceName]:
+        """Every resource that there is, offered or withheld."""
+        return frozenset(self.by_resource.keys() | self.held_back.keys())
+
+    def devices(self) -> Iterator[tuple[ResourceName, OfferedDevice]]:
+        """Yield every offered device with its resource."""
+        for offer in self.by_resource.values():
+            for device in offer.devices.values():
+                yield offer.resource, device
+
+
+@dataclass(frozen=True, slots=True)
+class OfferInputs:
+    """What offers rest on, besides what the host shows."""
+
+    naming: Naming
+    settings: Settings
+    entries: tuple[Entry, ...]
+    resources: frozenset[ResourceName]
+    """Those that we have ever offered on this node."""
+    allocations_known: bool
+    now_s: float
+    withdrawn: frozenset[PciAddress] = frozenset()
+    """Functions that are to go back to the host."""
+    undesired: frozenset[VgpuId] = frozenset()
+    """vGPUs that are to be removed."""
+    withheld: Mapping[ResourceName, Reason] = field(default_factory=dict)
+    """Resources that are not to be offered; what pods have of them stays listed."""
+    changing: Scope = field(default_factory=Scope)
+    """The devices that changes under way may touch."""
+    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The functions of slots in which the kernel blocks a step of a process that has ended, with that step."""
+    former: Former = field(default_factory=dict)
+    """The last pods of whole functions in this boot; none where functions may go on without a reset."""
+
+
+def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Offers:
+    """Return what to offer now; `before` is what was offered last.
+
+    A device that can't be read any more stays, unhealthy. One that is in somebody's hands stays listed whatever becomes
+    of it: the kubelet would not start a pod's container again without the devices that it knows.
+    """
+    holds = find_holds(inputs.entries, inputs.resources)
+    free: list[Candidate] = []
+    withheld: dict[str, Reason] = {}
+    held_back: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
+    for found in _candidates(inventory, inputs):
+        standing = found if isinstance(found, Reason) else _as_held(inventory, inputs, holds, found)
+        if isinstance(standing, Reason):
+            withheld[standing.subject] = standing
+        elif (why := _why_held_back(inputs, holds, standing)) is not None:
+            withheld[standing.id] = why
+            held_back[standing.named.resource].append(standing)
+        else:
+            free.append(standing)
+    for candidate in _of_another_kind(free, before):
+        free.remove(candidate)
+        withheld[candidate.id] = _name_taken(candidate)
+    keys = {_key(candidate) for candidate in free}
+    kept = {
+        candidate: reason
+        for candidate, reason in _kept(inventory, before, holds, keys, withheld)
+        if candidate.named.resource not in inputs.withheld or candidate.target in holds.by_target
+    }
+    seen = {
+        _key(candidate): tuple(
+            symptoms(inventory, holds, candidate, inputs.former, allocations_known=inputs.allocations_known)
+        )
+        for candidate in free
+    } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
+    verdict = judge(before.verdict, seen, inputs.now_s)
+    devices: defaultdict[ResourceName, dict[DeviceId, OfferedDevice]] = defaultdict(dict)
+    for resource in before.by_resource:
+        devices[resource] = {}
+    for candidate in sorted((*free, *kept), key=lambda candidate: candidate.id):
+        resource, device = _key(candidate)
+        devices[resource][device] = OfferedDevice(candidate, verdict.health((resource, device)))
+    return Offers(
+        by_resource={resource: Offer(resource, devices[resource]) for resource in sorted(devices)},
+        withheld={subject: reason for subject, reason in withheld.items() if not _is_kept(subject, kept)},
+        verdict=verdict,
+        other_names=_other_names(free),
+        held_back={resource: tuple(held_back[resource]) for resource in sorted(held_back)},
+    )
+
+
+def _as_held(inventory: Inventory, inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Candidate | Reason:
+    """Return a device as it may be offered while others are in use, or why it may not be."""
+    if candidate.carrier in inputs.withdrawn and candidate.framework is None:
+        return notoffered.withdrawn(candidate.carrier)
+    if candidate.target.vgpu in inputs.undesired:
+        return notoffered.undesired(candidate.id)
+    held = candidate.target in holds.by_target
+    if not held and candidate.target.gpu in inputs.blocked:
+        return refusals.blocked(candidate.id, inputs.blocked[candidate.target.gpu])
+    if not held and inputs.changing.covers(candidate.target):
+        return refusals.changing(candidate.id, None)
+    if not inputs.allocations_known and not held and possible.shares_group(inventory, inputs.settings, candidate):
+        return refusals.allocations_unknown(candidate.id)
+    return holds.as_held(candidate)
+
+
+def _why_held_back(inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Reason | None:
+    reason = inputs.withheld.get(candidate.named.resource)
+    return (
+        replace(reason, subject=candidate.id)
+        if reason is not None and candidate.target not in holds.by_target
+        else None
+    )
+
+
+def _of_another_kind(free: Iterable[Candidate], before: Offers) -> tuple[Candidate, ...]:
+    """Return the devices whose resource has devices of another kind: those that were offered before, else functions."""
+    kinds: dict[ResourceName, bool] = {resource: device.candidate.is_mdev for resource, device in before.devices()}
+    free = sorted(free, key=lambda candidate: candidate.is_mdev)
+    for candidate in free:
+        kinds.setdefault(candidate.named.resource, candidate.is_mdev)
+    return tuple(candidate for candidate in free if kinds[candidate.named.resource] is not candidate.is_mdev)
+
+
+def _name_taken(candidate: Candidate) -> Reason:
+    kind, other = ("an mdev", "PCI functions") if candidate.is_mdev else ("a PCI function", "mdevs")
+    return notoffered.name_taken(candidate.id, kind, candidate.named.resource, other)
+
+
+def _key(candidate: Candidate) -> Key:
+    return candidate.named.resource, candidate.id
+
+
+def _candidates(inventory: Inventory, inputs: OfferInputs) -> Iterator[Candidate | Reason]:
+    yield from possible.passthrough(inventory, inputs.naming, inputs.settings)
+    yield from possible.vgpus(inventory, inputs.naming)
+
+
+def _kept(
+    inventory: Inventory, before: Offers, holds: Holds, keys: set[Key], withheld: Mapping[str, Reason]
+) -> Iterator[tuple[Candidate, Reason]]:
+    """Yield the devices that are no candidates now and stay listed all the same, with what speaks against them."""
+    listed = {(resource, device.id): device.candidate for resource, device in before.devices()}
+    entries = (entry for entry in holds.by_target.values() if entry.resource in holds.ours)
+    held = {(entry.resource, entry.device): entry for entry in entries}
+    for key, entry in held.items():
+        if key not in keys:
+            candidate = listed.get(key) or _from_entry(entry)
+            yield candidate, what_became(inventory, candidate, withheld.get(candidate.id)) or gone(candidate)
+    for key, candidate in listed.items():
+        reason = withheld.get(candidate.id)
+        if key not in keys and key not in held and reason is not None and reason.code is ReasonCode.UNREAD:
+            yield candidate, reason
+
+
+def _from_entry(entry: Entry) -> Candidate:
+    """Return a device of which only its holder is known: it was gone when this agent started."""
+    return Candidate(
+        id=entry.device,
+        target=entry.target,
+        named=Named(entry.resource),
+        group=entry.group,
+        numa_node=None,
+        framework=None,
+        carrier=entry.target.gpu,
+    )
+
+
+def _is_kept(subject: str, kept: Mapping[Candidate, Reason]) -> bool:
+    return any(candidate.id == subject for candidate in kept)
+
+
+def _other_names(free: Iterable[Candidate]) -> Mapping[ResourceName, frozenset[str]]:
+    found: defaultdict[ResourceName, set[str]] = defaultdict(set)
+    for candidate in free:
+        if candidate.named.natural is not None:
+            found[candidate.named.resource].add(candidate.named.natural)
+    return {resource: frozenset(names) for resource, names in found.items()}
+
+
+def first_names(offers: Offers, before: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the first names to remember: those of before, and the names of what is offered for the first time."""
+    found = dict(before)
+    for _, device in offers.devices():
+        named = device.candidate.named
+        if named.key is not None and named.first is not None:
+            found.setdefault(named.key, named.first)
+    return found

@@ -1,0 +1,105 @@
+"""Whether a node is ready for its work: the checks of NVIDIA's sandbox validator, as states.
+
+There is one of each kind at any time, with the reason where it is not so: `vfio-pci` (all GPUs that machines are to
+have whole are on a VFIO driver), `vgpu-manager` (a driver that makes vGPUs has those that are to carry some),
+`vgpu-devices` (there are vGPUs). One that the node's work does not need holds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredDrivers
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.workload import Workload
+from gpuvirt.model.inventory.inventory import Inventory, Mode
+from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
+
+
+class Check(StrEnum):
+    """What is checked."""
+
+    VFIO_PCI = "vfio-pci"
+    VGPU_MANAGER = "vgpu-manager"
+    VGPU_DEVICES = "vgpu-devices"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One check's state."""
+
+    check: Check
+    holds: bool
+    needed: bool
+    """Whether the node's work asks for it."""
+    reason: Reason | None = None
+    """Why it does not hold."""
+
+
+def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
+    """Return what a node is for: by its mode, and where it is unmanaged by what its GPUs are good for as they are."""
+    match mode:
+        case DesiredMode.CONTAINER:
+            return Workload.CONTAINER
+        case DesiredMode.VGPU:
+            return Workload.VGPU
+        case DesiredMode.PASSTHROUGH:
+            return Workload.PASSTHROUGH
+        case DesiredMode.UNMANAGED:
+            modes = {gpu.mode for gpu in inventory.gpus.values()}
+            return Workload.VGPU if Mode.VGPU in modes and Mode.PASSTHROUGH not in modes else Workload.PASSTHROUGH
+
+
+def conditions(inventory: Inventory, workload: Workload, desired_by_gpu: DesiredDrivers) -> tuple[Condition, ...]:
+    """Return the state of each check."""
+    whole, with_vgpus = workload is Workload.PASSTHROUGH, workload is Workload.VGPU
+    return (
+        _condition(Check.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, desired_by_gpu)),
+        _condition(Check.VGPU_MANAGER, needed=with_vgpus, against=_without_manager(inventory, desired_by_gpu)),
+        _condition(Check.VGPU_DEVICES, needed=with_vgpus, against=_without_vgpus(inventory)),
+    )
+
+
+def _condition(check: Check, *, needed: bool, against: Iterator[Reason]) -> Condition:
+    reason = next(against, None) if needed else None
+    return Condition(check, reason is None, needed, reason)
+
+
+def _not_on_vfio(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
+    for address, gpu in inventory.gpus.items():
+        if not gpu.function.on_vfio and desired_by_gpu.get(address) is not DesiredDriver.NATIVE:
+            yield _why_not_on_vfio(address, gpu.function.driver)
+
+
+def _why_not_on_vfio(address: PciAddress, driver: str | Unread | None) -> Reason:
+    fix = "or mode: passthrough in the agent's settings"
+    if isinstance(driver, Unread):
+        return refusals.unread(address, driver)
+    return notoffered.no_driver(address, fix) if driver is None else notoffered.native_driver(address, driver, fix)
+
+
+def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> Iterator[Reason]:
+    carriers = [
+        gpu for address, gpu in inventory.gpus.items() if desired_by_gpu.get(address) is not DesiredDriver.PASSTHROUGH
+    ]
+    if not any(gpu.vgpu_host is not None for gpu in carriers):
+        first = carriers[0].function.address if carriers else PciAddress("this host")
+        yield notoffered.no_vgpus(
+            first,
+            "has no driver that creates vGPUs, nor has any other GPU of this host",
+            Seen.absent("/sys/class/mdev_bus"),
+            Seen.absent("nvidia/creatable_vgpu_types of VFs"),
+            fix="install NVIDIA's vGPU manager on the host; where GPUs have VFs, switch them on: sriov-manage -e ALL",
+        )
+
+
+def _without_vgpus(inventory: Inventory) -> Iterator[Reason]:
+    if not inventory.vgpus:
+        yield notoffered.no_vgpus(
+            "this host",
+            "has no vGPU",
+            Seen("/sys/bus/mdev/devices", "is empty"),
+            Seen("vGPU types of VFs", "none is set"),
+        )

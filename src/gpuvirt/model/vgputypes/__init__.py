@@ -1,0 +1,1 @@
+"""The cards that carry vGPUs, and their vGPU types."""

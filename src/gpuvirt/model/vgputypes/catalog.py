@@ -1,0 +1,222 @@
+"""The cards that carry vGPUs, and their types: how many fit, where they lie, and on which GPU instance they stand.
+
+All numbers are data (`cards/*.json`), since arithmetic gets them wrong: of A40-1Q there are 32 and not 48, and DC-1-2Q
+stands on a GPU instance of 24 GB. Where a host says otherwise, the host is right: this is for hosts that haven't
+spoken yet, and for saying what a config means. What no source tells is None, and never a guess.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt import documents
+from gpuvirt.facts.ids import PciId, parse_pci_id
+from gpuvirt.model.vgputypes.profiles import Profile, Series, Suffix
+
+FAMILIES = ("maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
+
+_CARDS = Path(__file__).with_name("cards")
+
+_ATTRIBUTES = {Suffix.ME: "+me", Suffix.NOME: "-me", Suffix.MEALL: "+me.all", Suffix.GFX: "+gfx"}
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", gc=False):
+    """Types of one size, which differ in series alone."""
+
+    gb: int
+    series: str
+    most: int
+    slices: int | None = None
+    suffix: Suffix | None = None
+    gpu_instance: str | None = None
+    each: int = 1
+    spelled: tuple[Suffix, ...] = ()
+
+
+class _Mixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Types of one size on a GPU in mixed-size mode."""
+
+    gb: int
+    most: int
+    placements: tuple[int, ...] | None = None
+
+
+class _Ids(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    device: str
+    subsystem: str | None = None
+
+
+class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab", gc=False):
+    gpu: str
+    board: str
+    ids: tuple[_Ids, ...]
+    framebuffer_mib: int
+    table: str
+    mixed_sizes: bool | None = None
+    mixed: str | None = None
+
+
+class _Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    tables: dict[str, tuple[_Row, ...]]
+    cards: tuple[_Card, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CardId:
+    """The PCI ids of a card; without a subsystem, every board of that device id is the card."""
+
+    device: PciId
+    subsystem: PciId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """The MIG GPU instance that a type stands on."""
+
+    profile: str
+    """As nvidia-smi has it: `1g.24gb+gfx`."""
+    each: int
+    """vGPUs of the type that share one such instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardType:
+    """A vGPU type of one card."""
+
+    profile: Profile
+    """By the host's own name of it."""
+    most: int
+    """On a GPU in equal-size mode; for a MIG-backed type, with as many GPU instances of its kind as fit."""
+    most_mixed: int | None = None
+    """On a GPU in mixed-size mode, where it is documented."""
+    placements: tuple[int, ...] | None = None
+    """Where one can begin in mixed-size mode (placement ids, in GB of framebuffer), where that is documented."""
+    gpu_instance: GpuInstance | None = None
+    spelled: tuple[Profile, ...] = ()
+    """Names by which configs know it too: `DC-1-24QGFX`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card that carries vGPUs. Two cards may share what types call them (`DC`), or a device id."""
+
+    gpu: str
+    """What its types call it: `A10`."""
+    board: str
+    """What people call it."""
+    ids: tuple[CardId, ...]
+    framebuffer_mib: int
+    mixed_sizes: bool | None
+    """Whether vGPUs of several sizes may be on it at a time (mixed-size mode); None where only the host can tell."""
+    _rows: tuple[_Row, ...]
+    _mixed: tuple[_Mixed, ...]
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it can be cut into GPU instances."""
+        return any(row.slices is not None for row in self._rows)
+
+    @property
+    def slices(self) -> int:
+        """How many compute slices its GPU instances share; 0 where it can't be cut."""
+        return max((row.slices or 0 for row in self._rows), default=0)
+
+    def types(self) -> Iterator[CardType]:
+        """Yield the card's types, small ones first, time-sliced ones before MIG-backed ones."""
+        for row in self._rows:
+            for series in row.series:
+                yield self._type(row, Series(series))
+
+    def find(self, requested: Profile) -> CardType | None:
+        """Return the type that a name means on this card: of that very name, else of the name without its suffix."""
+        return self._named(requested) or self._named(requested.bare)
+
+    def gpu_instance(self, requested: Profile) -> GpuInstance | None:
+        """Return the GPU instance that a MIG-backed type stands on; None for time-sliced and unknown ones.
+
+        The size comes from the type; a suffix that is no part of the host's name says what the instance has beside.
+        """
+        found = self.find(requested)
+        if found is None or found.gpu_instance is None or requested.suffix is found.profile.suffix:
+            return found.gpu_instance if found else None
+        size = found.gpu_instance.profile.partition("+")[0]
+        attribute = _ATTRIBUTES[requested.suffix] if requested.suffix else ""
+        return GpuInstance(f"{size}{attribute}", found.gpu_instance.each)
+
+    def _named(self, requested: Profile) -> CardType | None:
+        if requested.gpu != self.gpu:
+            return None
+        desired = (requested.gb, requested.slices, requested.suffix)
+        rows = (
+            row for row in self._rows if (row.gb, row.slices, row.suffix) == desired and requested.series in row.series
+        )
+        return next((self._type(row, requested.series) for row in rows), None)
+
+    def _type(self, row: _Row, series: Series) -> CardType:
+        profile = Profile(self.gpu, row.slices, row.gb, series, row.suffix)
+        if row.slices is not None:
+            spelled = tuple(Profile(self.gpu, row.slices, row.gb, series, suffix) for suffix in row.spelled)
+            instance = GpuInstance(row.gpu_instance, row.each) if row.gpu_instance else None
+            return CardType(profile, row.most, gpu_instance=instance, spelled=spelled)
+        mixed = next((one for one in self._mixed if one.gb == row.gb), None)
+        return CardType(profile, row.most, mixed.most if mixed else None, mixed.placements if mixed else None)
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """Return all cards, older ones first."""
+    mixed = documents.from_json(_content("mixed"), dict[str, tuple[_Mixed, ...]])
+    families = (documents.from_json(_content(name), _Family) for name in FAMILIES)
+    return tuple(_card(card, family.tables, mixed) for family in families for card in family.cards)
+
+
+def cards_of(device: PciId, subsystem: PciId | None) -> tuple[Card, ...]:
+    """Return the cards that a GPU can be by its ids: none, one, or several where its subsystem id is not told.
+
+    A subsystem id that no card of a shared device id has leaves all of them possible too.
+    """
+    by_device = [(card, one) for card in cards() for one in card.ids if one.device == device]
+    exact = [card for card, one in by_device if one.subsystem in {None, subsystem}]
+    return tuple(exact or (card for card, _ in by_device))
+
+
+def cards_called(gpu: str) -> tuple[Card, ...]:
+    """Return the cards that types call `gpu`."""
+    return tuple(card for card in cards() if card.gpu == gpu)
+
+
+def gpu_instances(card: Card, types: Mapping[Profile, int]) -> Mapping[str, int]:
+    """Return how many GPU instances of each profile a set of MIG-backed vGPUs needs.
+
+    Two types on one profile add up, and each type has instances to itself. Types that the card doesn't know are left
+    out.
+    """
+    needed: dict[str, int] = {}
+    for profile, count in types.items():
+        instance = card.gpu_instance(profile)
+        if instance is not None:
+            needed[instance.profile] = needed.get(instance.profile, 0) + -(-count // instance.each)
+    return needed
+
+
+def _card(card: _Card, tables: Mapping[str, tuple[_Row, ...]], mixed: Mapping[str, tuple[_Mixed, ...]]) -> Card:
+    ids = tuple(
+        CardId(parse_pci_id(one.device), parse_pci_id(one.subsystem) if one.subsystem else None) for one in card.ids
+    )
+    rows = tables[card.table]
+    return Card(
+        gpu=card.gpu,
+        board=card.board,
+        ids=ids,
+        framebuffer_mib=card.framebuffer_mib,
+        mixed_sizes=card.mixed_sizes,
+        _rows=rows,
+        _mixed=mixed[card.mixed] if card.mixed else (),
+    )
+
+
+def _content(name: str) -> bytes:
+    return (_CARDS / f"{name}.json").read_bytes()
