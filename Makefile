@@ -17,7 +17,7 @@ help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated host (HOST=8xH100 for another)
-	@$(VENV)/gpuvirt demo --machine $(HOST)
+	@$(VENV)/gpuvirt demo --host $(HOST)
 
 test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said at the end
 	$(VENV)/pytest -n auto --dist loadgroup

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import HostSpec, SlotSpec
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 
 A10_DEVICES = 256
 """GPUs a PCI domain: one on each bus."""

@@ -23,7 +23,7 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.node.change.site import Site
 
 GPUS = (PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0"))

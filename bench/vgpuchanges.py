@@ -28,9 +28,9 @@ from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.machine import HostSpec, SlotSpec
 from gpuvirt.sim.tools import SimTools
 
 GPUS = 8
@@ -164,7 +164,7 @@ def mounted(machine: Carved, work: Path) -> Iterator[Path]:
     file, host = work / "machine.yaml", work / "host"
     file.write_text(machine.text)
     host.mkdir()
-    command = [sys.executable, "-m", "gpuvirt", "sim", "mount", "--machine", str(file), str(host)]
+    command = [sys.executable, "-m", "gpuvirt", "sim", "mount", "--host", str(file), str(host)]
     log = work / "mount.log"  # libfuse writes to it, too
     with (
         log.open("wb") as errors,

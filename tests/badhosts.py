@@ -10,7 +10,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.platform import Cpu, PlatformSpec
 from gpuvirt.sim.tree import constant
-from tests.sickhost import host, machine
+from tests.sickhost import host, simulated
 
 GPU = "0000:65:00.0"
 FOLDER = f"/sys/bus/pci/devices/{GPU}"
@@ -77,23 +77,23 @@ BAD = {
         "Above 4G Decoding",
     ),
     "VT-d off in the firmware": Bad(
-        lambda: host(machine="2xA10-no-iommu"),
+        lambda: host(simulated="2xA10-no-iommu"),
         FindingCode.IOMMU_OFF, Level.ERROR, "/sys/kernel/iommu_groups: empty", "(VT-d)",
     ),
     "AMD-Vi off in the firmware": Bad(
-        lambda: host(PlatformSpec(cpu=Cpu.AMD), machine="2xA10-no-iommu"),
+        lambda: host(PlatformSpec(cpu=Cpu.AMD), simulated="2xA10-no-iommu"),
         FindingCode.IOMMU_OFF, Level.ERROR, "/sys/firmware/acpi/tables: APIC FACP", "AMD-Vi",
     ),
     "VT-d not asked for": Bad(
-        lambda: host(PlatformSpec(acpi=("DMAR",), cmdline="quiet"), machine="2xA10-no-iommu"),
+        lambda: host(PlatformSpec(acpi=("DMAR",), cmdline="quiet"), simulated="2xA10-no-iommu"),
         FindingCode.IOMMU_OFF, Level.ERROR, "/proc/cmdline: has none of intel_iommu", "add intel_iommu=on iommu=pt",
     ),
     "VT-d switched off": Bad(
-        lambda: host(PlatformSpec(acpi=("DMAR",), cmdline="intel_iommu=off"), machine="2xA10-no-iommu"),
+        lambda: host(PlatformSpec(acpi=("DMAR",), cmdline="intel_iommu=off"), simulated="2xA10-no-iommu"),
         FindingCode.IOMMU_OFF, Level.ERROR, "intel_iommu=off", "take intel_iommu=off out",
     ),
     "AMD-Vi switched off": Bad(
-        lambda: host(PlatformSpec(cpu=Cpu.AMD, acpi=("IVRS",), cmdline="amd_iommu=off"), machine="2xA10-no-iommu"),
+        lambda: host(PlatformSpec(cpu=Cpu.AMD, acpi=("IVRS",), cmdline="amd_iommu=off"), simulated="2xA10-no-iommu"),
         FindingCode.IOMMU_OFF, Level.ERROR, "amd_iommu=off", "take amd_iommu=off out",
     ),
     "ACS override": Bad(
@@ -101,7 +101,7 @@ BAD = {
         FindingCode.ACS_OVERRIDE, Level.WARNING, "pcie_acs_override=downstream", "take pcie_acs_override=downstream",
     ),
     "nomodeset": Bad(
-        lambda: host(PlatformSpec(cpu=Cpu.AMD, cmdline="nomodeset"), machine="8xMI300X", driver="native"),
+        lambda: host(PlatformSpec(cpu=Cpu.AMD, cmdline="nomodeset"), simulated="8xMI300X", driver="native"),
         FindingCode.KERNEL_ARGUMENT, Level.WARNING, "nomodeset", "take nomodeset out",
     ),
     "interrupts not remapped": Bad(
@@ -117,7 +117,7 @@ BAD = {
         FindingCode.UNSAFE_INTERRUPTS, Level.WARNING, "allow_unsafe_interrupts: Y", "allow_unsafe_interrupts=1 out of",
     ),
     "a shared group": Bad(
-        lambda: host(machine="2xRTX4090-one-group"),
+        lambda: host(simulated="2xRTX4090-one-group"),
         FindingCode.SHARED_GROUP, Level.WARNING, "/sys/kernel/iommu_groups/12/devices: 0000:00:0c.0", "ACS",
     ),
     "no vfio-pci": Bad(
@@ -142,13 +142,13 @@ BAD = {
     ),
     "a companion on the host's driver": Bad(
         lambda: acted(
-            host(machine="4xRTX2060"), lambda one: one.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
+            host(simulated="4xRTX2060"), lambda one: one.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
         ),
         ReasonCode.GROUP_NOT_VIABLE, Level.ERROR, "0000:04:00.1/driver: snd_hda_intel",
         "gpuvirt vfio bind 0000:04:00.0",
     ),
     "a disk in the group": Bad(
-        lambda: machine(
+        lambda: simulated(
             "about: x\nslots: [{at: '0000:05:00.0', board: A10, driver: vfio-pci, group: 7},"
             " {at: '0000:06:00.0', board: nvme, group: 7}]"
         ),
@@ -187,27 +187,27 @@ BAD = {
         ReasonCode.NO_DRIVER, Level.WARNING, f"{FOLDER}/driver", "gpuvirt vfio bind",
     ),
     "no vGPU made": Bad(
-        lambda: host(machine="4xT4"),
+        lambda: host(simulated="4xT4"),
         ReasonCode.NO_VGPUS, Level.WARNING, "mdev_supported_types: GRID T4-16Q", "uuidgen >",
     ),
     "no vendor-VFIO vGPU made": Bad(
-        lambda: host(machine="4xL40S"),
+        lambda: host(simulated="4xL40S"),
         ReasonCode.NO_VGPUS, Level.WARNING, "creatable_vgpu_types: NVIDIA L40S", "echo 1156 > ",
     ),
     "VFs off": Bad(
-        lambda: machine(TYPELESS.replace("VFS", "0")),
+        lambda: simulated(TYPELESS.replace("VFS", "0")),
         FindingCode.VFS_OFF, Level.WARNING, "virtfn*: none", "sriov-manage -e 0000:65:00.0",
     ),
     "no types": Bad(
-        lambda: machine(TYPELESS.replace("VFS", "2")),
+        lambda: simulated(TYPELESS.replace("VFS", "2")),
         FindingCode.NO_VGPU_TYPES, Level.WARNING, "/sys/module/nvidia_vgpu_vfio: loaded", "nvidia-vgpu-mgr",
     ),
     "VFs, and no manager": Bad(
-        lambda: machine(TYPELESS.replace("VFS", "2").replace(", nvidia_vgpu_vfio", "")),
+        lambda: simulated(TYPELESS.replace("VFS", "2").replace(", nvidia_vgpu_vfio", "")),
         FindingCode.NO_VGPU_TYPES, Level.WARNING, "/sys/module/nvidia_vgpu_vfio: not there", "vgpu-kvm",
     ),
     "VFs on a GPU for passthrough": Bad(
-        lambda: machine("about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12, vfs: 2}]"),
+        lambda: simulated("about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12, vfs: 2}]"),
         ReasonCode.VFS_ENABLED, Level.WARNING, "virtfn0", "echo 0 > ",
     ),
     "a machine on the other node": Bad(

@@ -9,11 +9,11 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import Tools
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import PodAllocations
+from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId

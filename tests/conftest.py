@@ -22,8 +22,8 @@ from xdist.scheduler import LoadGroupScheduling
 
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from tests.certificates import Authority, Pair
 from tests.chart.helmchart import Helm
 from tests.cluster.chartlab import Install, chart_user
@@ -137,7 +137,7 @@ def server(authority: Authority) -> Pair:
 
 
 @pytest.fixture
-def machine() -> Callable[[str], SimKernel]:
+def simulated() -> Callable[[str], SimKernel]:
     """Build a simulated machine by its name."""
     return lambda name: build_host(load_host(name), where=name)
 

@@ -12,7 +12,7 @@ from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin
 from gpuvirt.kubelet.registration import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
-from gpuvirt.node.allocator import Request
+from gpuvirt.node.allocation.allocator import Request
 from gpuvirt.sim.kubelet.kubelet import Claim, Container, SimKubelet, running
 
 

@@ -4,7 +4,7 @@ from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.node.desiredstatestore import Kept
+from gpuvirt.node.store.desiredstatestore import Kept
 from gpuvirt.sim.clock import BEGINNING
 
 A10 = "nvidia.com/GA102GL_A10"

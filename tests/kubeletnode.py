@@ -10,12 +10,12 @@ from gpuvirt.clock import RealClock
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
-from gpuvirt.sim.machine import load_host
 from tests.simnode import IDS
 
 FAST = Intervals(
@@ -93,9 +93,9 @@ async def agent_on(options: NodeOptions) -> AsyncIterator[Agent]:
 
 
 @asynccontextmanager
-async def cluster_on(machine: str, folder: Path, settings: Settings | None = None) -> AsyncIterator[Cluster]:
+async def cluster_on(simulated: str, folder: Path, settings: Settings | None = None) -> AsyncIterator[Cluster]:
     """Run an agent and a kubelet on a machine, until all is registered, and for as long as the context lasts."""
-    kernel = build_host(load_host(machine), where=machine)
+    kernel = build_host(load_host(simulated), where=simulated)
     async with running(folder, CLOCK) as kubelet, agent_on(options_for(kernel, folder, settings)) as agent:
         cluster = Cluster(kernel, kubelet, agent)
         await cluster.until_registered()

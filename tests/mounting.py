@@ -13,14 +13,14 @@ GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 
 
 @contextmanager
-def mount(folder: Path, machine: str, *options: str) -> Iterator["subprocess.Popen[str]"]:
+def mount(folder: Path, simulated: str, *options: str) -> Iterator["subprocess.Popen[str]"]:
     folder.mkdir(exist_ok=True)
-    command = [*GPUVIRT, "sim", "mount", "--machine", machine, str(folder), *options]
+    command = [*GPUVIRT, "sim", "mount", "--host", simulated, str(folder), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stderr is not None
         line = server.stdout.readline()
-        assert line == f"{machine} is mounted at {folder} until Ctrl-C\n", server.stderr.read()
+        assert line == f"{simulated} is mounted at {folder} until Ctrl-C\n", server.stderr.read()
         try:
             yield server
         finally:

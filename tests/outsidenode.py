@@ -110,7 +110,7 @@ class OutsideNode:
 
 @asynccontextmanager
 async def outside_node(
-    folder: Path, tls: tuple[Authority, Pair], machine: str, settings: str, *options: str
+    folder: Path, tls: tuple[Authority, Pair], simulated: str, settings: str, *options: str
 ) -> AsyncIterator[OutsideNode]:
     """Run a node; `options` are those of the mount."""
     api, kubelet_dir = NodeApi(), folder / "kubelet"
@@ -118,7 +118,7 @@ async def outside_node(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(api, *tls, folder / "kubeconfig"))
         kubelet = await stack.enter_async_context(running(kubelet_dir, CLOCK))
-        stack.enter_context(mount(folder / "host", machine, *recording, *options))
+        stack.enter_context(mount(folder / "host", simulated, *recording, *options))
         node = OutsideNode(folder, api, kubelet)
         node.write_settings(settings)
         yield node

@@ -14,17 +14,17 @@ from gpuvirt.model.reasons.codes import Code
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
+from gpuvirt.sim.hostspec import HostSpec, load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import HostSpec, load_host
 from gpuvirt.sim.platform import PlatformSpec
 from tests.simnode import IDS
 
 NOWHERE = Path("/nonexistent")
 
 
-def host(platform: PlatformSpec | None = None, machine: str = "2xA10", driver: str | None = None) -> SimKernel:
+def host(platform: PlatformSpec | None = None, simulated: str = "2xA10", driver: str | None = None) -> SimKernel:
     """Return a machine on another platform; `driver` has the GPUs in place of their own."""
-    spec = load_host(machine)
+    spec = load_host(simulated)
     if driver is not None:
         gpus = [slot if slot.board in NO_GPUS else msgspec.structs.replace(slot, driver=driver) for slot in spec.slots]
         spec = msgspec.structs.replace(spec, slots=tuple(gpus))
@@ -36,7 +36,7 @@ def host(platform: PlatformSpec | None = None, machine: str = "2xA10", driver: s
 NO_GPUS = {"root-port", "pcie-pci-bridge", "bmc-display", "network", "nvme"}
 
 
-def machine(text: str) -> SimKernel:
+def simulated(text: str) -> SimKernel:
     """Return the machine of a YAML text."""
     return build_host(documents.parse(text, HostSpec, where="test"))
 

@@ -19,9 +19,9 @@ from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView, GpuView, NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocator import AllocationRefusedError, Request
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.serialworker import InlineWorker, SerialWorker
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel

@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, object] = {
     "vgpu delete": list[vgpurender.Result],
     "vgpu scheduler get": list[schedulers.SchedulerRow],
     "vgpu scheduler set": schedulers.SchedulerResult,
-    "sim machines": list[sim.MachineRow],
+    "sim hosts": list[sim.SimulatedHostRow],
 }
 NAMES: Mapping[type, str] = {
     ComponentRow: "Component",

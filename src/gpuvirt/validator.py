@@ -22,7 +22,7 @@ from gpuvirt.hardware.tools import Run, is_there, run_program
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.unused import why_not_unused
 from gpuvirt.model.reasons import in_words
-from gpuvirt.node.files import replace_file
+from gpuvirt.node.store.files import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocator import AllocationRefusedError
+from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from tests.life.life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
 from tests.life.rigs import Conclusions
 

@@ -1,6 +1,5 @@
 """What a container gets, by the vectors of today's programs and of people's articles."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
@@ -9,11 +8,9 @@ from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import HostSpec, SlotSpec
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from tests.simnode import SimNode, running_node
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
@@ -26,8 +23,8 @@ async def test_one_gpu(two_a10: SimNode) -> None:
     assert one.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
 
 
-async def test_two_gpus_as_in_the_article(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xRTX2060"), tmp_path) as node:
+async def test_two_gpus_as_in_the_article(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         (both,) = node.allocate(RTX2060, ["0000:86:00.0", "0000:af:00.0"])
         assert both.env == {
             "PCI_RESOURCE_NVIDIA_COM_TU106_GEFORCE_RTX_2060_REV__A": "0000:86:00.0,0000:af:00.0",
@@ -55,8 +52,8 @@ async def test_a_container_that_asks_for_nothing_gets_nothing(two_a10: SimNode) 
     assert one.env
 
 
-async def test_with_iommufd_each_device_comes_with_its_own_node(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("8xH100"), tmp_path) as node:
+async def test_with_iommufd_each_device_comes_with_its_own_node(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("8xH100"), tmp_path) as node:
         (both,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0", "0000:43:00.0"])
         assert both.device_nodes == (
             "/dev/vfio/devices/vfio0",
@@ -69,18 +66,18 @@ async def test_with_iommufd_each_device_comes_with_its_own_node(machine: Machine
 
 
 async def test_siblings_of_a_group_come_with_their_nodes_and_without_their_addresses(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = machine("8xH100")
+    kernel = simulated("8xH100")
     async with running_node(kernel, tmp_path) as node:
         (one,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0"])
         assert one.env == {"PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB": "0000:1b:00.0"}
 
 
 async def test_a_group_with_a_member_that_has_no_node_of_its_own_is_opened_as_a_whole(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = machine("8xH100")
+    kernel = simulated("8xH100")
     kernel.tree.remove(HostPath(f"{kernel.pci.functions[next(iter(kernel.pci.functions))].folder}/vfio-dev"))
     async with running_node(kernel, tmp_path) as node:
         (one,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0"])
@@ -100,8 +97,8 @@ async def test_a_kernel_without_groups_gives_no_group_nodes(tmp_path: Path) -> N
         assert one.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/iommu")
 
 
-async def test_mdevs_come_with_their_groups_alone(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path) as node:
+async def test_mdevs_come_with_their_groups_alone(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xT4"), tmp_path) as node:
         first, second, *_ = node.offered[T4_8Q]
         (both,) = node.allocate(T4_8Q, [first, second])
         groups = [node.kernel.mdev.devices[one].group for one in (first, second)]
@@ -109,34 +106,34 @@ async def test_mdevs_come_with_their_groups_alone(machine: Machine, tmp_path: Pa
         assert both.device_nodes == ("/dev/vfio/vfio", *(f"/dev/vfio/{group}" for group in groups))
 
 
-async def test_all_of_dev_vfio_for_those_who_want_it_back(machine: Machine, tmp_path: Path) -> None:
+async def test_all_of_dev_vfio_for_those_who_want_it_back(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(compat=Compat(whole_vfio_folder=True))
-    async with running_node(machine("4xT4"), tmp_path, settings) as node:
+    async with running_node(simulated("4xT4"), tmp_path, settings) as node:
         (one,) = node.allocate(T4_8Q, [next(iter(node.offered[T4_8Q]))])
         assert one.device_nodes == ("/dev/vfio",)
 
 
-async def test_vfs_that_carry_vgpus_travel_as_pci_devices(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xL40S"), tmp_path) as node:
+async def test_vfs_that_carry_vgpus_travel_as_pci_devices(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xL40S"), tmp_path) as node:
         (one,) = node.allocate("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"])
         assert one.env == {"PCI_RESOURCE_NVIDIA_COM_NVIDIA_L40S-12Q": "0000:25:00.4"}
         assert one.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/vfio/15", "/dev/iommu")
 
 
-async def test_egm_comes_when_all_its_gpus_are_asked_for(machine: Machine, tmp_path: Path) -> None:
+async def test_egm_comes_when_all_its_gpus_are_asked_for(simulated: Simulated, tmp_path: Path) -> None:
     name = "nvidia.com/GH100_GH200_120GB___480GB"
-    async with running_node(machine("2xGH200"), tmp_path) as node:
+    async with running_node(simulated("2xGH200"), tmp_path) as node:
         (both,) = node.allocate(name, ["0009:01:00.0", "0019:01:00.0"])
         assert both.device_nodes[-2:] == ("/dev/egm0", "/dev/egm1")
-    kernel = machine("2xGH200")
+    kernel = simulated("2xGH200")
     kernel.faults.answer(HostPath("/sys/class/egm/egm0/gpu_devices"), b"0009:01:00.0 0019:01:00.0\n")
     async with running_node(kernel, tmp_path) as node:
         (one,) = node.allocate(name, ["0009:01:00.0"])
         assert "/dev/egm0" not in one.device_nodes
 
 
-async def test_an_amd_gpu_has_its_vendors_domain(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("8xMI300X"), tmp_path) as node:
+async def test_an_amd_gpu_has_its_vendors_domain(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("8xMI300X"), tmp_path) as node:
         (one,) = node.allocate("amd.com/AQUA_VANJARAM_INSTINCT_MI300X", ["0000:05:00.0"])
         assert one.env == {"PCI_RESOURCE_AMD_COM_AQUA_VANJARAM_INSTINCT_MI300X": "0000:05:00.0"}
 
@@ -144,10 +141,10 @@ async def test_an_amd_gpu_has_its_vendors_domain(machine: Machine, tmp_path: Pat
 AUDIO2060 = "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 
 
-async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(machine: Machine, tmp_path: Path) -> None:
+async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(simulated: Simulated, tmp_path: Path) -> None:
     """The kubelet asks for each resource in a call of its own."""
     settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
-    async with running_node(machine("4xRTX2060"), tmp_path, settings) as node:
+    async with running_node(simulated("4xRTX2060"), tmp_path, settings) as node:
         await node.report_account()
         node.allocate(RTX2060, ["0000:86:00.0"])
         free = [DeviceId(f"0000:{bus}:00.1") for bus in ("04", "3b", "86", "af")]
@@ -161,9 +158,9 @@ async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(machine: Machine, t
         assert node.offered[AUDIO2060] == dict.fromkeys(free, True)
 
 
-async def test_the_audio_of_a_card_that_a_pod_has_goes_to_no_other(machine: Machine, tmp_path: Path) -> None:
+async def test_the_audio_of_a_card_that_a_pod_has_goes_to_no_other(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
-    async with running_node(machine("4xRTX2060"), tmp_path, settings) as node:
+    async with running_node(simulated("4xRTX2060"), tmp_path, settings) as node:
         await node.report_account()
         node.allocate(RTX2060, ["0000:86:00.0"])
         node.hold(RTX2060, "0000:86:00.0")

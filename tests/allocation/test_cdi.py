@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,16 @@ from gpuvirt.model.inventory.naming import cdi_kind, cdi_name
 from gpuvirt.model.offers import cdi
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import snapshot
-from gpuvirt.node.cdifiles import CdiFiles
-from gpuvirt.node.cell import Cell
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.sim.clock import SimClock
+from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import host_names
 from tests.simnode import IDS, running_node
+from tests.simulated import Simulated
 
-Machine = Callable[[str], SimKernel]
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 FIRST = DeviceId("0000:65:00.0")
 FILE = "gpuvirt-nvidia.com_GA102GL_A10.json"
@@ -41,8 +41,8 @@ def specs_of(kernel: SimKernel) -> Mapping[str, bytes]:
     return cdi.specs(snapshot.take(kernel, Settings(), IDS, SimClock()))
 
 
-def test_a_spec_has_the_resource_as_its_kind_and_the_kubelets_ids_as_names(machine: Machine) -> None:
-    specs = specs_of(machine("2xA10"))
+def test_a_spec_has_the_resource_as_its_kind_and_the_kubelets_ids_as_names(simulated: Simulated) -> None:
+    specs = specs_of(simulated("2xA10"))
     assert list(specs) == [FILE]
     assert {key: value for key, value in json.loads(specs[FILE]).items() if key != "devices"} == {
         "cdiVersion": "0.5.0",
@@ -54,14 +54,14 @@ def test_a_spec_has_the_resource_as_its_kind_and_the_kubelets_ids_as_names(machi
     }
 
 
-def test_where_the_host_has_iommufd_its_nodes_alone_are_named(machine: Machine) -> None:
-    (spec,) = specs_of(machine("2xGH200")).values()
+def test_where_the_host_has_iommufd_its_nodes_alone_are_named(simulated: Simulated) -> None:
+    (spec,) = specs_of(simulated("2xGH200")).values()
     assert all(path.startswith("/dev/vfio/devices/vfio") for paths in nodes(spec).values() for path in paths)
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_device_that_is_offered_with_a_node_is_in_one_spec(machine: Machine, name: str) -> None:
-    view = snapshot.take(machine(name), Settings(), IDS, SimClock())
+def test_every_device_that_is_offered_with_a_node_is_in_one_spec(simulated: Simulated, name: str) -> None:
+    view = snapshot.take(simulated(name), Settings(), IDS, SimClock())
     found = {f"{json.loads(spec)['kind']}={device}" for spec in cdi.specs(view).values() for device in nodes(spec)}
     offered = {cdi_name(resource.name, one.id) for resource in view.resources for one in resource.devices if one.nodes}
     assert found == offered
@@ -86,8 +86,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "cdi"
 
 
-async def test_files_are_there_before_a_pod_is_and_stay_when_the_agent_ends(machine: Machine, folder: Path) -> None:
-    async with running_node(machine("2xA10"), folder.parent) as node:
+async def test_files_are_there_before_a_pod_is_and_stay_when_the_agent_ends(simulated: Simulated, folder: Path) -> None:
+    async with running_node(simulated("2xA10"), folder.parent) as node:
         assert set(nodes((folder / FILE).read_bytes())) == {"0000:65:00.0", "0000:ca:00.0"}
         node.kernel.unplug(PciAddress("0000:65:00.0"))
         await node.advance(2)
@@ -95,18 +95,18 @@ async def test_files_are_there_before_a_pod_is_and_stay_when_the_agent_ends(mach
     assert (folder / FILE).exists()
 
 
-async def test_a_file_that_is_as_it_should_be_is_left_alone(machine: Machine, folder: Path) -> None:
-    async with running_node(machine("2xA10"), folder.parent):
+async def test_a_file_that_is_as_it_should_be_is_left_alone(simulated: Simulated, folder: Path) -> None:
+    async with running_node(simulated("2xA10"), folder.parent):
         before = (folder / FILE).stat().st_mtime_ns
-    async with running_node(machine("2xA10"), folder.parent) as node:
+    async with running_node(simulated("2xA10"), folder.parent) as node:
         await node.advance(100)
         assert (folder / FILE).stat().st_mtime_ns == before
 
 
-async def test_others_files_stay_and_our_old_ones_go(machine: Machine, folder: Path) -> None:
+async def test_others_files_stay_and_our_old_ones_go(simulated: Simulated, folder: Path) -> None:
     (folder / "nvidia.yaml").write_text("cdiVersion: 0.5.0\n")
     (folder / "gpuvirt-nvidia.com_TU104GL_TESLA_T4.json").write_text("{}")
-    async with running_node(machine("2xA10"), folder.parent) as node:
+    async with running_node(simulated("2xA10"), folder.parent) as node:
         assert files(folder) == [FILE, "nvidia.yaml"]
         (folder / FILE).unlink()
         await node.advance(31)
@@ -124,9 +124,9 @@ async def test_a_host_that_was_not_looked_at_takes_no_file_away(folder: Path) ->
     assert (folder / FILE).read_text() == "{}"
 
 
-async def test_a_folder_that_cannot_be_written_is_a_note_and_heals(machine: Machine, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_a_note_and_heals(simulated: Simulated, tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("a file where the folder should be")
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert [note.code for note in node.view.notes] == [ReasonCode.CDI_NOT_WRITTEN]
         assert node.offered == {A10: {FIRST: True, "0000:ca:00.0": True}}
         (tmp_path / "cdi").unlink()
@@ -134,10 +134,10 @@ async def test_a_folder_that_cannot_be_written_is_a_note_and_heals(machine: Mach
         assert node.view.notes == ()
 
 
-async def test_answers_name_cdi_devices_when_asked_for(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("2xA10"), tmp_path, Settings(cdi=CdiUse.ANSWERS)) as node:
+async def test_answers_name_cdi_devices_when_asked_for(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xA10"), tmp_path, Settings(cdi=CdiUse.ANSWERS)) as node:
         (given,) = node.allocate(A10, [FIRST])
         assert given.cdi_devices == ("nvidia.com/GA102GL_A10=0000:65:00.0",)
         assert given.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
-    async with running_node(machine("2xA10"), tmp_path, Settings()) as node:
+    async with running_node(simulated("2xA10"), tmp_path, Settings()) as node:
         assert node.allocate(A10, [FIRST])[0].cdi_devices == ()

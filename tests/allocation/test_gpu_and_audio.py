@@ -1,6 +1,6 @@
 """A GPU and the audio function of its card share an IOMMU group: both go to one container, never to two pods."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -9,15 +9,13 @@ from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 CARD, SOUND = "0000:86:00.0", "0000:86:00.1"
 SOUNDS = [DeviceId(f"0000:{bus}:00.1") for bus in ("04", "3b", "86", "af")]
 BOTH = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
-
-Machine = Callable[[str], SimKernel]
 
 
 def preferred(node: SimNode, count: int = 1, *must: str) -> list[str]:
@@ -26,8 +24,8 @@ def preferred(node: SimNode, count: int = 1, *must: str) -> list[str]:
 
 
 @pytest.fixture
-async def node(machine: Machine, tmp_path: Path) -> AsyncIterator[SimNode]:
-    async with running_node(machine("4xRTX2060"), tmp_path, BOTH) as node:
+async def node(simulated: Simulated, tmp_path: Path) -> AsyncIterator[SimNode]:
+    async with running_node(simulated("4xRTX2060"), tmp_path, BOTH) as node:
         await node.report_account()
         yield node
 
@@ -54,9 +52,9 @@ async def test_the_other_way_round(node: SimNode) -> None:
 
 
 @pytest.mark.parametrize("remembered", [True, False])
-async def test_right_after_a_restart(machine: Machine, tmp_path: Path, *, remembered: bool) -> None:
+async def test_right_after_a_restart(simulated: Simulated, tmp_path: Path, *, remembered: bool) -> None:
     """No container asks for its second resource of an agent that was started after it gave the first."""
-    kernel = machine("4xRTX2060")
+    kernel = simulated("4xRTX2060")
     async with running_node(kernel, tmp_path, BOTH) as node:
         await node.report_account()
         node.allocate(GPU, [CARD])

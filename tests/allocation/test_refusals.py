@@ -2,7 +2,6 @@
 
 import errno
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,15 @@ import pytest
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuType
 from gpuvirt.model.desired.settings import Compat, Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocator import AllocationRefusedError, Request
-from gpuvirt.node.serialworker import ThreadWorker
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tree import Folder, Link, constant
 from tests.simnode import SimNode, running_node
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
@@ -72,8 +70,8 @@ async def test_a_device_that_cannot_be_read(two_a10: SimNode) -> None:
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.UNREAD
 
 
-async def test_a_neighbour_that_was_given_back_to_the_host(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xRTX2060"), tmp_path) as node:
+async def test_a_neighbour_that_was_given_back_to_the_host(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
         name = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
         assert node.refused(name, ["0000:04:00.0"]) is ReasonCode.GROUP_NOT_VIABLE
@@ -106,8 +104,8 @@ async def test_what_a_refusal_has_met_others_hear_of_at_once(two_a10: SimNode) -
     assert two_a10.offered == {A10: {SECOND: True}, "nvidia.com/TU104GL_TESLA_T4": {FIRST: True}}
 
 
-async def test_an_mdev_of_another_type_and_one_that_is_gone(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path) as node:
+async def test_an_mdev_of_another_type_and_one_that_is_gone(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xT4"), tmp_path) as node:
         name = "nvidia.com/GRID_T4-8Q"
         first, second, *_ = node.offered[name]
         node.kernel.faults.answer(HostPath(f"/sys/bus/mdev/devices/{first}/mdev_type/name"), b"GRID T4-16Q\n")
@@ -116,9 +114,9 @@ async def test_an_mdev_of_another_type_and_one_that_is_gone(machine: Machine, tm
         assert node.refused(name, [second]) is ReasonCode.DEVICE_GONE
 
 
-async def test_mismatched_vgpus_are_left_out_for_those_who_want_it_back(machine: Machine, tmp_path: Path) -> None:
+async def test_mismatched_vgpus_are_left_out_for_those_who_want_it_back(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(compat=Compat(drop_mismatched_vgpus=True))
-    async with running_node(machine("4xT4"), tmp_path, settings) as node:
+    async with running_node(simulated("4xT4"), tmp_path, settings) as node:
         name = "nvidia.com/GRID_T4-8Q"
         first, second, *_ = node.offered[name]
         node.kernel.write(HostPath(f"/sys/bus/mdev/devices/{second}/remove"), b"1")
@@ -126,8 +124,8 @@ async def test_mismatched_vgpus_are_left_out_for_those_who_want_it_back(machine:
         assert answer.env == {"MDEV_PCI_RESOURCE_NVIDIA_COM_GRID_T4-8Q": first}
 
 
-async def test_a_vf_whose_type_was_taken_away(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xL40S"), tmp_path) as node:
+async def test_a_vf_whose_type_was_taken_away(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xL40S"), tmp_path) as node:
         node.kernel.write(HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type"), b"0")
         assert node.refused("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"]) is ReasonCode.TYPE_CHANGED
 
@@ -193,8 +191,8 @@ async def test_a_vgpu_in_a_domain_that_kubevirt_refuses(tmp_path: Path) -> None:
         assert node.reasons("10000:25:00.4") == [ReasonCode.ADDRESS_NOT_ACCEPTED]
 
 
-async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(machine: Machine, tmp_path: Path) -> None:
-    kernel, wake = machine("4xL40S"), threading.Event()
+async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(simulated: Simulated, tmp_path: Path) -> None:
+    kernel, wake = simulated("4xL40S"), threading.Event()
 
     def sleep() -> None:
         wake.wait(100)
@@ -203,7 +201,7 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(machine:
         path = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
         kernel.faults.before_read(path, sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.allocator.LOOK_S", 0.01)
+            patch.setattr("gpuvirt.node.allocation.allocator.LOOK_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
                 await node.agent.allocator.allocate(request_for("nvidia.com/NVIDIA_L40S-12Q", "0000:25:00.4"))
         wake.set()
@@ -264,9 +262,9 @@ async def test_a_request_for_two_allocated_devices_names_the_one_that_is_in_use(
 
 @pytest.mark.parametrize("known_by", ["ledger", "checkpoint"])
 async def test_a_walk_through_processes_that_sleeps_holds_up_nobody(
-    machine: Machine, tmp_path: Path, known_by: str
+    simulated: Simulated, tmp_path: Path, known_by: str
 ) -> None:
-    kernel, wake = machine("2xA10"), threading.Event()
+    kernel, wake = simulated("2xA10"), threading.Event()
 
     def sleep() -> None:
         wake.wait(100)
@@ -280,14 +278,14 @@ async def test_a_walk_through_processes_that_sleeps_holds_up_nobody(
             node.write(A10, FIRST, uid="uid-a")
         kernel.faults.before_read(HostPath("/proc"), sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.allocator.LOOK_S", 0.01)
+            patch.setattr("gpuvirt.node.allocation.allocator.LOOK_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
                 await node.agent.allocator.allocate(request_for(A10, FIRST))
         wake.set()
 
 
-async def test_a_vgpu_that_is_created_during_a_look_can_be_given_at_once(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xL40S")
+async def test_a_vgpu_that_is_created_during_a_look_can_be_given_at_once(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xL40S")
     current = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
     type_id = kernel.read(current)
     kernel.write(current, b"0")

@@ -1,7 +1,6 @@
 """A whole GPU that can't be reset goes to no other pod than the one that had it in this boot."""
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from gpuvirt.model.offers.resets import is_reset
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.tree import constant
 from tests.simnode import SimNode, running_node
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
@@ -54,8 +52,8 @@ async def report_account(node: SimNode) -> None:
     await node.advance(SETTLED_S)
 
 
-async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(without_reset(simulated("2xA10")), tmp_path) as node:
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
         await give_and_end(node, A10, FIRST)
         await give_and_end(node, A10, SECOND)
@@ -67,8 +65,8 @@ async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(machine: Machine, tmp
         assert node.allocate(A10, [SECOND])
 
 
-async def test_it_stays_healthy_for_the_pod_that_has_it(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+async def test_it_stays_healthy_for_the_pod_that_has_it(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(without_reset(simulated("2xA10")), tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.hold(A10, FIRST)
         await report_account(node)
@@ -76,9 +74,9 @@ async def test_it_stays_healthy_for_the_pod_that_has_it(machine: Machine, tmp_pa
 
 
 async def test_another_pod_is_refused_before_the_agent_has_observed_of_the_end(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+    async with running_node(without_reset(simulated("2xA10")), tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.hold(A10, FIRST)
         await report_account(node)
@@ -86,17 +84,17 @@ async def test_another_pod_is_refused_before_the_agent_has_observed_of_the_end(
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
 
 
-async def test_a_pods_init_container_and_its_other_container_are_one_pod(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(without_reset(machine("2xA10")), tmp_path) as node:
+async def test_a_pods_init_container_and_its_other_container_are_one_pod(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(without_reset(simulated("2xA10")), tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.write(A10, FIRST, uid="uid-of-vm-a", container="init")
         assert node.allocate(A10, [FIRST])
 
 
 async def test_it_stays_withheld_after_a_restart_of_the_agent_and_not_of_the_host(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = without_reset(machine("2xA10"))
+    kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path) as node:
         await give_and_end(node, A10, FIRST)
     async with running_node(kernel, tmp_path) as node:
@@ -110,9 +108,9 @@ async def test_it_stays_withheld_after_a_restart_of_the_agent_and_not_of_the_hos
 
 @pytest.mark.parametrize("named", [False, True])
 async def test_a_pod_of_before_a_reboot_counts_if_the_kubelet_names_it_after(
-    machine: Machine, tmp_path: Path, named: bool
+    simulated: Simulated, tmp_path: Path, named: bool
 ) -> None:
-    kernel = without_reset(machine("2xA10"))
+    kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.hold(A10, FIRST)
@@ -127,8 +125,8 @@ async def test_a_pod_of_before_a_reboot_counts_if_the_kubelet_names_it_after(
         assert node.offered == {A10: {FIRST: not named, SECOND: True}}
 
 
-async def test_a_reset_that_comes_back_ends_it(machine: Machine, tmp_path: Path) -> None:
-    kernel = without_reset(machine("2xA10"))
+async def test_a_reset_that_comes_back_ends_it(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = without_reset(simulated("2xA10"))
     path = HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method")
     async with running_node(kernel, tmp_path) as node:
         await give_and_end(node, A10, FIRST)
@@ -140,8 +138,8 @@ async def test_a_reset_that_comes_back_ends_it(machine: Machine, tmp_path: Path)
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
 
 
-async def test_the_setting_gives_it_all_the_same(machine: Machine, tmp_path: Path) -> None:
-    kernel = without_reset(machine("2xA10"))
+async def test_the_setting_gives_it_all_the_same(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path, Settings(require_reset=False)) as node:
         await give_and_end(node, A10, FIRST)
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
@@ -152,8 +150,10 @@ async def test_the_setting_gives_it_all_the_same(machine: Machine, tmp_path: Pat
 
 
 @pytest.mark.parametrize("path", [methods_of(FIRST), HostPath(f"/sys/bus/pci/devices/{FIRST}/reset")])
-async def test_what_cannot_be_read_is_not_taken_for_no_reset(machine: Machine, tmp_path: Path, path: HostPath) -> None:
-    kernel = without_reset(machine("2xA10"))
+async def test_what_cannot_be_read_is_not_taken_for_no_reset(
+    simulated: Simulated, tmp_path: Path, path: HostPath
+) -> None:
+    kernel = without_reset(simulated("2xA10"))
     kernel.faults.fail(path, errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         await give_and_end(node, A10, FIRST)
@@ -161,8 +161,8 @@ async def test_what_cannot_be_read_is_not_taken_for_no_reset(machine: Machine, t
         assert node.allocate(A10, [FIRST])
 
 
-async def test_vgpus_are_given_on_whatever_the_reset_of_their_gpu(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xL40S")
+async def test_vgpus_are_given_on_whatever_the_reset_of_their_gpu(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xL40S")
     for address in list(kernel.pci.functions):
         without_reset(kernel, address)
     async with running_node(kernel, tmp_path) as node:
@@ -201,9 +201,11 @@ def test_a_gpu_whose_bus_vfio_has_whole_is_reset_with_it() -> None:
     assert reset_of(kernel, GPU) is False
 
 
-def test_a_gpu_alone_on_its_bus_is_reset_with_it_only_if_its_own_ways_are_disabled_by_hand(machine: Machine) -> None:
+def test_a_gpu_alone_on_its_bus_is_reset_with_it_only_if_its_own_ways_are_disabled_by_hand(
+    simulated: Simulated,
+) -> None:
     """The kernel lists the way `bus` for such a function unless its bus can't be reset."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     path = HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method")
     kernel.tree.place(path, constant(""))
     assert reset_of(kernel, FIRST) is True
@@ -228,15 +230,15 @@ def test_a_gpu_on_a_bus_of_which_a_driver_is_not_known_may_be_reset() -> None:
     assert reset_of(kernel, GPU) is None
 
 
-def test_a_kernel_without_a_list_of_methods_says_it_by_the_file_reset(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_kernel_without_a_list_of_methods_says_it_by_the_file_reset(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.remove(HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method"))
     assert scan(kernel).functions[FIRST].reset is ResetScope.FUNCTION
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_gpu_of_the_simulated_hosts_that_is_on_vfio_can_be_reset(machine: Machine, name: str) -> None:
-    facts = scan(machine(name))
+def test_every_gpu_of_the_simulated_hosts_that_is_on_vfio_can_be_reset(simulated: Simulated, name: str) -> None:
+    facts = scan(simulated(name))
     assert all(
         function.reset is (ResetScope.FUNCTION if function.on_vfio and function.physfn is None else None)
         for function in facts.functions.values()

@@ -12,23 +12,23 @@ from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal, selectors_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.naming import Named
-from gpuvirt.node import snapshot
+from gpuvirt.node.known import snapshot
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.machine import load_host
+from gpuvirt.sim.hostspec import load_host
 from tests.simnode import IDS
 
 
 @pytest.mark.parametrize(
-    ("machine", "resource", "expected"),
+    ("simulated", "resource", "expected"),
     [
         ("2xA10", "nvidia.com/GA102GL_A10", Selectors(ResourceKind.WHOLE, ("10DE:2236",))),
         ("4xT4", "nvidia.com/GRID_T4-8Q", Selectors(ResourceKind.VGPU, (), ("GRID T4-8Q",))),
         ("4xL40S", "nvidia.com/NVIDIA_L40S-24Q", Selectors(ResourceKind.VGPU, ("10DE:26B9",))),
     ],
 )
-def test_a_resource_says_what_selects_it(machine: str, resource: str, expected: Selectors) -> None:
-    view = snapshot.take(build_host(load_host(machine)), Settings(), IDS, SimClock())
+def test_a_resource_says_what_selects_it(simulated: str, resource: str, expected: Selectors) -> None:
+    view = snapshot.take(build_host(load_host(simulated)), Settings(), IDS, SimClock())
     (found,) = (one for one in view.resources if one.name == resource)
     assert Selectors(found.kind, found.pci_vendor_selectors, found.mdev_name_selectors) == expected
     status = status_of(view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)

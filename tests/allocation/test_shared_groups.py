@@ -1,7 +1,7 @@
 """GPUs of one IOMMU group never go to two pods."""
 
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -9,25 +9,26 @@ import pytest
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import HostSpec, SlotSpec
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 RTX4090 = "nvidia.com/AD102_GEFORCE_RTX_4090"
 LEFT, RIGHT, ALONE = "0000:0b:01.0", "0000:0b:02.0", "0000:0c:00.0"
 
 
 @pytest.fixture
-async def node(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
-    async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+async def node(simulated: Simulated, tmp_path: Path) -> AsyncIterator[SimNode]:
+    async with running_node(simulated("2xRTX4090-one-group"), tmp_path) as node:
         await node.report_account()
         yield node
 
 
 async def test_until_it_is_known_who_has_what_shared_groups_are_not_offered(
-    machine: Callable[[str], SimKernel], tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+    async with running_node(simulated("2xRTX4090-one-group"), tmp_path) as node:
         assert node.offered == {RTX4090: {ALONE: True}}
         assert node.refused(RTX4090, [LEFT]) is ReasonCode.ALLOCATIONS_UNKNOWN
         await node.report_account()
@@ -97,8 +98,8 @@ async def test_the_same_device_again_is_the_same_pod_or_a_dead_one(node: SimNode
     assert node.allocate(RTX4090, [LEFT]), "and less than that"
 
 
-async def test_a_restart_remembers(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    kernel = machine("2xRTX4090-one-group")
+async def test_a_restart_remembers(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xRTX4090-one-group")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
         node.allocate(RTX4090, [LEFT])
@@ -109,19 +110,17 @@ async def test_a_restart_remembers(machine: Callable[[str], SimKernel], tmp_path
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_pods_from_before_our_time_count(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+async def test_pods_from_before_our_time_count(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xRTX4090-one-group"), tmp_path) as node:
         node.hold(RTX4090, LEFT)
         await node.report_account()
         assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
+async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(simulated: Simulated, tmp_path: Path) -> None:
     """A container of amd.com/gpu has the card; that resource is not ours to serve, but the card is not free either."""
-    async with running_node(machine("8xMI300X"), tmp_path) as node:
+    async with running_node(simulated("8xMI300X"), tmp_path) as node:
         ours = "amd.com/AQUA_VANJARAM_INSTINCT_MI300X"
         node.hold("amd.com/gpu", "0000:05:00.0")
         await node.report_account()
@@ -134,10 +133,8 @@ async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(
         assert node.offered[ours]["0000:05:00.0"] is True
 
 
-async def test_account_that_were_observed_before_the_first_look_count(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    kernel = machine("2xRTX4090-one-group")
+async def test_account_that_were_observed_before_the_first_look_count(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xRTX4090-one-group")
     folder = HostPath("/sys/bus/pci/devices")
     kernel.faults.fail(folder, errno.EIO)
     async with running_node(kernel, tmp_path) as node:
@@ -168,10 +165,8 @@ async def test_groups_that_a_reboot_has_numbered_again(tmp_path: Path) -> None:
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_a_group_that_is_unread_when_its_holder_is_observed(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    kernel = machine("2xRTX4090-one-group")
+async def test_a_group_that_is_unread_when_its_holder_is_observed(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xRTX4090-one-group")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{LEFT}/iommu_group"), errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         node.hold(RTX4090, LEFT)
@@ -191,9 +186,9 @@ async def test_a_device_that_another_plugin_named_by_its_group(node: SimNode) ->
 
 
 async def test_a_holder_that_is_unread_when_an_agent_without_a_ledger_starts(
-    machine: Callable[[str], SimKernel], tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = machine("2xRTX4090-one-group")
+    kernel = simulated("2xRTX4090-one-group")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{LEFT}/vendor"), errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         node.hold(RTX4090, LEFT)
@@ -204,10 +199,8 @@ async def test_a_holder_that_is_unread_when_an_agent_without_a_ledger_starts(
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_allocations_of_two_agents_at_one_moment_are_two(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    kernel = machine("2xRTX4090-one-group")
+async def test_allocations_of_two_agents_at_one_moment_are_two(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xRTX4090-one-group")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
         node.allocate(RTX4090, [LEFT, RIGHT])

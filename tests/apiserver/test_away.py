@@ -21,10 +21,10 @@ from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocator import Request
+from gpuvirt.node.allocation.allocator import Request
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import load_host
 from tests.kubeletnode import CLOCK, Cluster, agent_on, options_for, until
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")

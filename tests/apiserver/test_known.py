@@ -23,7 +23,7 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import unknown_workload
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.cell import Cell
+from gpuvirt.node.loops.cell import Cell
 from gpuvirt.sim.clock import BEGINNING, SimClock
 
 

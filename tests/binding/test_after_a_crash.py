@@ -15,17 +15,17 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import ToolError
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredVgpus
+from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import constant
 from tests.changes import NOBODY, change_drivers, change_vgpus, driver_state

@@ -10,8 +10,8 @@ from gpuvirt.hardware.hostuse import read_host_uses
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tree import DeviceNode, Link, Tree, constant
 
 AT = "0000:3c:00.0"

@@ -11,14 +11,14 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.users import cdevs_of
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.change.leasing import Claim, HeldError, leased
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.leasing import Claim, HeldError, leased
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import HostSpec, SlotSpec
 from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs

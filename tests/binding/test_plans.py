@@ -8,17 +8,17 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.tools import HostTools, ToolError
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.plan import DriverPlan
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import originaldrivers
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.tree import Link, constant
 from tests.changes import NOBODY, change_drivers, driver_state, inputs

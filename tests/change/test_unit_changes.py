@@ -7,10 +7,10 @@ import pytest
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.changes import Change, Changes, by_hand
@@ -20,7 +20,7 @@ from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.machine import HostSpec, SlotSpec, load_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt.sim.tools import SimTools
 from tests.changes import driver_state, inputs, site_in
 

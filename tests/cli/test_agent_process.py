@@ -17,8 +17,8 @@ import pytest
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.client import PluginClient
-from gpuvirt.sim.machine import load_host
 
 GPUVIRT = ["-m", "gpuvirt", "node"]
 PLUGIN = ["-c", "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"]

@@ -19,11 +19,12 @@ from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.offers.view import AgentView, NodeView, SchedulerView
-from gpuvirt.node import journal, snapshot
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.store import journal
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_host
+from gpuvirt.sim.hostspec import load_host
 from tests.commandline import GPUVIRT, gpuvirt, ran
 from tests.simnode import IDS
 
@@ -211,8 +212,8 @@ def test_without_privileges_there_are_no_cdi_devices_to_name(host: Path, tmp_pat
         ["node", "--listen", ":99999"],
         ["node", "--log-format", "xml"],
         ["devices", "--pci-ids", "/does/not/exist"],
-        ["sim", "run", "-m", "3xA10", "--", "true"],
-        ["demo", "-m", "3xA10"],
+        ["sim", "run", "-H", "3xA10", "--", "true"],
+        ["demo", "-H", "3xA10"],
     ],
 )
 def test_wrong_use_ends_with_2(arguments: list[str]) -> None:
@@ -229,12 +230,12 @@ def test_names_from_another_database(host: Path, tmp_path: Path) -> None:
 
 
 def test_the_machines_there_are() -> None:
-    lines = ran("sim", "machines").stdout.splitlines()
+    lines = ran("sim", "hosts").stdout.splitlines()
     assert any(line.startswith("8xH100 ") for line in lines)
 
 
 def test_a_program_on_a_simulated_machine() -> None:
-    done = gpuvirt("sim", "run", "--machine", "4xRTX2060", "--", *GPUVIRT, "devices")
+    done = gpuvirt("sim", "run", "--host", "4xRTX2060", "--", *GPUVIRT, "devices")
     assert done.returncode == 0, done.stderr
     assert "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A" in done.stdout
 
@@ -252,15 +253,15 @@ def test_other_programs_see_the_machine_too() -> None:
 
 
 def test_the_programs_of_a_snapshot_refuse_and_say_why() -> None:
-    done = gpuvirt("sim", "run", "--snapshot", "-m", "2xA30", "--", "nvidia-smi", "-i", "0", "-mig", "1")
+    done = gpuvirt("sim", "run", "--snapshot", "-H", "2xA30", "--", "nvidia-smi", "-i", "0", "-mig", "1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "nvidia-smi: this simulated host is a snapshot in files" in done.stderr
     assert "leave that out" in done.stderr
 
 
-@pytest.mark.parametrize("machine", ["2xA10", "4xT4"])
-def test_the_demo(machine: str) -> None:
-    done = gpuvirt("demo", "--machine", machine)
+@pytest.mark.parametrize("simulated", ["2xA10", "4xT4"])
+def test_the_demo(simulated: str) -> None:
+    done = gpuvirt("demo", "--host", simulated)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     for step in range(1, 8):
@@ -270,7 +271,7 @@ def test_the_demo(machine: str) -> None:
 
 
 def test_the_demo_on_a_machine_that_can_offer_nothing() -> None:
-    done = gpuvirt("demo", "-m", "2xA10-no-iommu")
+    done = gpuvirt("demo", "-H", "2xA10-no-iommu")
     assert done.returncode == 0
     assert "NoIommuGroup" in done.stdout
     assert "Nothing can be offered" in done.stdout

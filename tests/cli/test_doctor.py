@@ -12,14 +12,14 @@ from gpuvirt.model.doctor.explanation import Step
 from gpuvirt.model.doctor.findings import Area
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_host
+from gpuvirt.sim.hostspec import load_host
 from tests.commandline import GPUVIRT, gpuvirt, ran
 
 
 class On(Protocol):
     """Runs a command on a machine."""
 
-    def __call__(self, machine: str, *arguments: str) -> "subprocess.CompletedProcess[str]": ...
+    def __call__(self, simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]": ...
 
 
 @pytest.fixture(scope="module", name="on")
@@ -27,10 +27,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
     """Run a command on a machine that is a folder."""
     folder = tmp_path_factory.mktemp("machines")
 
-    def on(machine: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        if not (folder / machine).exists():
-            export(build_host(load_host(machine)), folder / machine)
-        return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / machine), "COLUMNS": "300"})
+    def on(simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        if not (folder / simulated).exists():
+            export(build_host(load_host(simulated)), folder / simulated)
+        return ran(*arguments, environment={"GPUVIRT_HOST_ROOT": str(folder / simulated), "COLUMNS": "300"})
 
     return on
 
@@ -89,7 +89,7 @@ def test_a_bad_kubevirt_ends_with_2(tmp_path: Path, text: str) -> None:
 def test_kubevirt_from_standard_input() -> None:
     example = Path(__file__).parent.parent.parent / "examples/kubevirt.yaml"
     command = " ".join([*GPUVIRT, "doctor", "--kubevirt", "-", "-o", "json", "<", str(example)])
-    done = gpuvirt("sim", "run", "-m", "2xA10", "--", "sh", "-c", command)
+    done = gpuvirt("sim", "run", "-H", "2xA10", "--", "sh", "-c", command)
     results = json.loads(done.stdout)["results"]
     told = next(one["findings"] for one in results if one["check"] == "permitted_names")
     assert [one["subject"] for one in told] == ["nvidia.com/GA102GL_A10"]

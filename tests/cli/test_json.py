@@ -15,7 +15,7 @@ from gpuvirt.cli.main import COMMANDS, program_for
 from gpuvirt.plain import Plain
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_host
+from gpuvirt.sim.hostspec import load_host
 from tests.certificates import Authority
 from tests.commandline import GPUVIRT, PATH, ran
 from tests.scriptedapi import NOT_FOUND, Call, Reply, scripted
@@ -169,7 +169,7 @@ ON_HOSTS = {
     "vgpu delete": ("vgpu", "delete", "{vgpu}", "--dry-run"),
     "vgpu scheduler get": ("vgpu", "scheduler", "get"),
     "vgpu scheduler set": ("vgpu", "scheduler", "set", "{gpu}", "equal-share", "--dry-run"),
-    "sim machines": ("sim", "machines"),
+    "sim hosts": ("sim", "hosts"),
 }
 OF_CLUSTERS = {"status", "why vm/NAME|vmi/NAME|pod/NAME"}
 

@@ -29,11 +29,11 @@ def test_a_kubelet_that_reads_the_lists_late(
     assert "What to try next" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("machine", ["2xA10-sriov", "2xA10-vgpu", "2xA30", "4xL40S", "2xP100"])
+@pytest.mark.parametrize("simulated", ["2xA10-sriov", "2xA10-vgpu", "2xA30", "4xL40S", "2xP100"])
 def test_the_demo_of_a_host_that_can_carry_vgpus_shows_them(
-    machine: str, short_path: Path, capsys: pytest.CaptureFixture[str]
+    simulated: str, short_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asyncio.run(demo.play(machine, short_path))
+    asyncio.run(demo.play(simulated, short_path))
     told = capsys.readouterr().out
     assert "Nothing can be offered" not in told
     before, _, after = told.partition("The label asks for others")

@@ -14,7 +14,7 @@ from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_host
+from gpuvirt.sim.hostspec import load_host
 from tests.commandline import gpuvirt, ran
 
 WIDTHS = (80, 120, 200)
@@ -56,9 +56,9 @@ def test_status_has_its_columns_whole_and_reasons_below(width: int, capsys: pyte
 
 def test_eighty_columns_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    piped = gpuvirt("sim", "machines").stdout
-    assert piped == gpuvirt("sim", "machines", environment={"COLUMNS": "80"}).stdout
-    assert piped != gpuvirt("sim", "machines", environment={"COLUMNS": "120"}).stdout
+    piped = gpuvirt("sim", "hosts").stdout
+    assert piped == gpuvirt("sim", "hosts", environment={"COLUMNS": "80"}).stdout
+    assert piped != gpuvirt("sim", "hosts", environment={"COLUMNS": "120"}).stdout
     assert 70 < max(len(line) for line in piped.splitlines()) <= 80
 
 
@@ -85,10 +85,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("machine", ["8xH100", "2xA10-vgpu", "4xRTX2060"])
-def test_commands_fit_and_break_no_word(hosts: Mapping[str, Path], machine: str, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("simulated", ["8xH100", "2xA10-vgpu", "4xRTX2060"])
+def test_commands_fit_and_break_no_word(hosts: Mapping[str, Path], simulated: str, command: tuple[str, ...]) -> None:
     def shown(columns: int) -> str:
-        environment = {"COLUMNS": str(columns), "GPUVIRT_HOST_ROOT": str(hosts[machine])}
+        environment = {"COLUMNS": str(columns), "GPUVIRT_HOST_ROOT": str(hosts[simulated])}
         done = ran(*command, environment=environment)
         assert done.stderr == ""
         return done.stdout
@@ -154,7 +154,7 @@ def test_what_would_steer_a_terminal_is_not_printed() -> None:
 
 
 def test_the_machines_there_are() -> None:
-    lines = ran("sim", "machines", environment={"COLUMNS": "80"}).stdout.splitlines()
+    lines = ran("sim", "hosts", environment={"COLUMNS": "80"}).stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     at = next(number for number, line in enumerate(lines) if line.startswith("8xA100 "))
     assert lines[at + 1].startswith(" " * lines[at].index("HGX"))

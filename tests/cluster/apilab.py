@@ -22,8 +22,8 @@ from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.cell import Cell
-from gpuvirt.node.notice import Notice
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.published.notice import Notice
 from gpuvirt.sim.clock import BEGINNING
 
 ROOT = Path(__file__).parent.parent.parent

@@ -113,7 +113,7 @@ class LabNode:
     def machine(self, name: str) -> Iterator[Path]:
         """Mount a simulated machine, and have its nodes in the real `/dev`, where containers get them from."""
         self.host.mkdir(exist_ok=True)
-        command = [*GPUVIRT, "sim", "mount", "--machine", name, "--vgpu-manager", "none", str(self.host)]
+        command = [*GPUVIRT, "sim", "mount", "--host", name, "--vgpu-manager", "none", str(self.host)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None

@@ -35,9 +35,9 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Pr
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import desiredstatestore
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.notice import Notice
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.published.notice import Notice
+from gpuvirt.node.store import desiredstatestore
 from tests.cluster.apilab import (
     ACCOUNT,
     MAPS,

@@ -11,7 +11,7 @@ from lab.cluster.images import PREFIX
 from lab.cluster.ourimage import NAME
 
 from gpuvirt.model.desired.observed import NodeRequest, Observed
-from gpuvirt.node import desiredstatestore
+from gpuvirt.node.store import desiredstatestore
 from tests.cluster.clusterlab import PATIENCE_S, LabNode, PodRequest, devices_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]

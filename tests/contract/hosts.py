@@ -21,8 +21,8 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.kernel import Kernel, RealKernel
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_host
 
 MACHINE = Path(__file__).parent / "machine.yaml"
 

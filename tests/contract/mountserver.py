@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.mounted.mounting import serve
 from gpuvirt.sim.mounted.nodes import Nodes
 

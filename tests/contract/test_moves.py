@@ -13,13 +13,13 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.modules import driver_of
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node import originaldrivers
-from gpuvirt.node.change.gate import UnitBusyError
+from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostRoots, KubeletPaths
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.contract.guesthost import GUESTS

@@ -13,8 +13,8 @@ from lab.kernel.notools import NO_TOOLS
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu, RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.node.change import byhand

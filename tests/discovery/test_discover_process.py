@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from errno import EACCES
 from pathlib import Path
@@ -19,18 +19,17 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
 from gpuvirt.node.discoverer import LOOK_S, Discoverer
-from gpuvirt.node.serialworker import InlineWorker, SerialWorker
+from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.export import export
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tree import constant
 from tests.commandline import ran
 from tests.kubeletnode import until
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 A10S = (PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0"))
 DEVICES = HostPath("/sys/bus/pci/devices")
@@ -50,8 +49,8 @@ async def looking(kernel: SimKernel, worker: SerialWorker | None = None) -> Asyn
         running.cancel()
 
 
-async def test_what_changes_is_said_at_the_next_look(machine: Machine) -> None:
-    kernel = machine("2xA10")
+async def test_what_changes_is_said_at_the_next_look(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     async with looking(kernel) as (discoverer, clock):
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | DEBIAN
         kernel.tree.remove(OS_RELEASE)
@@ -70,8 +69,8 @@ async def test_what_changes_is_said_at_the_next_look(machine: Machine) -> None:
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | system
 
 
-async def test_a_gpu_that_is_found_again_was_never_missed(machine: Machine) -> None:
-    kernel = machine("2xA10")
+async def test_a_gpu_that_is_found_again_was_never_missed(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.unplug(A10S[0])
     async with looking(kernel) as (discoverer, clock):
         for _ in range(3):
@@ -83,8 +82,8 @@ async def test_a_gpu_that_is_found_again_was_never_missed(machine: Machine) -> N
             assert discoverer.labels.get()[PRESENT_LABEL] == "true"
 
 
-async def test_while_nothing_can_be_read_nothing_is_said_of_it(machine: Machine) -> None:
-    kernel = machine("2xA10")
+async def test_while_nothing_can_be_read_nothing_is_said_of_it(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     async with looking(kernel) as (discoverer, clock):
         kernel.faults.fail(DEVICES, EACCES)
         kernel.faults.fail(OS_RELEASE, EACCES)
@@ -137,8 +136,8 @@ def nobody() -> Credentials:
         return Credentials("127.0.0.1", listener.getsockname()[1], "gpuvirt", token=b"x")
 
 
-async def test_it_lives_and_is_not_ready_while_nobody_answers(machine: Machine) -> None:
-    kernel = machine("2xA10")
+async def test_it_lives_and_is_not_ready_while_nobody_answers(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.remove(OS_RELEASE)
     discovery = Discovery(DiscoverOptions(kernel, nobody(), NodeName("node01")))
     pages = discovery.pages()

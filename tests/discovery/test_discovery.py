@@ -1,7 +1,6 @@
 """What a node says of its host: what is seen, what is never made up, and what labels can hold."""
 
 import re
-from collections.abc import Callable
 from errno import EACCES, EIO
 
 import pytest
@@ -17,10 +16,8 @@ from gpuvirt.model.inventory import osrelease
 from gpuvirt.model.inventory.osrelease import OsRelease
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL, Labels, label_value, labels_of
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import host_names
-
-Machine = Callable[[str], SimKernel]
+from gpuvirt.sim.hostspec import host_names
+from tests.simulated import Simulated
 
 A10S = (PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0"))
 DEVICES = HostPath("/sys/bus/pci/devices")
@@ -33,28 +30,28 @@ VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_machines_with_nvidias_gpus_are_known(machine: Machine, name: str) -> None:
-    assert look(machine(name)).gpu is (name not in NOT_NVIDIAS)
+def test_machines_with_nvidias_gpus_are_known(simulated: Simulated, name: str) -> None:
+    assert look(simulated(name)).gpu is (name not in NOT_NVIDIAS)
 
 
-def test_a_look_opens_nothing_that_can_hang_and_nothing_of_other_kinds(machine: Machine) -> None:
-    kernel = machine("8xA100")
+def test_a_look_opens_nothing_that_can_hang_and_nothing_of_other_kinds(simulated: Simulated) -> None:
+    kernel = simulated("8xA100")
     look(kernel)
     ids = {HostPath(f"{DEVICES}/{name}/{what}") for name in kernel.listdir(DEVICES) for what in READ}
     assert kernel.reads <= ids | {OS_RELEASE}
     assert kernel.writes == []
 
 
-def test_nvswitches_and_audio_make_no_node_one_for_gpus(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_nvswitches_and_audio_make_no_node_one_for_gpus(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     for address in A10S:
         kernel.faults.answer(HostPath(f"{DEVICES}/{address}/class"), NVSWITCH_CLASS)
     assert look(kernel).gpu is False
 
 
 @pytest.mark.parametrize("path", [DEVICES, *(HostPath(f"{DEVICES}/{A10S[0]}/{name}") for name in READ)])
-def test_what_can_not_be_read_is_no_missing_gpu(machine: Machine, path: HostPath) -> None:
-    kernel = machine("2xA10")
+def test_what_can_not_be_read_is_no_missing_gpu(simulated: Simulated, path: HostPath) -> None:
+    kernel = simulated("2xA10")
     kernel.unplug(A10S[1])
     kernel.faults.fail(path, EACCES)
     seen = look(kernel)
@@ -62,15 +59,15 @@ def test_what_can_not_be_read_is_no_missing_gpu(machine: Machine, path: HostPath
     assert PRESENT_LABEL not in labels_of(seen, before=seen)
 
 
-def test_one_gpu_that_can_be_read_is_enough(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_one_gpu_that_can_be_read_is_enough(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"{DEVICES}/{A10S[0]}/vendor"), EIO)
     assert look(kernel).gpu is True
 
 
-def test_a_folder_that_is_not_there_says_nothing_of_gpus(machine: Machine) -> None:
+def test_a_folder_that_is_not_there_says_nothing_of_gpus(simulated: Simulated) -> None:
     """A container into which nobody has mounted /sys."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     kernel.tree.remove(DEVICES)
     assert look(kernel).gpu is None
 
@@ -117,8 +114,8 @@ def test_the_system_is_said_as_its_file_says_it(text: str, said: tuple[str, str 
 
 
 @pytest.mark.parametrize("number", [None, EACCES])
-def test_a_system_that_can_not_be_read_stays_what_it_was(machine: Machine, number: int | None) -> None:
-    kernel = machine("2xA10")
+def test_a_system_that_can_not_be_read_stays_what_it_was(simulated: Simulated, number: int | None) -> None:
+    kernel = simulated("2xA10")
     if number is None:
         kernel.tree.remove(OS_RELEASE)
     else:

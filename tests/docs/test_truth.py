@@ -13,11 +13,11 @@ from gpuvirt.model.desired.settings import Compat, Settings, check
 from gpuvirt.model.desired.vgpuconfig import CONFIGS, VERSION, parse
 from gpuvirt.model.desired.vgpuentries import NoteCode, Sizes
 from gpuvirt.model.offers import discovery
-from gpuvirt.node import snapshot
-from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.machine import host_names, load_host
+from gpuvirt.sim.hostspec import host_names, load_host
 from gpuvirt.web import agentmetrics as metrics
 from tests.simnode import IDS
 

@@ -10,10 +10,10 @@ from gpuvirt.model.doctor.diagnosis import CHECKS
 from gpuvirt.model.doctor.findings import Finding, Report, of_reason
 from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.sim.machine import host_names
+from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.platform import PlatformSpec
 from tests.badhosts import BAD, with_file
-from tests.sickhost import codes, evidence, examine, findings, found, host, machine
+from tests.sickhost import codes, evidence, examine, findings, found, host, simulated
 
 
 def check(report: Report, code: FindingCode | ReasonCode, level: Level, seen: str, fix: str) -> Finding:
@@ -35,13 +35,13 @@ def test_what_is_wrong_is_found_with_its_place_and_its_fix(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["2xA10", "4xRTX2060", "2xGH200", "8xMI300X"])
 def test_a_host_in_order_has_nothing_but_what_is_in_order(name: str) -> None:
-    report = examine(host(machine=name))
+    report = examine(host(simulated=name))
     assert (report.level, codes(report)) == (Level.OK, {ReasonCode.KIND_NOT_OFFERED} & codes(report))
 
 
 @pytest.mark.parametrize("name", host_names())
 def test_every_machine_can_be_told_of_whole(name: str) -> None:
-    report = examine(host(machine=name))
+    report = examine(host(simulated=name))
     assert [one for one in findings(report) if one.level is Level.UNKNOWN] == []
     assert (report.level is Level.ERROR) == (name == "2xA10-no-iommu")
 
@@ -111,7 +111,7 @@ def test_a_card_that_is_reset_with_its_bus_is_in_order_while_vfio_has_all_of_it(
     first, audio = "0000:04:00.0", PciAddress("0000:04:00.1")
     slots = "{at: '0000:00:01.0', board: pcie-pci-bridge, group: 1},"
     slots += f"{{at: '{first}', board: RTX2060, driver: vfio-pci, group: 2, behind: '0000:00:01.0'}}"
-    kernel = machine(f"{{about: x, platform: {{without_reset: ['{first}']}}, slots: [{slots}]}}")
+    kernel = simulated(f"{{about: x, platform: {{without_reset: ['{first}']}}, slots: [{slots}]}}")
     assert ReasonCode.NO_RESET not in codes(examine(kernel))
     kernel.rebind(audio, "snd_hda_intel")
     assert found(examine(kernel), ReasonCode.NO_RESET).subject == first

@@ -92,7 +92,7 @@ def test_policies_that_place_nothing(folder: Path, text: str) -> None:
 
 def test_policies_do_not_matter_on_one_node(folder: Path) -> None:
     (folder / "config.yaml").write_text("{}")
-    assert FindingCode.NUMA_NOT_ALIGNED not in codes(examine(host(machine="2xRTX4090-one-group"), folder))
+    assert FindingCode.NUMA_NOT_ALIGNED not in codes(examine(host(simulated="2xRTX4090-one-group"), folder))
 
 
 @pytest.mark.parametrize(

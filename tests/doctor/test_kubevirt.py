@@ -33,9 +33,9 @@ OURS = "externalResourceProvider: true"
 A10 = "nvidia.com/GA102GL_A10"
 
 
-def report(configuration: str, machine: str = "2xA10") -> Report:
+def report(configuration: str, simulated: str = "2xA10") -> Report:
     kubevirts = parse(TEMPLATE.format(configuration=configuration), where="test")
-    return diagnosis.report(evidence(host(machine=machine), NOWHERE, kubevirts))
+    return diagnosis.report(evidence(host(simulated=simulated), NOWHERE, kubevirts))
 
 
 def of_kubevirt(told: Report) -> Sequence[Finding]:

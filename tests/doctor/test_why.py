@@ -15,13 +15,13 @@ from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
-from gpuvirt.node.serialworker import ThreadWorker
+from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container
-from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import PlatformSpec
 from tests.kubeletnode import CLOCK, Cluster, cluster_on, until_so
-from tests.sickhost import around, evidence, host, machine
+from tests.sickhost import around, evidence, host, simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
@@ -66,22 +66,22 @@ NEIGHBOUR = (
     [
         (lambda: gpu_lost(host()), Step.BUS, FindingCode.NO_SUCH_DEVICE, "rescan"),
         (lambda: gpu_fallen(host()), Step.BUS, ReasonCode.FELL_OFF_BUS, "reset"),
-        (lambda: host(machine="2xA10-no-iommu"), Step.IOMMU_GROUP, FindingCode.IOMMU_OFF, "VT-d"),
+        (lambda: host(simulated="2xA10-no-iommu"), Step.IOMMU_GROUP, FindingCode.IOMMU_OFF, "VT-d"),
         (
             lambda: host(PlatformSpec(acpi=("DMAR",)), "2xA10-no-iommu", "native"),
             Step.IOMMU_GROUP, FindingCode.IOMMU_OFF, "intel_iommu=on",
         ),
         (
-            lambda: machine(NEIGHBOUR.replace("DRIVER", "vfio-pci")),
+            lambda: simulated(NEIGHBOUR.replace("DRIVER", "vfio-pci")),
             Step.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
         ),
         (
-            lambda: machine(NEIGHBOUR.replace("DRIVER", "none")),
+            lambda: simulated(NEIGHBOUR.replace("DRIVER", "none")),
             Step.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
         ),
         (lambda: rebound(host(), GPU, None), Step.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
         (lambda: host(driver="nouveau"), Step.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
-        (lambda: machine(WITH_VFS), Step.DRIVER, ReasonCode.NO_VGPUS, "uuidgen"),
+        (lambda: simulated(WITH_VFS), Step.DRIVER, ReasonCode.NO_VGPUS, "uuidgen"),
         (lambda: node_lost(host()), Step.NODE, ReasonCode.NODE_MISSING, "udev"),
         (host, Step.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
     ],
@@ -135,23 +135,23 @@ def test_a_resource_goes_the_way_of_its_best_device(target: str) -> None:
 
 
 def test_a_companion_is_not_asked_for() -> None:
-    way = walk(evidence(host(machine="4xRTX2060")), "0000:04:00.1")
+    way = walk(evidence(host(simulated="4xRTX2060")), "0000:04:00.1")
     assert way.blocker is not None
     assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.KIND_NOT_OFFERED)
 
 
 def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:
-    seen = evidence(host(machine="4xT4"))
+    seen = evidence(host(simulated="4xT4"))
     way = walk(seen, "0000:3b:00.0")
     assert way.resource == "nvidia.com/GRID_T4-8Q"
     assert way.device is not None
     assert walk(seen, way.device) == replace(way, target=way.device)
-    assert walk(evidence(host(machine="4xL40S")), "0000:25:00.4").resource == "nvidia.com/NVIDIA_L40S-12Q"
+    assert walk(evidence(host(simulated="4xL40S")), "0000:25:00.4").resource == "nvidia.com/NVIDIA_L40S-12Q"
 
 
 @pytest.mark.parametrize("name", host_names())
 def test_every_gpu_and_resource_of_every_machine_has_one_blocker(name: str) -> None:
-    seen = evidence(host(machine=name))
+    seen = evidence(host(simulated=name))
     view: NodeView = seen.view
     for target in (*(gpu.address for gpu in view.gpus), *(one.name for one in view.resources)):
         way = walk(seen, target)

@@ -8,12 +8,12 @@ from typing_extensions import override
 
 from gpuvirt.cli.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.inventory.isolation import slots_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changes import by_hand
-from gpuvirt.node.change.drainrequest import DrainRequest, desires_of, drained
-from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at
+from gpuvirt.node.change.gate.drainrequest import DrainRequest, desires_of, drained
+from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.unitchange import Outcome, apply

@@ -1,6 +1,6 @@
 """How often the explored agent looks at what."""
 
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.loops.intervals import Intervals
 
 INTERVALS = Intervals(
     nodes_s=240.0,

@@ -14,18 +14,20 @@ from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.holds import Holds
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
 from gpuvirt.model.change import driverplanning, drivers, planner
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.node import allocator, leasing, ledgerkeeper, state
-from gpuvirt.node.change import drainrequest, driverexecutor, driverphase, gate, vgpusteps
+from gpuvirt.node.allocation import allocator
+from gpuvirt.node.change import driverexecutor, driverphase, leasing, vgpusteps
 from gpuvirt.node.change.changerecord import ChangeRecord
 from gpuvirt.node.change.changes import Change, Changes
-from gpuvirt.node.change.gate import Gate
-from gpuvirt.node.podaccount import PodAccount
+from gpuvirt.node.change.gate import drainrequest, gate
+from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.known import ledgerkeeper, state
+from gpuvirt.node.reconcile.podaccount import PodAccount
 
 
 @dataclass(frozen=True)

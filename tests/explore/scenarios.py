@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
-from gpuvirt.sim.machine import HostSpec, SlotSpec, shared_cards
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import (
     Admit,
     AdmitOther,

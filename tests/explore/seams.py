@@ -14,9 +14,9 @@ from typing import Protocol
 from gpuvirt.cli import podaccount
 from gpuvirt.kubelet import accountwatch, hostaccount
 from gpuvirt.kubelet.podresources import Consumers, Devices
-from gpuvirt.node.change import gate, gatelock, gatepass
-from gpuvirt.node.change.gaterecord import Owner
-from gpuvirt.sim import builder, machine
+from gpuvirt.node.change.gate import gate, gatelock, gatepass
+from gpuvirt.node.change.gate.gaterecord import Owner
+from gpuvirt.sim import builder, hostspec
 
 
 class Surroundings(Protocol):
@@ -140,7 +140,7 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (hostaccount, "ask_consumers", _ask_consumers),
     (podaccount, "RealClock", _Clock),
     (podaccount, "monotonic", _monotonic),
-    (builder, "shared_cards", functools.cache(machine.shared_cards)),
+    (builder, "shared_cards", functools.cache(hostspec.shared_cards)),
 )
 
 

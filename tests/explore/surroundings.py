@@ -4,7 +4,7 @@ from datetime import datetime
 from random import Random
 
 from gpuvirt.kubelet.podresources import Consumers, Devices
-from gpuvirt.node.change.gaterecord import Owner
+from gpuvirt.node.change.gate.gaterecord import Owner
 from tests.explore.world import World
 
 LOCK_S = 0.05

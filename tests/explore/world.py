@@ -14,9 +14,9 @@ from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocator import AllocationRefusedError, Request
-from gpuvirt.node.change.gate import gate_at
-from gpuvirt.node.change.gaterecord import Owner
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.change.gate.gaterecord import Owner
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths

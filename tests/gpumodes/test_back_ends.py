@@ -1,7 +1,6 @@
 """Back ends that no kernel here can be asked about: VFs that carry types, and VFs that split a GPU."""
 
 import errno
-from collections.abc import Callable
 
 import pytest
 
@@ -15,8 +14,7 @@ from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 L40S, VF, OTHER_VF = PciAddress("0000:da:00.0"), PciAddress("0000:da:00.4"), PciAddress("0000:da:00.5")
 FLEX, SPLIT = PciAddress("0000:b3:00.0"), PciAddress("0000:4d:00.0")
@@ -29,8 +27,8 @@ def test_every_framework_has_a_back_end() -> None:
 
 
 @pytest.fixture
-def l40s(machine: Machine) -> SimKernel:
-    return machine("4xL40S")
+def l40s(simulated: Simulated) -> SimKernel:
+    return simulated("4xL40S")
 
 
 def host(kernel: SimKernel, before: VgpuHost | None = None, *, brief: bool = False) -> VgpuHost:
@@ -120,8 +118,8 @@ def test_vfs_that_were_switched_off_and_on_take_types_again(l40s: SimKernel) -> 
 
 
 @pytest.fixture
-def flex(machine: Machine) -> SimKernel:
-    return machine("2xFlex170")
+def flex(simulated: Simulated) -> SimKernel:
+    return simulated("2xFlex170")
 
 
 def report(kernel: SimKernel, gpu: PciAddress) -> VgpuHost:
@@ -162,13 +160,13 @@ def test_a_gpu_is_not_split_into_what_it_can_not_be(flex: SimKernel, type_: str)
     assert flex.writes == []
 
 
-def test_vfs_that_split_a_gpu_are_functions_to_a_look_at_the_host(flex: SimKernel, machine: Machine) -> None:
+def test_vfs_that_split_a_gpu_are_functions_to_a_look_at_the_host(flex: SimKernel, simulated: Simulated) -> None:
     facts = scan(flex)
     assert facts.vgpu_hosts == {}
     assert build_inventory(facts).vgpus == {}
     probe = SRIOV_VF.probe(flex, facts.functions, {}, brief=False)
     assert sorted(probe.hosts) == [SPLIT, FLEX]  # type: ignore[union-attr]
-    nvidias = scan(machine("4xL40S")).functions.values()
+    nvidias = scan(simulated("4xL40S")).functions.values()
     assert not any(host_of_vfs(function) for function in nvidias)
-    on_vfio = scan(machine("8xMI300X")).functions.values()
+    on_vfio = scan(simulated("8xMI300X")).functions.values()
     assert not any(host_of_vfs(function) for function in on_vfio), "a machine may have it"

@@ -14,8 +14,8 @@ from gpuvirt.hardware.tools import ToolError
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 
 MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
@@ -315,11 +315,11 @@ def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a100: Pla
     assert host is not None
     group = host.live[0].group
     assert isinstance(group, int)
-    machine = a100.kernel.start_vm(group)
+    simulated = a100.kernel.start_vm(group)
     with pytest.raises(ToolError) as failed:
         vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     assert failed.value.exit_code == 19
-    a100.kernel.end_vm(machine)
+    a100.kernel.end_vm(simulated)
     vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     a100.empty(A100)
     sriov.disable_vfs(a100.kernel, a100.tools, A100)

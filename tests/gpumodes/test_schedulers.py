@@ -18,7 +18,7 @@ from gpuvirt.model.change.moduleoption import FILE, HEAD, in_the_way, merge
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_value, scheduler_context_of
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.moduleoptions import persist
+from gpuvirt.node.published.moduleoptions import persist
 from gpuvirt.paths import HostPath, HostRoots
 
 GPU, OTHER = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")

@@ -16,7 +16,7 @@ from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.tools import HostTools, run_program
 from gpuvirt.hardware.writerkernel import WriterKernel, writing
-from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
 from tests.mounting import until

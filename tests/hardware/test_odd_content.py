@@ -1,6 +1,5 @@
 """Content of /sys and /proc that no kernel should have: the node goes on, shows it legibly, and says what is odd."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,11 +10,9 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.kubelet import wire
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tree import Link
 from tests.simnode import SimNode, running_node
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
@@ -41,9 +38,9 @@ def shown(node: SimNode, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("folder", ["/sys/bus/pci/devices", "/sys/bus/mdev/devices", "/sys/class/mdev_bus"])
 async def test_a_name_that_is_not_utf_8(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
 ) -> None:
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     kernel.tree.place(HostPath(f"{folder}/{NOT_UTF_8}"), Link("../../../devices/x"))
     async with running_node(kernel, tmp_path) as node:
         assert f"MalformedSysfsEntry: {folder}/\\xff\\xfe" in shown(node, capsys)
@@ -51,9 +48,9 @@ async def test_a_name_that_is_not_utf_8(
 
 
 async def test_a_driver_whose_name_is_not_utf_8(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/driver"), Link(f"../../drivers/{NOT_UTF_8}"))
     kernel.tree.remove(HostPath(f"{kernel.pci.functions[GPU].folder}/vfio-dev"))
     async with running_node(kernel, tmp_path) as node:
@@ -65,9 +62,9 @@ async def test_a_driver_whose_name_is_not_utf_8(
     ("command", "told"), [(b"[/x]", "[/x]"), (b"\xff", "\\xff"), (b"a\x1b[2Jb", "a\\x1b[2Jb"), (b":smile:", ":smile:")]
 )
 async def test_a_process_with_an_odd_name(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: bytes, told: str
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: bytes, told: str
 ) -> None:
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     process = kernel.start_vm(IommuGroup(12))
     kernel.faults.answer(HostPath(f"/proc/{process.pid}/comm"), command + b"\n")
     async with running_node(kernel, tmp_path) as node:
@@ -75,9 +72,9 @@ async def test_a_process_with_an_odd_name(
 
 
 async def test_a_vgpu_type_with_an_odd_name(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     (vgpu, *_) = kernel.listdir(HostPath("/sys/bus/mdev/devices"))
     kernel.faults.answer(HostPath(f"/sys/bus/mdev/devices/{vgpu}/mdev_type/name"), b"[/x] T4\n")
     async with running_node(kernel, tmp_path) as node:
@@ -88,9 +85,9 @@ async def test_a_vgpu_type_with_an_odd_name(
     "content", [b"-2", b"1024", b"9223372036854775808", b"99999999999999999999", b"[/x]", b"9" * 4096]
 )
 async def test_a_numa_node_that_there_cannot_be_is_odd(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/numa_node"), content + b"\n")
     async with running_node(kernel, tmp_path) as node:
         assert node.gpu(GPU).numa_node is None
@@ -101,8 +98,8 @@ async def test_a_numa_node_that_there_cannot_be_is_odd(
 
 
 @pytest.mark.parametrize("content", [b"0", b"1023"])
-async def test_a_numa_node_that_there_can_be(machine: Machine, tmp_path: Path, content: bytes) -> None:
-    kernel = machine("2xA10")
+async def test_a_numa_node_that_there_can_be(simulated: Simulated, tmp_path: Path, content: bytes) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/numa_node"), content + b"\n")
     async with running_node(kernel, tmp_path) as node:
         assert node.gpu(GPU).numa_node == int(content)
@@ -119,9 +116,9 @@ async def test_a_numa_node_that_there_can_be(machine: Machine, tmp_path: Path, c
     ],
 )
 async def test_an_id_that_is_too_long_is_odd(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str], attribute: str, content: bytes
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], attribute: str, content: bytes
 ) -> None:
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/{attribute}"), content + b"\n")
     async with running_node(kernel, tmp_path) as node:
         assert (
@@ -131,8 +128,8 @@ async def test_an_id_that_is_too_long_is_odd(
         assert node.offered == {A10: {OTHER: True}}
 
 
-async def test_a_revision_that_is_too_long_is_odd(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+async def test_a_revision_that_is_too_long_is_odd(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/revision"), b"0x1a1\n")
     async with running_node(kernel, tmp_path) as node:
         assert [(note.code, note.subject) for note in node.view.notes] == [

@@ -17,27 +17,25 @@ from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.uevents import concerns_devices, parse
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.export import export
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import host_names
+from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.tree import DeviceNode, constant
 from gpuvirt.sim.vfio import group_number
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_a_machine_in_files_shows_what_it_shows_in_memory(machine: Machine, tmp_path: Path, name: str) -> None:
-    kernel = machine(name)
+def test_a_machine_in_files_shows_what_it_shows_in_memory(simulated: Simulated, tmp_path: Path, name: str) -> None:
+    kernel = simulated(name)
     export(kernel, tmp_path)
     assert scan(RealKernel(HostRoots.under(tmp_path))) == scan(kernel)
 
 
 @pytest.fixture(params=["simulated", "real"])
-def kernel(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> Kernel:
-    simulated = machine("2xA10")
+def kernel(request: pytest.FixtureRequest, simulated: Simulated, tmp_path: Path) -> Kernel:
+    host = simulated("2xA10")
     if request.param == "simulated":
-        return simulated
-    export(simulated, tmp_path)
+        return host
+    export(host, tmp_path)
     return RealKernel(HostRoots.under(tmp_path))
 
 
@@ -120,9 +118,9 @@ def test_open_nodes_of_real_processes_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
-def test_a_process_that_may_not_be_looked_into_is_not_passed_over(machine: Machine, number: int) -> None:
+def test_a_process_that_may_not_be_looked_into_is_not_passed_over(simulated: Simulated, number: int) -> None:
     """One of another user, or one that a security module hides, may have any node open."""
-    host = machine("2xA10")
+    host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12))
     host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), number)
     found = read_open_nodes(host)
@@ -131,23 +129,23 @@ def test_a_process_that_may_not_be_looked_into_is_not_passed_over(machine: Machi
     assert with_users(host, scan(host)).users is None
 
 
-def test_a_pid_namespace_below_the_hosts_shows_too_few_processes(machine: Machine) -> None:
-    host = machine("2xA10")
+def test_a_pid_namespace_below_the_hosts_shows_too_few_processes(simulated: Simulated) -> None:
+    host = simulated("2xA10")
     assert read_open_nodes(host) == ()
     host.processes.hide()
     assert read_open_nodes(host) == Unread(NAMESPACE, seen="pid:[4026532298]")
 
 
-def test_a_process_that_has_just_ended_has_nothing_open(machine: Machine) -> None:
-    host = machine("2xA10")
+def test_a_process_that_has_just_ended_has_nothing_open(simulated: Simulated) -> None:
+    host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12))
     host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), errno.ENOENT)
     assert read_open_nodes(host) == ()
 
 
 @pytest.mark.parametrize("devices", [True, False])
-def test_a_user_is_found_whatever_became_of_the_groups_node(machine: Machine, *, devices: bool) -> None:
-    host = machine("2xA10")
+def test_a_user_is_found_whatever_became_of_the_groups_node(simulated: Simulated, *, devices: bool) -> None:
+    host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12), devices=devices)
     host.delete_node(IommuGroup(12))
     users = with_users(host, scan(host)).users
@@ -155,9 +153,9 @@ def test_a_user_is_found_whatever_became_of_the_groups_node(machine: Machine, *,
     assert [user.pid for user in users[IommuGroup(12)]] == [process.pid]
 
 
-def test_a_stale_node_with_the_number_of_another_group_names_nobody(machine: Machine) -> None:
+def test_a_stale_node_with_the_number_of_another_group_names_nobody(simulated: Simulated) -> None:
     """The kernel says which number is a group's; a node in `/dev` may be of an earlier boot or made by hand."""
-    host = machine("2xA10")
+    host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12))
     host.tree.place(HostPath("/dev/vfio/22"), DeviceNode(group_number(IommuGroup(12))))
     users = with_users(host, scan(host)).users
@@ -165,8 +163,8 @@ def test_a_stale_node_with_the_number_of_another_group_names_nobody(machine: Mac
     assert {group: [user.pid for user in found] for group, found in users.items()} == {12: [process.pid]}
 
 
-def test_a_number_that_cannot_be_read_leaves_users_unknown(machine: Machine) -> None:
-    host = machine("2xA10")
+def test_a_number_that_cannot_be_read_leaves_users_unknown(simulated: Simulated) -> None:
+    host = simulated("2xA10")
     host.faults.answer(HostPath("/sys/class/vfio/12/dev"), b"garbled")
     assert with_users(host, scan(host)).users is None
     host.faults.heal()
@@ -174,8 +172,8 @@ def test_a_number_that_cannot_be_read_leaves_users_unknown(machine: Machine) -> 
     assert with_users(host, scan(host)).users is None
 
 
-def test_a_group_without_an_iommu_has_a_number_too(machine: Machine) -> None:
-    host = machine("2xA10")
+def test_a_group_without_an_iommu_has_a_number_too(simulated: Simulated) -> None:
+    host = simulated("2xA10")
     number = os.makedev(511, 7)
     host.tree.place(HostPath("/sys/class/vfio/noiommu-5/dev"), constant("511:7"))
     host.tree.place(HostPath("/dev/vfio/noiommu-5"), DeviceNode(number))
@@ -185,9 +183,9 @@ def test_a_group_without_an_iommu_has_a_number_too(machine: Machine) -> None:
     assert [user.pid for user in users[IommuGroup(5)]] == [process.pid]
 
 
-def test_a_device_that_was_handed_over_without_its_group_is_in_use(machine: Machine) -> None:
+def test_a_device_that_was_handed_over_without_its_group_is_in_use(simulated: Simulated) -> None:
     """The file of a VFIO device names none, so it counts for each device that no node accounts for."""
-    host = machine("2xA10")
+    host = simulated("2xA10")
     process = host.start_process("crosvm", VFIO_DEVICE)
     assert [user.pid for user in with_users(host, scan(host)).users_of_lost_nodes] == [process.pid]
 
@@ -215,8 +213,8 @@ def test_only_what_is_called_like_a_node_is_looked_at(tmp_path: Path, end: str, 
     assert found == ([(77, str(target))] if is_node else [])
 
 
-def test_nobody_uses_what_nobody_has(machine: Machine) -> None:
-    assert with_users(machine("2xA10"), scan(machine("2xA10"))).users == {}
+def test_nobody_uses_what_nobody_has(simulated: Simulated) -> None:
+    assert with_users(simulated("2xA10"), scan(simulated("2xA10"))).users == {}
 
 
 BIND = (

@@ -1,7 +1,6 @@
 """What one look at a host finds, and how odd hosts are told."""
 
 import errno
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,19 +16,18 @@ from gpuvirt.model.offers.offers import OfferInputs, Offers, make_offers
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.tree import Link, constant
 from tests.simnode import IDS
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
 FOLDER = f"/sys/bus/pci/devices/{GPU}"
 
 
-def test_a_gpu_with_all_that_it_shows(machine: Machine) -> None:
-    facts = scan(machine("2xA10"))
+def test_a_gpu_with_all_that_it_shows(simulated: Simulated) -> None:
+    facts = scan(simulated("2xA10"))
     function = facts.functions[GPU]
     assert function.id == PciId(0x10DE, 0x2236)
     assert function.subsystem == PciId(0x10DE, 0x1482)
@@ -44,8 +42,8 @@ def test_a_gpu_with_all_that_it_shows(machine: Machine) -> None:
     assert facts.unread == ()
 
 
-def test_siblings_of_a_slot(machine: Machine) -> None:
-    facts = scan(machine("4xRTX2060"))
+def test_siblings_of_a_slot(simulated: Simulated) -> None:
+    facts = scan(simulated("4xRTX2060"))
     inventory = build_inventory(facts)
     gpu = inventory.gpus[PciAddress("0000:04:00.0")]
     assert gpu.siblings == ("0000:04:00.1", "0000:04:00.2", "0000:04:00.3")
@@ -54,8 +52,8 @@ def test_siblings_of_a_slot(machine: Machine) -> None:
     assert len(inventory.units) == 4
 
 
-def test_vfs_mdevs_and_their_gpu(machine: Machine) -> None:
-    facts = scan(machine("8xA100"))
+def test_vfs_mdevs_and_their_gpu(simulated: Simulated) -> None:
+    facts = scan(simulated("8xA100"))
     host = facts.vgpu_hosts[PciAddress("0000:07:00.0")]
     assert host.framework is Framework.MDEV
     assert (len(host.slots), len(host.live)) == (20, 4)
@@ -68,8 +66,8 @@ def test_vfs_mdevs_and_their_gpu(machine: Machine) -> None:
     assert sum(function.kind is FunctionKind.NVSWITCH for function in facts.functions.values()) == 6
 
 
-def test_vfs_that_carry_types(machine: Machine) -> None:
-    facts = scan(machine("8xH100"))
+def test_vfs_that_carry_types(simulated: Simulated) -> None:
+    facts = scan(simulated("8xH100"))
     host = facts.vgpu_hosts[PciAddress("0000:9d:00.0")]
     assert host.framework is Framework.VENDOR_VFIO
     assert [(live.id, live.type, live.type_id) for live in host.live] == [
@@ -80,8 +78,8 @@ def test_vfs_that_carry_types(machine: Machine) -> None:
     assert "vfio0" in facts.cdev_nodes
 
 
-def test_a_machine_that_uses_a_gpu_is_found_by_device_number(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_machine_that_uses_a_gpu_is_found_by_device_number(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     process = kernel.start_vm(IommuGroup(12))
     kernel.tree.place(HostPath(f"/proc/{process.pid}/fd/23"), Link("/dev/vfio/in-a-container/12"))
     kernel.tree.place(HostPath("/dev/vfio/in-a-container/12"), kernel.tree.find(HostPath("/dev/vfio/12")))
@@ -90,16 +88,16 @@ def test_a_machine_that_uses_a_gpu_is_found_by_device_number(machine: Machine) -
     assert [(user.pid, user.command) for user in facts.users[IommuGroup(12)]] == [(process.pid, "qemu-system-x86")]
 
 
-def test_where_processes_cannot_be_seen_users_are_unknown(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_where_processes_cannot_be_seen_users_are_unknown(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     assert with_users(kernel, scan(kernel)).users is None
 
 
 @pytest.mark.parametrize("name", host_names())
 @pytest.mark.parametrize("brief", [False, True])
-def test_a_look_never_reads_what_can_hang(machine: Machine, name: str, brief: bool) -> None:
-    kernel = machine(name)
+def test_a_look_never_reads_what_can_hang(simulated: Simulated, name: str, brief: bool) -> None:
+    kernel = simulated(name)
     scan(kernel, scan(kernel), brief=brief)
     with_users(kernel, scan(kernel))
     assert not [path for path in kernel.reads if path.endswith(("/driver_override", "/uevent", "/reset"))]
@@ -109,8 +107,8 @@ def test_a_look_never_reads_what_can_hang(machine: Machine, name: str, brief: bo
 # Odd hosts: the others go on, and the odd one has a reason.
 
 
-def test_a_device_that_vanishes_while_it_is_read(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_device_that_vanishes_while_it_is_read(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.before_read(HostPath(f"{FOLDER}/device"), lambda: kernel.unplug(GPU))
     facts = scan(kernel)
     assert GPU not in facts.functions
@@ -129,8 +127,8 @@ def without_a_vgpu(kernel: SimKernel) -> bytes:
     return type_id
 
 
-def test_a_vgpu_that_is_created_during_a_look_has_its_node(machine: Machine) -> None:
-    kernel = machine("4xL40S")
+def test_a_vgpu_that_is_created_during_a_look_has_its_node(simulated: Simulated) -> None:
+    kernel = simulated("4xL40S")
     type_id = without_a_vgpu(kernel)
     kernel.faults.before_read(CURRENT_TYPE, lambda: kernel.write(CURRENT_TYPE, type_id))
     facts = scan(kernel)
@@ -149,8 +147,8 @@ def test_a_function_that_is_bound_while_it_is_read_has_its_node() -> None:
     assert function == scan(kernel).functions[GPU]
 
 
-def test_a_brief_look_sees_the_node_of_a_new_vgpu(machine: Machine) -> None:
-    kernel = machine("4xL40S")
+def test_a_brief_look_sees_the_node_of_a_new_vgpu(simulated: Simulated) -> None:
+    kernel = simulated("4xL40S")
     type_id = without_a_vgpu(kernel)
     before = scan(kernel)
     kernel.write(CURRENT_TYPE, type_id)
@@ -158,8 +156,8 @@ def test_a_brief_look_sees_the_node_of_a_new_vgpu(machine: Machine) -> None:
     assert facts.functions[VGPU] == scan(kernel).functions[VGPU]
 
 
-def test_a_brief_look_sees_that_a_vgpu_has_lost_its_node(machine: Machine) -> None:
-    kernel = machine("4xL40S")
+def test_a_brief_look_sees_that_a_vgpu_has_lost_its_node(simulated: Simulated) -> None:
+    kernel = simulated("4xL40S")
     before = scan(kernel)
     assert before.functions[VGPU].cdevs
     without_a_vgpu(kernel)
@@ -167,8 +165,8 @@ def test_a_brief_look_sees_that_a_vgpu_has_lost_its_node(machine: Machine) -> No
     assert facts.functions[VGPU] == scan(kernel).functions[VGPU]
 
 
-def test_a_vgpu_whose_node_cannot_be_read_keeps_it_as_unread(machine: Machine) -> None:
-    kernel = machine("4xL40S")
+def test_a_vgpu_whose_node_cannot_be_read_keeps_it_as_unread(simulated: Simulated) -> None:
+    kernel = simulated("4xL40S")
     before = scan(kernel)
     folder = HostPath(f"/sys/bus/pci/devices/{VGPU}/vfio-dev")
     kernel.faults.fail(folder, errno.EIO)
@@ -178,16 +176,16 @@ def test_a_vgpu_whose_node_cannot_be_read_keeps_it_as_unread(machine: Machine) -
 
 
 @pytest.mark.parametrize("entry", ["hello", "0000:65:00", "not a device", "0000:65:00.8"])
-def test_an_entry_that_is_no_address(machine: Machine, entry: str) -> None:
-    kernel = machine("2xA10")
+def test_an_entry_that_is_no_address(simulated: Simulated, entry: str) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"/sys/bus/pci/devices/{entry}"), constant("x"))
     facts = scan(kernel)
     assert len(facts.functions) == 7
     assert [malformed.path for malformed in facts.malformed_entries] == [f"/sys/bus/pci/devices/{entry}"]
 
 
-def test_a_dangling_entry(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_dangling_entry(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath("/sys/bus/pci/devices/0000:99:00.0"), Link("../../../devices/gone"))
     facts = scan(kernel)
     assert len(facts.functions) == 7
@@ -207,37 +205,37 @@ def test_a_five_digit_domain_is_read_and_not_offered() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["vendor", "device", "class"])
-def test_a_function_that_was_never_understood_is_an_malformed_entry(machine: Machine, attribute: str) -> None:
-    kernel = machine("2xA10")
+def test_a_function_that_was_never_understood_is_an_malformed_entry(simulated: Simulated, attribute: str) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/{attribute}"), b"0x")
     facts = scan(kernel)
     assert GPU not in facts.functions
     assert [malformed.path for malformed in facts.malformed_entries] == [f"{FOLDER}/{attribute}"]
 
 
-def test_what_cannot_be_read_is_unread_and_not_absent(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_what_cannot_be_read_is_unread_and_not_absent(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"{FOLDER}/iommu_group"), errno.EIO)
     function = scan(kernel).functions[GPU]
     assert function.iommu_group == Unread(HostPath(f"{FOLDER}/iommu_group"), errno=errno.EIO)
     assert function.iommu_group in function.unread
 
 
-def test_an_odd_group_link_is_unread(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_an_odd_group_link_is_unread(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/iommu_group"), Link("../../kernel/iommu_groups/x"))
     assert isinstance(scan(kernel).functions[GPU].iommu_group, Unread)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"0000:65:00", b"hello world", b"\xff"])
-def test_an_egm_region_that_makes_no_sense_is_left_out(machine: Machine, content: bytes) -> None:
-    kernel = machine("2xGH200")
+def test_an_egm_region_that_makes_no_sense_is_left_out(simulated: Simulated, content: bytes) -> None:
+    kernel = simulated("2xGH200")
     kernel.faults.answer(HostPath("/sys/class/egm/egm0/gpu_devices"), content)
     assert [region.node for region in scan(kernel).platform.egm] == ["/dev/egm1"]
 
 
-def test_an_egm_region_without_a_node_is_left_out_and_told(machine: Machine) -> None:
-    kernel = machine("2xGH200")
+def test_an_egm_region_without_a_node_is_left_out_and_told(simulated: Simulated) -> None:
+    kernel = simulated("2xGH200")
     kernel.tree.remove(HostPath("/dev/egm0"))
     facts = scan(kernel)
     assert [region.node for region in facts.platform.egm] == ["/dev/egm1"]
@@ -255,8 +253,8 @@ def test_a_thousand_functions_in_one_pass() -> None:
     assert len(build_inventory(facts).units) == 1024
 
 
-def test_a_brief_look_takes_dull_functions_from_before_and_reads_new_ones(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_brief_look_takes_dull_functions_from_before_and_reads_new_ones(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     before = scan(kernel)
     kernel.reads.clear()
     kernel.unplug(PciAddress("0000:18:00.0"))
@@ -274,15 +272,15 @@ PF, OTHER_PF = PciAddress("0000:07:00.0"), PciAddress("0000:0f:00.0")
 
 
 @pytest.mark.parametrize("name", ["8xA100", "8xH100", "4xT4", "2xFlex170"])
-def test_a_look_at_some_functions_finds_what_a_whole_one_would(machine: Machine, name: str) -> None:
-    kernel = machine(name)
+def test_a_look_at_some_functions_finds_what_a_whole_one_would(simulated: Simulated, name: str) -> None:
+    kernel = simulated(name)
     before = scan(kernel)
     for members in build_inventory(before).units.values():
         assert scan_some(kernel, members, before) == before
 
 
-def test_a_look_at_some_functions_reads_those_and_new_ones_alone(machine: Machine) -> None:
-    kernel = machine("8xA100")
+def test_a_look_at_some_functions_reads_those_and_new_ones_alone(simulated: Simulated) -> None:
+    kernel = simulated("8xA100")
     before = scan(kernel)
     vf, late, unread = (before.functions[PF].virtfns[number] for number in (0, 1, 2))
     others_vf = before.functions[OTHER_PF].virtfns[0]
@@ -302,8 +300,8 @@ def test_a_look_at_some_functions_reads_those_and_new_ones_alone(machine: Machin
 
 
 @pytest.mark.parametrize("name", ["virtfn\u00b2", "virtfn\u0663", "virtfn"])
-def test_a_link_that_is_no_vfs_is_none(machine: Machine, name: str) -> None:
+def test_a_link_that_is_no_vfs_is_none(simulated: Simulated, name: str) -> None:
     """An archive is a stranger's: what Python takes for a digit is not always one of a number."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/{name}"), Link("../0000:65:00.4"))
     assert scan(kernel).functions[GPU].virtfns == ()

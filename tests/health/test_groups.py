@@ -1,21 +1,18 @@
 """A group is as healthy as its worst member."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import running_node
+from tests.simulated import Simulated
 
 RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
 GPU, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")
 
 
-async def test_audio_given_back_to_the_host_makes_the_gpu_unhealthy(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    async with running_node(machine("4xRTX2060"), tmp_path) as node:
+async def test_audio_given_back_to_the_host_makes_the_gpu_unhealthy(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(AUDIO, "snd_hda_intel")
         await node.advance(2)
         assert node.offered[RTX2060][GPU] is False
@@ -26,10 +23,8 @@ async def test_audio_given_back_to_the_host_makes_the_gpu_unhealthy(
         assert node.offered[RTX2060][GPU] is True
 
 
-async def test_a_passing_rebind_of_a_neighbour_is_not_an_illness(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    async with running_node(machine("4xRTX2060"), tmp_path) as node:
+async def test_a_passing_rebind_of_a_neighbour_is_not_an_illness(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(AUDIO, "snd_hda_intel")
         await node.advance(0.5)
         node.kernel.rebind(AUDIO, "vfio-pci")
@@ -39,23 +34,23 @@ async def test_a_passing_rebind_of_a_neighbour_is_not_an_illness(
 
 
 async def test_a_group_that_was_never_viable_is_unhealthy_from_the_first_moment(
-    machine: Callable[[str], SimKernel], tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = machine("4xRTX2060")
+    kernel = simulated("4xRTX2060")
     kernel.rebind(AUDIO, "snd_hda_intel")
     async with running_node(kernel, tmp_path) as node:
         assert node.offered[RTX2060][GPU] is False
 
 
-async def test_a_neighbour_without_a_driver_harms_nobody(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    async with running_node(machine("4xRTX2060"), tmp_path) as node:
+async def test_a_neighbour_without_a_driver_harms_nobody(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(AUDIO, None)
         await node.advance(2)
         assert node.offered[RTX2060][GPU] is True
 
 
-async def test_bridges_in_a_group_harm_nobody(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    async with running_node(machine("2xRTX4090-one-group"), tmp_path) as node:
+async def test_bridges_in_a_group_harm_nobody(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xRTX4090-one-group"), tmp_path) as node:
         await node.report_account()
         assert node.offered == {
             "nvidia.com/AD102_GEFORCE_RTX_4090": {"0000:0b:01.0": True, "0000:0b:02.0": True, "0000:0c:00.0": True}

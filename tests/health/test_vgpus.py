@@ -1,6 +1,6 @@
 """vGPUs that go, change, or lose the GPU below them."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 T4_8Q = "nvidia.com/GRID_T4-8Q"
 L40S_12Q = "nvidia.com/NVIDIA_L40S-12Q"
@@ -18,14 +19,14 @@ L40S_24Q = "nvidia.com/NVIDIA_L40S-24Q"
 
 
 @pytest.fixture
-async def t4(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
-    async with running_node(machine("4xT4"), tmp_path) as node:
+async def t4(simulated: Simulated, tmp_path: Path) -> AsyncIterator[SimNode]:
+    async with running_node(simulated("4xT4"), tmp_path) as node:
         yield node
 
 
 @pytest.fixture
-async def l40s(machine: Callable[[str], SimKernel], tmp_path: Path) -> AsyncIterator[SimNode]:
-    async with running_node(machine("4xL40S"), tmp_path) as node:
+async def l40s(simulated: Simulated, tmp_path: Path) -> AsyncIterator[SimNode]:
+    async with running_node(simulated("4xL40S"), tmp_path) as node:
         yield node
 
 
@@ -118,8 +119,8 @@ def name_no_types(kernel: SimKernel) -> None:
             kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{function.address}/nvidia/creatable_vgpu_types"), b"")
 
 
-async def test_a_type_that_was_never_named_is_withheld(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    kernel = machine("4xL40S")
+async def test_a_type_that_was_never_named_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xL40S")
     name_no_types(kernel)
     async with running_node(kernel, tmp_path) as node:
         assert node.offered == {}
@@ -129,10 +130,8 @@ async def test_a_type_that_was_never_named_is_withheld(machine: Callable[[str], 
         assert {name: len(devices) for name, devices in node.offered.items()} == {L40S_12Q: 6, L40S_24Q: 2}
 
 
-async def test_types_keep_their_names_on_a_host_that_names_them_no_longer(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    kernel = machine("4xL40S")
+async def test_types_keep_their_names_on_a_host_that_names_them_no_longer(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xL40S")
     async with running_node(kernel, tmp_path) as node:
         before = node.offered
         name_no_types(kernel)

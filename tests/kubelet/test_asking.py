@@ -15,7 +15,7 @@ from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 

@@ -11,8 +11,8 @@ from gpuvirt.hardware.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.paths import HostPath, KubeletPaths
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.kubelet import Claim
-from gpuvirt.sim.machine import load_host
 from tests.givingkubelet import kubelet_with_pod
 
 ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}

@@ -11,10 +11,10 @@ from gpuvirt.apps.node import run
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.client import PluginClient
 from gpuvirt.sim.kubelet.kubelet import Container, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
-from gpuvirt.sim.machine import load_host
 from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10 = "nvidia.com/GA102GL_A10"

@@ -10,9 +10,9 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 

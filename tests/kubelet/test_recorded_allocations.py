@@ -9,7 +9,7 @@ from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.recorded import Recorded
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.files import replace_file
+from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import KubeletPaths
 
 GPU = ResourceName("nvidia.com/gpu")

@@ -14,12 +14,12 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer
-from gpuvirt.node.allocator import AllocationRefusedError
+from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import HostSpec, SlotSpec
 from tests.life.rigs import Rig
 
 LEFT, RIGHT = PciAddress("0000:0b:01.0"), PciAddress("0000:0b:02.0")

@@ -14,14 +14,14 @@ from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import AgentView, NodeView
-from gpuvirt.node import journal
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.allocator import Allocator, Callbacks, Request
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.serialworker import InlineWorker
+from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import InlineWorker
+from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.site import Site
-from gpuvirt.node.state import NodeState
-from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.node.store import journal
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import IDS, at_once

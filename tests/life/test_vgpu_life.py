@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
@@ -26,8 +26,8 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.changes import change_vgpus, inputs
 from tests.thoroughness import examples

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.mounted.mounting import serve
 from gpuvirt.sim.mounted.nodes import Nodes
 

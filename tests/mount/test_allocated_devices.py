@@ -13,7 +13,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Entry, Ledger
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.node import journal
+from gpuvirt.node.store import journal
 from gpuvirt.sim.kubelet.kubelet import Claim
 from gpuvirt.sim.nvidia import gpu_uuid
 from tests.givingkubelet import kubelet_with_pod
@@ -151,7 +151,7 @@ def test_a_gpu_of_a_container_that_is_idle_stays_with_its_driver(
 ALLOCATE = """
 import sys
 from pathlib import Path
-from gpuvirt.node.change.gate import Gate
+from gpuvirt.node.change.gate.gate import Gate
 with Gate(Path(sys.argv[1])).allocation({sys.argv[2].rpartition(".")[0]: [sys.argv[2]]}):
     pass
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import host_names, load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.sim.tools import SimTools
 from tests.mounting import GPUVIRT, mount, shell
 
@@ -107,7 +107,7 @@ def on(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("machine", "script", "expected"),
+    ("simulated", "script", "expected"),
     [
         ("2xA30", "nvidia-smi -i 1 -mig 1 && nvidia-smi -q -i 1 | grep -A1 'MIG Mode'", "Current"),
         ("2xA10-vgpu", "sriov-manage -e ALL && nvidia-smi vgpu -i 1 -shm 1", "Enabled vGPU heterogeneous mode"),
@@ -115,8 +115,8 @@ def on(*arguments: str) -> "subprocess.CompletedProcess[str]":
         ("2xA10", 'echo 0000:65:00.0 > "$GPUVIRT_HOST_ROOT/sys/bus/pci/drivers/vfio-pci/unbind"; echo $?', "0"),
     ],
 )
-def test_a_host_of_sim_run_acts(machine: str, script: str, expected: str) -> None:
-    done = on("-m", machine, "--", "sh", "-c", script)
+def test_a_host_of_sim_run_acts(simulated: str, script: str, expected: str) -> None:
+    done = on("-m", simulated, "--", "sh", "-c", script)
     assert (done.returncode, done.stderr) == (0, "")
     assert expected in done.stdout
 

@@ -13,7 +13,7 @@ from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.machine import host_names, load_host
+from gpuvirt.sim.hostspec import host_names, load_host
 from tests.mounting import GPUVIRT, detach_dead_mounts, mount, shell, until
 
 pytestmark = pytest.mark.ring("mount")

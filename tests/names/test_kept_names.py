@@ -1,6 +1,5 @@
 """Names over time: restarts, databases that change, aliases that come while pods hold devices, colliding ids."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
@@ -9,17 +8,17 @@ from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
+from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from tests.simnode import running_node
+from tests.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"
 
 
-async def test_a_newer_database_renames_nothing(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+async def test_a_newer_database_renames_nothing(simulated: Simulated, tmp_path: Path) -> None:
     """The agent that ran first knew no name for the card."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     old = PciIds((pciids.parse("10de  NVIDIA\n\t1eb8  TU104GL [Tesla T4]\n", where="old"),))
     async with running_node(kernel, tmp_path, ids=old) as node:
         assert list(node.offered) == ["nvidia.com/2236"]
@@ -41,10 +40,8 @@ async def test_colliding_ids_share_one_resource(tmp_path: Path) -> None:
         assert node.offered == {"nvidia.com/GA100_A100_PCIE_40GB": {"0000:01:00.0": True, "0000:02:00.0": True}}
 
 
-async def test_a_device_in_use_keeps_the_name_it_went_out_under(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    kernel = machine("2xA10")
+async def test_a_device_in_use_keeps_the_name_it_went_out_under(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         node.allocate(A10, [FIRST])
         await node.advance(0.3)

@@ -16,7 +16,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.inventory.isolation import Slots, slots_of
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.gate import (
+from gpuvirt.node.change.gate.gate import (
     MOST_BYTES,
     Gate,
     UnitBlockedError,
@@ -24,7 +24,7 @@ from gpuvirt.node.change.gate import (
     UnitUnsettledError,
     boot_id,
 )
-from gpuvirt.node.change.gaterecord import (
+from gpuvirt.node.change.gate.gaterecord import (
     APART_S,
     NEXT,
     SETTLED_S,
@@ -120,7 +120,7 @@ def one_slot() -> Slots:
 CHANGER = """
 import os, subprocess, sys
 from pathlib import Path
-from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.change.gate.gate import gate_at
 folder, child, *slots = sys.argv[1:]
 with gate_at(Path(folder)).change("unit", lambda: tuple(slots)) as passed:
     passed.note("unbind it")
@@ -212,7 +212,7 @@ def test_a_change_and_allocations_of_one_process_agree_elsewhere(tmp_path: Path)
 ALLOCATOR = """
 import sys
 from pathlib import Path
-from gpuvirt.node.change.gate import Gate
+from gpuvirt.node.change.gate.gate import Gate
 folder, slot, device = sys.argv[1:]
 with Gate(Path(folder)).allocation({slot: [device]}):
     pass

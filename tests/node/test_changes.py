@@ -11,30 +11,31 @@ import pytest
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
 from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.scope import Scope
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocator import AllocationRefusedError
+from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.node.change.changes import Change, Changes, StalePlanError
-from gpuvirt.node.change.gate import Gate
+from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.leasing import RefusedError
-from gpuvirt.node.serialworker import ThreadWorker
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state
 from tests.nodewithvgpus import VGPU
 from tests.pacedworker import OPERATION_S
 from tests.simnode import SimNode, Workers, running_node
+from tests.simulated import Simulated
 
 GPU, OTHER = PciAddress("0000:b1:00.0"), PciAddress("0000:4b:00.0")
 SMALL, LARGE = "A10-4Q", "A10-12Q"
@@ -46,8 +47,6 @@ CONFIGS = ConfigText(
 )
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 A10 = "nvidia.com/GA102GL_A10"
-
-Machine = Callable[[str], SimKernel]
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +91,9 @@ def give_all(node: SimNode, given: set[str]) -> None:
 
 @pytest.mark.parametrize("removals", [0, 1, 5])
 async def test_a_label_that_goes_back_in_mid_change_takes_no_vgpu_from_a_pod(
-    machine: Machine, tmp_path: Path, removals: int
+    simulated: Simulated, tmp_path: Path, removals: int
 ) -> None:
-    kernel = machine("2xA10-vgpu")
+    kernel = simulated("2xA10-vgpu")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, SMALL)
         await reached(node, lambda: list(live(kernel).values()) == [SMALL] * 6)
@@ -118,8 +117,8 @@ async def test_a_label_that_goes_back_in_mid_change_takes_no_vgpu_from_a_pod(
         assert {note.code for note in node.view.notes} == set()
 
 
-async def test_allocate_refuses_what_a_change_is_about_to_remove(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10-vgpu")
+async def test_allocate_refuses_what_a_change_is_about_to_remove(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10-vgpu")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, SMALL)
         await reached(node, lambda: list(live(kernel).values()) == [SMALL] * 6)
@@ -132,9 +131,9 @@ async def test_allocate_refuses_what_a_change_is_about_to_remove(machine: Machin
         assert node.refused("nvidia.com/NVIDIA_A10-4Q", [one]) is ReasonCode.UNIT_BUSY
 
 
-async def test_allocate_refuses_what_another_process_is_changing(machine: Machine, tmp_path: Path) -> None:
+async def test_allocate_refuses_what_another_process_is_changing(simulated: Simulated, tmp_path: Path) -> None:
     """A command beside the agent; the locks exclude it, and the agent's own changes don't get in the way."""
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         resource = node.view.resources[0]
         first, second = (device.id for device in resource.devices)
         other = Gate(tmp_path / "locks")
@@ -144,8 +143,10 @@ async def test_allocate_refuses_what_another_process_is_changing(machine: Machin
         node.allocate(resource.name, [first])
 
 
-async def test_what_a_blocked_step_of_an_agent_before_holds_is_not_offered(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("2xA10"), tmp_path) as node:
+async def test_what_a_blocked_step_of_an_agent_before_holds_is_not_offered(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         resource = node.view.resources[0].name
         first, second = (device.id for device in node.view.resources[0].devices)
         slot = slot_of(PciAddress(first))
@@ -175,9 +176,11 @@ async def mode(node: SimNode, name: str) -> None:
     await node.settle()
 
 
-async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(machine: Machine, tmp_path: Path) -> None:
+async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     for operation in range(1, 12):
-        kernel = machine("2xA10")
+        kernel = simulated("2xA10")
         folder = tmp_path / str(operation)
         folder.mkdir()
         async with running_node(kernel, folder, Settings(workload_label=True)) as node:
@@ -221,9 +224,11 @@ def placed(kernel: SimKernel) -> dict[str, str]:
     return {one: mdev.slot for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:4b:")}
 
 
-async def test_a_pods_vgpu_stays_where_it_is_while_allocations_are_unknown(machine: Machine, tmp_path: Path) -> None:
+async def test_a_pods_vgpu_stays_where_it_is_while_allocations_are_unknown(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     """Its larger neighbour is gone, and comes back by a plan that would move it if nobody had it."""
-    kernel = machine("2xA10-vgpu")
+    kernel = simulated("2xA10-vgpu")
     mine = next(one for one, mdev in kernel.mdev.devices.items() if mdev.spec.name.endswith(SMALL))
     other = next(one for one in placed(kernel) if one != mine)
     async with running_node(kernel, tmp_path) as node:
@@ -251,10 +256,10 @@ RTX, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")
 
 @pytest.mark.parametrize("reported", [False, True])
 async def test_a_failed_change_puts_back_only_what_it_touched(
-    machine: Machine, tmp_path: Path, *, reported: bool
+    simulated: Simulated, tmp_path: Path, *, reported: bool
 ) -> None:
     """The audio function of a card that a pod has lost its driver, and a VFIO driver does not take it."""
-    kernel = machine("4xRTX2060")
+    kernel = simulated("4xRTX2060")
     passthrough = Settings(modes={RTX: DesiredMode.PASSTHROUGH})
     async with running_node(kernel, tmp_path, passthrough) as node:
         await node.report_account()
@@ -341,9 +346,9 @@ def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_allocate_opens_no_group_of_which_a_pod_has_something(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
         node.allocate(A10, [FIRST])

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,26 +16,25 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change import drainrequest
-from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, no_agent
-from gpuvirt.node.change.gate import Gate, gate_at
-from gpuvirt.node.change.gaterecord import GateRecord, GateState
+from gpuvirt.node.change.gate import drainrequest
+from gpuvirt.node.change.gate.drainrequest import DrainRequest, beside_agent, no_agent
+from gpuvirt.node.change.gate.gate import Gate, gate_at
+from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.node.guard import only_agent
-from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 
 GPU, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 SLOT = slot_of(GPU)
 A10 = "nvidia.com/GA102GL_A10"
-Machine = Callable[[str], SimKernel]
 
 COMMAND = """
 import json, sys
 from pathlib import Path
-from gpuvirt.node.change.drainrequest import DrainRequest, drained
-from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.change.gate.drainrequest import DrainRequest, drained
+from gpuvirt.node.change.gate.gate import gate_at
 folder, gpu, slot, *desires = sys.argv[1:]
 gate = gate_at(Path(folder))
 print("asks", flush=True)
@@ -89,9 +88,9 @@ def acknowledged(gate: Gate) -> bool:
     return isinstance(found, GateRecord) and found.is_acknowledged
 
 
-async def test_free_devices_are_drained_and_offered_again(machine: Machine, tmp_path: Path) -> None:
+async def test_free_devices_are_drained_and_offered_again(simulated: Simulated, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "locks")
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         node.count(A10, GPU, SECOND)
         await seconds(node, 3)
         assert node.offered[A10] == {GPU: True, SECOND: True}
@@ -115,10 +114,12 @@ async def test_free_devices_are_drained_and_offered_again(machine: Machine, tmp_
         node.allocate(A10, [GPU])
 
 
-async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(machine: Machine, tmp_path: Path) -> None:
+async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     """The command's own look at the accounts names the pod."""
     gate = Gate(tmp_path / "locks")
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         node.count(A10, GPU, SECOND)
         node.hold(A10, GPU)
         await seconds(node, 3)
@@ -139,10 +140,10 @@ async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(mach
     ],
 )
 async def test_the_agent_refuses_what_it_would_undo(
-    machine: Machine, tmp_path: Path, mode: DesiredMode, desires: list[str], code: ReasonCode | None
+    simulated: Simulated, tmp_path: Path, mode: DesiredMode, desires: list[str], code: ReasonCode | None
 ) -> None:
     gate = Gate(tmp_path / "locks")
-    async with running_node(machine("2xA10"), tmp_path, Settings(mode=mode)) as node:
+    async with running_node(simulated("2xA10"), tmp_path, Settings(mode=mode)) as node:
         await seconds(node, 3)
         with command(gate.folder, *desires) as process:
             until_it_drains(gate)
@@ -158,9 +159,9 @@ async def test_the_agent_refuses_what_it_would_undo(
                 node.allocate(A10, [GPU])
 
 
-async def test_the_intent_of_a_command_that_was_killed_is_cleared(machine: Machine, tmp_path: Path) -> None:
+async def test_the_intent_of_a_command_that_was_killed_is_cleared(simulated: Simulated, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "locks")
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         await seconds(node, 3)
         with command(gate.folder, "native") as process:
             generation = until_it_drains(gate).generation

@@ -1,6 +1,5 @@
 """What the cluster wants, kept on disk: across restarts, torn, unwritable, another node's."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,12 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import desiredstatestore
-from gpuvirt.node.desiredstatestore import Kept
-from gpuvirt.node.files import replace_file
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.node.store import desiredstatestore
+from gpuvirt.node.store.desiredstatestore import Kept
+from gpuvirt.node.store.files import replace_file
 from tests.keptstates import CONFIGS, KEPT, REQUEST
 from tests.simnode import running_node
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 heards = st.none() | st.builds(Observed, st.none() | st.text(max_size=5))
 texts = st.builds(ConfigText, st.text(max_size=20), st.text(max_size=5))
@@ -41,32 +38,34 @@ def good_configs(folder: Path) -> ConfigText | None:
     return desiredstatestore.decode((folder / "wishes.json").read_bytes()).value.good_configs
 
 
-async def test_an_agent_that_starts_while_nobody_answers_goes_on_as_before(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("2xA10"), tmp_path) as node:
+async def test_an_agent_that_starts_while_nobody_answers_goes_on_as_before(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.desired == NodeRequest()
         node.agent.take_request(NodeRequest(config=Observed("A10-4Q")))
         node.agent.take_request(NodeRequest(configs=Observed(CONFIGS)))
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.desired == REQUEST
         node.agent.take_request(NodeRequest(config=Observed(None), configs=Observed(None)))
         await node.settle()
         assert good_configs(tmp_path) == CONFIGS, "a ConfigMap that is deleted takes nothing from anybody"
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.desired == NodeRequest(Observed(None), Observed(None))
         assert good_configs(tmp_path) == CONFIGS
 
 
-async def test_a_desired_state_is_on_disk_before_the_agent_ends(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("2xA10"), tmp_path) as node:
+async def test_a_desired_state_is_on_disk_before_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         node.agent.take_request(REQUEST)
         await node.settle()
         assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value.vgpu == REQUEST
 
 
 async def test_a_desired_state_is_concluded_from_and_one_observed_twice_is_not(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         await node.settle()
         views = [node.view]
         for _ in range(2):
@@ -77,15 +76,17 @@ async def test_a_desired_state_is_concluded_from_and_one_observed_twice_is_not(
         assert views[1] is views[2]
 
 
-async def test_another_nodes_desired_states_are_passed_over(machine: Machine, tmp_path: Path) -> None:
+async def test_another_nodes_desired_states_are_passed_over(simulated: Simulated, tmp_path: Path) -> None:
     replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(Kept(NodeName("node02"), REQUEST)))
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.desired == NodeRequest()
 
 
-async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_observed(machine: Machine, tmp_path: Path) -> None:
+async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_observed(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     (tmp_path / desiredstatestore.FILE).write_bytes(b"torn")
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.desired == NodeRequest()
         assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_LOST]
         assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
@@ -94,10 +95,10 @@ async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_observed(mac
         assert node.view.notes == (), "what was heard again is lost no more"
 
 
-async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(machine: Machine, tmp_path: Path) -> None:
+async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
     blocked = tmp_path / f".{desiredstatestore.FILE}.new"
     blocked.mkdir()
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         node.agent.take_request(REQUEST)
         await node.settle()
         assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_NOT_WRITTEN]

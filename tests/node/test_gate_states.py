@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,35 +11,33 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.model.allocation.podallocations import PodAllocations
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change import gatepass
 from gpuvirt.node.change.changes import Change, Changes, StalePlanError
-from gpuvirt.node.change.gate import Gate, UnitBusyError, gate_at
-from gpuvirt.node.change.gaterecord import GateRecord, GateState
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.node.change.gate import gatepass
+from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
+from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, change_drivers, inputs, site_in
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
 SLOT = slot_of(GPU)
 A10 = "nvidia.com/GA102GL_A10"
 PASSTHROUGH, CONTAINER = Settings(mode=DesiredMode.PASSTHROUGH), Settings(mode=DesiredMode.CONTAINER)
 
-Machine = Callable[[str], SimKernel]
-
 
 DRAINER = """
 import sys, time
 from pathlib import Path
-from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.change.gate.gate import gate_at
 gate_at(Path(sys.argv[1])).drain("unit", (sys.argv[2],), "unbind it")
 print("drains", flush=True)
 sys.stdin.read()
@@ -109,9 +107,9 @@ def test_a_drain_of_a_change_that_can_not_begin_ends(tmp_path: Path) -> None:
     assert gate.state(SLOT) is GateState.OPEN
 
 
-def test_a_change_passes_through_its_states(machine: Machine, tmp_path: Path) -> None:
+def test_a_change_passes_through_its_states(simulated: Simulated, tmp_path: Path) -> None:
     """Between two steps it is safe; there it asks what pods have, and a step is recorded before it is made."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     site = site_in(tmp_path, kernel, SimTools(kernel))
     gate, seen = Gate(site.locks), list[str]()
 
@@ -131,8 +129,8 @@ def test_a_change_passes_through_its_states(machine: Machine, tmp_path: Path) ->
     assert gate.state(SLOT) is GateState.OPEN
 
 
-def test_what_is_put_back_is_settled(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+def test_what_is_put_back_is_settled(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     site = site_in(tmp_path, kernel, SimTools(kernel))
     gate, seen, taken = Gate(site.locks), list[tuple[bool, GateState]](), list[Step | RollBack]()
     change = Change(Changes(lambda: ()), GPU, lambda: len(taken) < 2, None, "what it depends on")
@@ -176,8 +174,8 @@ async def going_back(node: SimNode, seconds: int) -> None:
 
 
 @pytest.mark.usefixtures("worker")
-async def test_an_agent_that_waits_for_the_kubelet_drains(machine: Machine, tmp_path: Path) -> None:
-    kernel, gate = machine("2xA10"), Gate(tmp_path / "locks")
+async def test_an_agent_that_waits_for_the_kubelet_drains(simulated: Simulated, tmp_path: Path) -> None:
+    kernel, gate = simulated("2xA10"), Gate(tmp_path / "locks")
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         node.count(A10, GPU)
         await going_back(node, 12)
@@ -189,21 +187,21 @@ async def test_an_agent_that_waits_for_the_kubelet_drains(machine: Machine, tmp_
 
 
 @pytest.mark.usefixtures("worker")
-async def test_an_agent_settles_what_was_killed_before_it_offers(machine: Machine, tmp_path: Path) -> None:
+async def test_an_agent_settles_what_was_killed_before_it_offers(simulated: Simulated, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "locks")
     with draining(gate.folder):
         pass
     assert gate.state(SLOT) is GateState.SETTLING
-    async with running_node(machine("2xA10"), tmp_path, PASSTHROUGH) as node:
+    async with running_node(simulated("2xA10"), tmp_path, PASSTHROUGH) as node:
         await going_back(node, 2)
         assert gate.state(SLOT) is GateState.OPEN
         node.allocate(A10, [GPU])
 
 
 @pytest.mark.usefixtures("worker")
-async def test_a_command_that_is_killed_beside_the_agent_is_settled(machine: Machine, tmp_path: Path) -> None:
+async def test_a_command_that_is_killed_beside_the_agent_is_settled(simulated: Simulated, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "locks")
-    async with running_node(machine("2xA10"), tmp_path, PASSTHROUGH) as node:
+    async with running_node(simulated("2xA10"), tmp_path, PASSTHROUGH) as node:
         await going_back(node, 2)
         with draining(gate.folder):
             await going_back(node, 3)
@@ -214,9 +212,9 @@ async def test_a_command_that_is_killed_beside_the_agent_is_settled(machine: Mac
 
 
 @pytest.mark.usefixtures("worker")
-async def test_a_change_that_failed_is_held_over_a_restart(machine: Machine, tmp_path: Path) -> None:
+async def test_a_change_that_failed_is_held_over_a_restart(simulated: Simulated, tmp_path: Path) -> None:
     """The next agent does not try at once what has failed on the same circumstances, and says why."""
-    kernel, gate = machine("2xA10"), Gate(tmp_path / "locks")
+    kernel, gate = simulated("2xA10"), Gate(tmp_path / "locks")
     kernel.start_vm(IommuGroup(12))
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await going_back(node, 12)
@@ -237,7 +235,7 @@ async def test_a_change_that_failed_is_held_over_a_restart(machine: Machine, tmp
 MODULE_LOADER = """
 import sys
 from pathlib import Path
-from gpuvirt.node.change.gate import gate_at
+from gpuvirt.node.change.gate.gate import gate_at
 with gate_at(Path(sys.argv[1])).change("other", lambda: ("0000:66:00",)) as passed, passed.modules():
     print("loads", flush=True)
     sys.stdin.read()
@@ -245,10 +243,10 @@ with gate_at(Path(sys.argv[1])).change("other", lambda: ("0000:66:00",)) as pass
 
 
 def test_one_process_changes_kernel_modules_at_a_time(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change of another unit is no obstacle, but for the steps that are about a whole module."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     site = site_in(tmp_path, kernel, SimTools(kernel))
     monkeypatch.setattr(gatepass, "MODULES_S", 0.1)
     gate = gate_at(site.locks)

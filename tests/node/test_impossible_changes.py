@@ -2,7 +2,6 @@
 
 import errno
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,12 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 VGPU = Settings(mode=DesiredMode.VGPU)
@@ -27,8 +27,6 @@ SLOW = Intervals(
     nodes_s=150.0, brief_s=150.0, users_s=300.0, suspicious_users_s=150.0, whole_s=300.0, state_file_s=600.0
 )
 """The agent looks around less often, so that hours pass quickly."""
-
-Machine = Callable[[str], SimKernel]
 
 
 def want(node: SimNode, mode: str) -> None:
@@ -73,9 +71,9 @@ async def with_vgpus(kernel: SimKernel, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["2xA10-sriov", "2xA10-vgpu", "4xL40S"])
 async def test_vgpus_stay_while_the_program_that_switches_their_vfs_off_is_missing(
-    machine: Machine, tmp_path: Path, name: str
+    simulated: Simulated, tmp_path: Path, name: str
 ) -> None:
-    kernel = machine(name)
+    kernel = simulated(name)
     there = await with_vgpus(kernel, tmp_path)
     programs = {Program.NVIDIA_SMI}
     tools = SimTools(kernel, programs=programs)
@@ -96,8 +94,10 @@ async def test_vgpus_stay_while_the_program_that_switches_their_vfs_off_is_missi
         assert notes(node) == []
 
 
-async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10-sriov")
+async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("2xA10-sriov")
     there = await with_vgpus(kernel, tmp_path)
     kernel.pci.forget_driver("vfio-pci")
     modules = {"nvidia"}
@@ -114,8 +114,8 @@ async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(ma
         assert tools.loaded == ["vfio-pci"]
 
 
-async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10-sriov")
+async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10-sriov")
     there = await with_vgpus(kernel, tmp_path)
     job = kernel.start_process("python3", "/dev/nvidia0")
     async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
@@ -131,8 +131,8 @@ async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(machine
         assert on_vfio(kernel, FIRST, SECOND)
 
 
-async def test_vgpus_stay_where_their_gpu_could_not_be_isolated(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10-sriov")
+async def test_vgpus_stay_where_their_gpu_could_not_be_isolated(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10-sriov")
     there = await with_vgpus(kernel, tmp_path)
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{FIRST}/iommu_group"), errno.ENOENT)
     async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
@@ -145,10 +145,10 @@ async def test_vgpus_stay_where_their_gpu_could_not_be_isolated(machine: Machine
 
 @pytest.mark.parametrize("tells_scheduler", [False, True])
 async def test_a_rollback_does_not_bring_the_next_try_nearer(
-    machine: Machine, tmp_path: Path, tells_scheduler: bool
+    simulated: Simulated, tmp_path: Path, tells_scheduler: bool
 ) -> None:
     """What a look shows of the middle of a try comes in after it, as from a watcher that was still looking."""
-    kernel = machine("2xA10-sriov")
+    kernel = simulated("2xA10-sriov")
     there = await with_vgpus(kernel, tmp_path)
     tools, seen = SimTools(kernel), list[Facts]()
 
@@ -183,8 +183,8 @@ async def test_a_rollback_does_not_bring_the_next_try_nearer(
         assert on_vfio(kernel, FIRST, SECOND), "somebody wants it again, so it is tried at once"
 
 
-async def test_a_move_that_is_rolled_back_is_not_repeated_for_ever(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10-sriov")
+async def test_a_move_that_is_rolled_back_is_not_repeated_for_ever(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10-sriov")
     await with_vgpus(kernel, tmp_path)
     kernel.pci.functions[FIRST].group = None  # "vfio-pci: probe of 0000:65:00.0 failed with error -22"
     link = HostPath(f"/sys/bus/pci/devices/{FIRST}/driver")

@@ -39,12 +39,12 @@ from gpuvirt.model.doctor.explaining import walk
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
 from tests.controller.scene import AT, HOME, Scene, node
 from tests.sickhost import around
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 GPU, NO_GPU = PciAddress("0000:3b:00.0"), "0000:3c:00.0"
 MAP = ObjectKey("gpuvirt", "configs")
@@ -322,9 +322,9 @@ def silent(told: SchedulerReport, outlets: Iterable[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_every_outlet_says_what_is_invalid(
-    name: str, machine: Callable[[str], SimKernel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, simulated: Simulated, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    case, kernel = CASES[name], machine(CASES[name].host)
+    case, kernel = CASES[name], simulated(CASES[name].host)
     if "'none-here'" in case.says:
         case = none_here(case)
     async with running_node(kernel, tmp_path, case.settings, hears_spec=case.good.has_spec) as agent:
@@ -354,8 +354,8 @@ def none_here(case: Case) -> Case:
     return replace(case, bad=labels("none-here").updated(config_map(text)))
 
 
-async def test_what_is_mended_is_said_no_more(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path, VGPU) as agent:
+async def test_what_is_mended_is_said_no_more(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xT4"), tmp_path, VGPU) as agent:
         await observed(agent, NOTHING.updated(labels("nonsense2")))
         ill = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
         await observed(agent, labels("T4-4Q"))
@@ -370,10 +370,10 @@ async def test_what_is_mended_is_said_no_more(machine: Callable[[str], SimKernel
 
 
 async def test_what_ran_goes_on_and_drift_is_mended_while_a_label_is_invalid(
-    machine: Callable[[str], SimKernel], tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
     """After a restart, too: the last good state is kept on disk, the label is heard again."""
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as agent:
         await observed(agent, NOTHING.updated(labels("T4-8Q")))
         offered = agent.offered

@@ -1,7 +1,6 @@
 """The ledger on disk: torn, foreign, newer, unwritable."""
 
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,12 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import journal
-from gpuvirt.node.files import replace_file
-from gpuvirt.node.stateformat import Unknown
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.node.store import journal
+from gpuvirt.node.store.files import replace_file
+from gpuvirt.node.store.stateformat import Unknown
 from tests.keptstates import A10, FIRST, LEDGER
 from tests.simnode import running_node
+from tests.simulated import Simulated
 
 
 def test_what_is_written_is_read() -> None:
@@ -52,24 +51,22 @@ def test_anything_else_is_refused(content: bytes) -> None:
         journal.decode(content)
 
 
-async def test_a_damaged_file_is_put_aside_and_the_agent_goes_on(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
+async def test_a_damaged_file_is_put_aside_and_the_agent_goes_on(simulated: Simulated, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_bytes(b"torn")
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.offered[A10][FIRST] is True
         assert [note.code for note in node.view.notes] == [ReasonCode.LEDGER_LOST]
         assert (tmp_path / "ledger.json.damaged").read_bytes() == b"torn"
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.view.notes == ()
 
 
 async def test_a_folder_that_cannot_be_written_is_a_note_that_goes_when_it_can(
-    machine: Callable[[str], SimKernel], tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the folder should be")
-    async with running_node(machine("2xA10"), blocked) as node:
+    async with running_node(simulated("2xA10"), blocked) as node:
         notes = {note.code for note in node.view.notes}
         assert notes == {ReasonCode.LEDGER_NOT_WRITTEN, ReasonCode.CDI_NOT_WRITTEN}
         assert node.allocate(A10, [FIRST]), "an answer to the kubelet does not wait for our disk"
@@ -79,10 +76,8 @@ async def test_a_folder_that_cannot_be_written_is_a_note_that_goes_when_it_can(
     assert (blocked / "ledger.json").exists()
 
 
-async def test_what_was_given_is_on_disk_when_the_agent_ends(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
-    async with running_node(machine("2xA10"), tmp_path) as node:
+async def test_what_was_given_is_on_disk_when_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         node.allocate(A10, [FIRST])
     ledger, _ = journal.decode((tmp_path / "ledger.json").read_bytes())
     assert [entry.device for entry in ledger.entries] == [FIRST]

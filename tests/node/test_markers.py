@@ -1,6 +1,5 @@
 """Whether a node is ready for its work, and the files that say so."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,10 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.offers.validation import Check
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.markers import Markers
-from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.node.published.markers import Markers
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
-Machine = Callable[[str], SimKernel]
 FIRST = PciAddress("0000:65:00.0")
 
 
@@ -32,10 +30,10 @@ def unready(node: SimNode) -> dict[Check, ReasonCode]:
     ],
 )
 async def test_what_a_machine_is_ready_for(
-    machine: Machine, tmp_path: Path, name: str, workload: Workload, files: list[str]
+    simulated: Simulated, tmp_path: Path, name: str, workload: Workload, files: list[str]
 ) -> None:
     folder = tmp_path / "validations"
-    async with running_node(machine(name), tmp_path) as node:
+    async with running_node(simulated(name), tmp_path) as node:
         assert node.view.workload is workload
         assert unready(node) == {}
         Markers(folder, tmp_path).write(node.view)
@@ -43,8 +41,8 @@ async def test_what_a_machine_is_ready_for(
     assert (folder / "workload-type").read_text() == f"{workload}\n"
 
 
-async def test_the_files_follow_the_host_and_leave_others_alone(machine: Machine, tmp_path: Path) -> None:
-    kernel, folder = machine("2xA10"), tmp_path / "validations"
+async def test_the_files_follow_the_host_and_leave_others_alone(simulated: Simulated, tmp_path: Path) -> None:
+    kernel, folder = simulated("2xA10"), tmp_path / "validations"
     folder.mkdir()
     (folder / "driver-ready").touch()
     (folder / "vgpu-devices-ready").touch()  # from when the node was for vGPUs
@@ -63,33 +61,33 @@ async def test_the_files_follow_the_host_and_leave_others_alone(machine: Machine
         assert (folder / "vfio-pci-ready").exists()
 
 
-async def test_gpus_that_are_for_containers_do_not_count(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+async def test_gpus_that_are_for_containers_do_not_count(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     kernel.rebind(FIRST, "nvidia")
     settings = Settings(mode=DesiredMode.PASSTHROUGH, modes={FIRST: DesiredMode.CONTAINER})
     async with running_node(kernel, tmp_path, settings) as node:
         assert unready(node) == {}
 
 
-async def test_a_node_for_vgpus_without_any(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("2xA10"), tmp_path, Settings(mode=DesiredMode.VGPU)) as node:
+async def test_a_node_for_vgpus_without_any(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xA10"), tmp_path, Settings(mode=DesiredMode.VGPU)) as node:
         assert unready(node) == {
             Check.VGPU_MANAGER: ReasonCode.NO_VGPUS,
             Check.VGPU_DEVICES: ReasonCode.NO_VGPUS,
         }
 
 
-async def test_a_manager_on_the_host_has_a_file_of_its_own(machine: Machine, tmp_path: Path) -> None:
+async def test_a_manager_on_the_host_has_a_file_of_its_own(simulated: Simulated, tmp_path: Path) -> None:
     folder, system = tmp_path / "validations", tmp_path / "system"
     (system / "usr/bin").mkdir(parents=True)
     (system / "usr/bin/nvidia-smi").touch()
-    async with running_node(machine("4xT4"), tmp_path) as node:
+    async with running_node(simulated("4xT4"), tmp_path) as node:
         Markers(folder, system).write(node.view)
     assert (folder / "host-vgpu-manager-ready").exists()
     assert not (folder / "vgpu-manager-ready").exists()
 
 
-async def test_a_folder_that_cannot_be_written_ends_nothing(machine: Machine, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_ends_nothing(simulated: Simulated, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    async with running_node(machine("2xA10"), tmp_path) as node:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         Markers(tmp_path / "file/validations", tmp_path).write(node.view)

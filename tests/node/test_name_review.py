@@ -1,6 +1,5 @@
 """A new resource waits for the controller's word on its name; what was offered before goes on as the disk says."""
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -10,15 +9,15 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.namereview import NameReview
+from gpuvirt.node.known.namereview import NameReview
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 from tests.thoroughness import examples
 
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 BOUND_S = 30.0
-Machine = Callable[[str], SimKernel]
 
 
 def reviewed(*names: str, withheld: tuple[Withheld, ...] = ()) -> NodeRequest:
@@ -41,8 +40,8 @@ def controlled(kernel: SimKernel, folder: Path) -> AbstractAsyncContextManager[S
     return running_node(kernel, folder, hears_spec=True, awaits_controller=True)
 
 
-async def test_a_new_resource_waits_for_its_review_and_says_so(machine: Machine, tmp_path: Path) -> None:
-    async with controlled(machine("2xA10"), tmp_path) as node:
+async def test_a_new_resource_waits_for_its_review_and_says_so(simulated: Simulated, tmp_path: Path) -> None:
+    async with controlled(simulated("2xA10"), tmp_path) as node:
         node.agent.take_request(NodeRequest(spec=Observed(None)))
         await node.advance(10)
         (resource,) = node.view.resources
@@ -59,8 +58,8 @@ async def test_a_new_resource_waits_for_its_review_and_says_so(machine: Machine,
         assert notes(node) == []
 
 
-async def test_a_resource_that_kubevirt_offers_is_never_registered(machine: Machine, tmp_path: Path) -> None:
-    async with controlled(machine("2xA10"), tmp_path) as node:
+async def test_a_resource_that_kubevirt_offers_is_never_registered(simulated: Simulated, tmp_path: Path) -> None:
+    async with controlled(simulated("2xA10"), tmp_path) as node:
         await node.advance(5)
         assert not registers(node)
         node.agent.take_request(reviewed(A10, withheld=(FOREIGN,)))
@@ -69,14 +68,14 @@ async def test_a_resource_that_kubevirt_offers_is_never_registered(machine: Mach
         assert [one.not_registered_because.code for one in node.view.resources if one.not_registered_because] == [
             ReasonCode.FOREIGN_PROVIDER
         ]
-    async with controlled(machine("2xA10"), tmp_path) as node:
+    async with controlled(simulated("2xA10"), tmp_path) as node:
         await node.advance(600)
         assert not registers(node), "the word on disk counts while nobody answers"
         assert notes(node) == []
 
 
-async def test_the_wait_is_bounded_and_a_silent_controller_is_told(machine: Machine, tmp_path: Path) -> None:
-    async with controlled(machine("2xA10"), tmp_path) as node:
+async def test_the_wait_is_bounded_and_a_silent_controller_is_told(simulated: Simulated, tmp_path: Path) -> None:
+    async with controlled(simulated("2xA10"), tmp_path) as node:
         await node.advance(BOUND_S - 2)
         assert not registers(node)
         await node.advance(3)
@@ -90,40 +89,40 @@ async def test_the_wait_is_bounded_and_a_silent_controller_is_told(machine: Mach
         assert notes(node) == []
 
 
-async def test_after_a_restart_what_was_offered_is_offered_at_once(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("2xA10"), tmp_path) as node:
+async def test_after_a_restart_what_was_offered_is_offered_at_once(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xA10"), tmp_path) as node:
         assert registers(node), "no controller, no wait"
-    async with controlled(machine("2xA10"), tmp_path) as node:
+    async with controlled(simulated("2xA10"), tmp_path) as node:
         assert registers(node), "its VMs run by it"
         await node.advance(BOUND_S + 1)
         assert registers(node)
         assert notes(node) == []
 
 
-async def test_what_was_only_waited_for_is_new_after_a_restart_too(machine: Machine, tmp_path: Path) -> None:
+async def test_what_was_only_waited_for_is_new_after_a_restart_too(simulated: Simulated, tmp_path: Path) -> None:
     for _ in range(2):
-        async with controlled(machine("2xA10"), tmp_path) as node:
+        async with controlled(simulated("2xA10"), tmp_path) as node:
             node.hold(A10, "0000:65:00.0")
             await node.report_account()
             await node.advance(BOUND_S / 2)
             assert not registers(node) or all(one.withheld for one in node.view.resources)
 
 
-async def test_a_spec_with_reviews_on_disk_tells_of_a_controller(machine: Machine, tmp_path: Path) -> None:
-    async with running_node(machine("4xT4"), tmp_path, hears_spec=True) as node:
+async def test_a_spec_with_reviews_on_disk_tells_of_a_controller(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xT4"), tmp_path, hears_spec=True) as node:
         node.agent.take_request(reviewed("nvidia.com/other"))
         names = {one.name for one in node.view.resources}
         await node.settle()
     (tmp_path / "ledger.json").unlink()
-    async with running_node(machine("4xT4"), tmp_path, hears_spec=True) as node:
+    async with running_node(simulated("4xT4"), tmp_path, hears_spec=True) as node:
         assert not any(registers(node, name) for name in names)
         node.agent.take_request(reviewed(*names))
         await node.settle()
         assert all(registers(node, name) for name in names if node.offered[name])
 
 
-async def test_without_the_kind_nobody_waits(machine: Machine, tmp_path: Path) -> None:
-    async with controlled(machine("2xA10"), tmp_path) as node:
+async def test_without_the_kind_nobody_waits(simulated: Simulated, tmp_path: Path) -> None:
+    async with controlled(simulated("2xA10"), tmp_path) as node:
         assert not registers(node)
         node.agent.observe_kind(there=False)
         await node.settle()

@@ -1,6 +1,5 @@
 """What another plugin allocates in the middle of a change is left alone from the change's next step on."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gpuvirt.sim.nvidia import gpu_uuid
 from tests.nodewithvgpus import VGPU
 from tests.pacedworker import OPERATION_S
 from tests.simnode import SimNode, Workers, running_node
+from tests.simulated import Simulated
 
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 CONFIGS = ConfigText(
@@ -22,7 +22,6 @@ CONFIGS = ConfigText(
     "  A10-12Q: [{devices: [1], vgpu-devices: {A10-12Q: 2}}]\n",
     "a ConfigMap",
 )
-Machine = Callable[[str], SimKernel]
 MODES = Settings(workload_label=True)
 
 
@@ -46,8 +45,8 @@ async def pass_operations(node: SimNode, count: int) -> None:
 
 
 @pytest.mark.parametrize("operation", [1, 3, 5])
-async def test_a_gpu_that_a_container_gets_in_mid_change(machine: Machine, tmp_path: Path, operation: int) -> None:
-    kernel = machine("2xA10")
+async def test_a_gpu_that_a_container_gets_in_mid_change(simulated: Simulated, tmp_path: Path, operation: int) -> None:
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, MODES) as node:
         await mode(node, "container")
         await native(node)
@@ -75,8 +74,8 @@ def unbound(kernel: SimKernel) -> list[str]:
 
 
 @pytest.mark.parametrize("operation", [1, 4, 7])
-async def test_a_change_stops_when_the_record_is_not_read(machine: Machine, tmp_path: Path, operation: int) -> None:
-    kernel = machine("2xA10")
+async def test_a_change_stops_when_the_record_is_not_read(simulated: Simulated, tmp_path: Path, operation: int) -> None:
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, MODES) as node:
         await mode(node, "container")
         await native(node)
@@ -98,9 +97,9 @@ async def test_a_change_stops_when_the_record_is_not_read(machine: Machine, tmp_
 
 @pytest.mark.parametrize("removed", [0, 1, 3])
 async def test_a_vgpu_that_another_plugin_gives_away_in_mid_change(
-    machine: Machine, tmp_path: Path, removed: int
+    simulated: Simulated, tmp_path: Path, removed: int
 ) -> None:
-    kernel = machine("2xA10-vgpu")
+    kernel = simulated("2xA10-vgpu")
 
     def live() -> set[str]:
         return {one for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:b1:")}

@@ -1,7 +1,6 @@
 """The agent carves GPUs by the node's label: what is to go is withdrawn first, what is in use is waited for."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,14 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, St
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 
 NO_FILE = NodeRequest(configs=Observed(None))
-
-Machine = Callable[[str], SimKernel]
 
 
 def notes(node: SimNode) -> set[ReasonCode]:
@@ -42,8 +39,8 @@ def state(node: SimNode) -> StateName | None:
     return told.name if told is not None else None
 
 
-async def test_a_label_is_followed_and_what_is_offered_follows(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_label_is_followed_and_what_is_offered_follows(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-4Q": 16}
@@ -57,8 +54,8 @@ async def test_a_label_is_followed_and_what_is_offered_follows(machine: Machine,
         assert node.agent.telemetry.moves["vgpus", "done"] == 8
 
 
-async def test_no_label_means_default_and_unknown_means_as_before(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_no_label_means_default_and_unknown_means_as_before(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     before = types(kernel)
     async with running_node(kernel, tmp_path, VGPU) as node:
         await node.report_account()
@@ -73,8 +70,8 @@ async def test_no_label_means_default_and_unknown_means_as_before(machine: Machi
         assert (kernel.writes, state(node)) == ([], StateName.SUCCESS)
 
 
-async def test_a_pods_vgpu_stays_and_its_place_is_with_vgpus_when_it_ends(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_pods_vgpu_stays_and_its_place_is_with_vgpus_when_it_ends(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         mine = of(kernel, FIRST)[0]
@@ -99,10 +96,10 @@ async def test_a_pods_vgpu_stays_and_its_place_is_with_vgpus_when_it_ends(machin
 
 
 async def test_nothing_goes_before_the_kubelet_was_observed_to_count_it_no_more(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
     """A pod can be admitted by what the kubelet counts, whatever list it was sent."""
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         mine = of(kernel, FIRST)[0]
@@ -121,8 +118,8 @@ async def test_nothing_goes_before_the_kubelet_was_observed_to_count_it_no_more(
         assert types(kernel) == {"T4-4Q": 16}
 
 
-async def test_a_config_that_cannot_be_is_told_and_touches_nothing(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_config_that_cannot_be_is_told_and_touches_nothing(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         kernel.writes.clear()
@@ -140,8 +137,8 @@ async def test_a_config_that_cannot_be_is_told_and_touches_nothing(machine: Mach
         assert state(node) is StateName.SUCCESS
 
 
-async def test_configs_that_cannot_be_read_leave_those_from_before(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_configs_that_cannot_be_read_leave_those_from_before(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
 
     async def observe(node: SimNode, text: str | None) -> None:
         observed = Observed(
@@ -171,8 +168,8 @@ async def test_configs_that_cannot_be_read_leave_those_from_before(machine: Mach
         assert notes(node) == set()
 
 
-async def test_drift_is_corrected(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_drift_is_corrected(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
         before = of(kernel, FIRST)
@@ -181,8 +178,8 @@ async def test_drift_is_corrected(machine: Machine, tmp_path: Path) -> None:
         assert of(kernel, FIRST) == before
 
 
-async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
         before = {gpu: of(kernel, gpu) for gpu in scan(kernel).vgpu_hosts}
@@ -190,7 +187,7 @@ async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(machin
         node.hold(T4_4Q, before[FIRST][2])
         await node.report_account()
         held = dict(node.held)
-    again = machine("4xT4")
+    again = simulated("4xT4")
     again.reboot_id()
     for device in list(again.mdev.devices):
         again.write(HostPath(f"/sys/bus/mdev/devices/{device}/remove"), b"1")
@@ -201,16 +198,16 @@ async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(machin
         assert {gpu: of(again, gpu) for gpu in scan(again).vgpu_hosts} == before
 
 
-async def test_gpus_that_nobody_manages_are_not_with_vgpus(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_gpus_that_nobody_manages_are_not_with_vgpus(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         before = types(kernel)
         await want(node, "T4-4Q")
         assert (types(kernel), state(node)) == (before, None)
 
 
-async def test_single_gpus_can_be_with_vgpus_beside_whole_ones(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_single_gpus_can_be_with_vgpus_beside_whole_ones(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     settings = Settings(modes={FIRST: DesiredMode.VGPU, "0000:86:00.0": DesiredMode.PASSTHROUGH})
     async with running_node(kernel, tmp_path, settings) as node:
         await want(node, "T4-4Q")
@@ -235,9 +232,9 @@ vgpu-configs:
     [("2xA10-vgpu", SIZES, {"A10-12Q": 1, "A10-4Q": 1}), ("2xA30", PARTS, {"A30-1-6C": 4})],
 )
 async def test_modes_are_switched_where_a_config_asks_for_them(
-    machine: Machine, tmp_path: Path, name: str, text: str, then: dict[str, int]
+    simulated: Simulated, tmp_path: Path, name: str, text: str, then: dict[str, int]
 ) -> None:
-    kernel = machine(name)
+    kernel = simulated(name)
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         gpu = node.view.gpus[1].address

@@ -1,6 +1,6 @@
 """The scheduler is told before the kubelet that something is withdrawn, so that what it has bound is admitted."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,12 +12,11 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import Registration
-from gpuvirt.node.notice import Notice
+from gpuvirt.node.published.notice import Notice
 from gpuvirt.sim.kernel import SimKernel
 from tests.nodewithvgpus import T4_4Q, T4_8Q, VGPU
 from tests.simnode import SimNode, running_node
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 
 class Status:
@@ -86,8 +85,8 @@ async def halved(kernel: SimKernel, folder: Path) -> AsyncIterator[tuple[SimNode
         yield node, status
 
 
-async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine: Machine, tmp_path: Path) -> None:
-    async with halved(machine("4xT4"), tmp_path) as (node, status):
+async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(simulated: Simulated, tmp_path: Path) -> None:
+    async with halved(simulated("4xT4"), tmp_path) as (node, status):
         await apply_vgpus(node, "T4-4Q")
         assert listed(node, T4_8Q) == 8, "the scheduler still counts them"
         assert node.agent.notice is not None
@@ -102,8 +101,8 @@ async def test_the_list_is_shortened_a_moment_after_the_scheduler_knows(machine:
         assert listed(node, T4_8Q) == 0
 
 
-async def test_a_pod_that_was_bound_before_keeps_what_it_is_given(machine: Machine, tmp_path: Path) -> None:
-    async with halved(machine("4xT4"), tmp_path) as (node, status):
+async def test_a_pod_that_was_bound_before_keeps_what_it_is_given(simulated: Simulated, tmp_path: Path) -> None:
+    async with halved(simulated("4xT4"), tmp_path) as (node, status):
         await apply_vgpus(node, "T4-4Q")
         mine = next(iter(node.offered[T4_8Q]))
         node.allocate(T4_8Q, [mine])
@@ -114,9 +113,9 @@ async def test_a_pod_that_was_bound_before_keeps_what_it_is_given(machine: Machi
 
 
 async def test_what_the_kubelet_reports_in_between_is_corrected_and_waited_for_again(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    async with halved(machine("4xT4"), tmp_path) as (node, status):
+    async with halved(simulated("4xT4"), tmp_path) as (node, status):
         await apply_vgpus(node, "T4-4Q")
         status.correct()
         await node.advance(0.4)
@@ -130,8 +129,8 @@ async def test_what_the_kubelet_reports_in_between_is_corrected_and_waited_for_a
         assert listed(node, T4_8Q) == 0
 
 
-async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(machine: Machine, tmp_path: Path) -> None:
-    async with halved(machine("4xT4"), tmp_path) as (node, _):
+async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(simulated: Simulated, tmp_path: Path) -> None:
+    async with halved(simulated("4xT4"), tmp_path) as (node, _):
         await apply_vgpus(node, "T4-4Q")
         await node.advance(2.9)
         assert listed(node, T4_8Q) == 8
@@ -139,8 +138,8 @@ async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(machine: M
         assert listed(node, T4_8Q) == 0
 
 
-async def test_what_the_kubelet_counts_again_is_told_at_once(machine: Machine, tmp_path: Path) -> None:
-    async with halved(machine("4xT4"), tmp_path) as (node, status):
+async def test_what_the_kubelet_counts_again_is_told_at_once(simulated: Simulated, tmp_path: Path) -> None:
+    async with halved(simulated("4xT4"), tmp_path) as (node, status):
         await apply_vgpus(node, "T4-4Q")
         status.correct()
         await node.advance(2)
@@ -160,8 +159,10 @@ async def test_what_the_kubelet_counts_again_is_told_at_once(machine: Machine, t
         assert status.said == {T4_4Q: 16, T4_8Q: 0} | {name: 0 for name in status.said if name not in {T4_4Q, T4_8Q}}
 
 
-async def test_what_another_plugin_serves_under_the_same_name_is_left_alone(machine: Machine, tmp_path: Path) -> None:
-    async with halved(machine("4xT4"), tmp_path) as (node, status):
+async def test_what_another_plugin_serves_under_the_same_name_is_left_alone(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    async with halved(simulated("4xT4"), tmp_path) as (node, status):
         node.agent.observe_registration(T4_8Q, Registration(registered=False))
         await node.settle()
         assert T4_8Q not in status.notice.counts.get()

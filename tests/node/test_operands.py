@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +16,18 @@ from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 PLUGIN = "nvidia.com/gpu.deploy.sandbox-device-plugin"
 POD = "gpu-operator/nvidia-sandbox-device-plugin-daemonset-7xk2q"
 RUNNING, ENDING, GONE = OperandsObserved((PLUGIN,), (POD,)), OperandsObserved((), (POD,)), OperandsObserved()
-
-Machine = Callable[[str], SimKernel]
 
 
 def state(agent: Agent) -> tuple[StateName, str]:
@@ -59,8 +58,8 @@ async def want(node: SimNode, name: str) -> None:
     await node.advance(20)
 
 
-async def test_nothing_is_offered_and_nothing_moved(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+async def test_nothing_is_offered_and_nothing_moved(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     drivers = {one.address: one.driver for one in scan(kernel).functions.values()}
     async with running_node(kernel, tmp_path, VGPU, vgpus_only=True) as node:
         node.agent.observe_operands(GONE)
@@ -71,9 +70,9 @@ async def test_nothing_is_offered_and_nothing_moved(machine: Machine, tmp_path: 
 
 
 async def test_nothing_is_with_vgpus_before_the_plugin_is_gone_and_the_kubelet_says_so(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         node.count(T4_8Q, *(one for gpu in scan(kernel).vgpu_hosts for one in of(kernel, gpu)))
         await want(node, "T4-4Q")
@@ -100,8 +99,8 @@ async def test_nothing_is_with_vgpus_before_the_plugin_is_gone_and_the_kubelet_s
         assert state(node.agent) == (StateName.SUCCESS, "")
 
 
-async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         for vgpu in kernel.mdev.devices:
             kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{vgpu}/iommu_group"), errno.EIO)
@@ -118,8 +117,10 @@ async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(machine: Mac
         assert kernel.writes == []
 
 
-async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         await want(node, "T4-4Q")
         node.agent.observe_operands(ENDING)
@@ -140,8 +141,8 @@ async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(mac
         assert not node.agent.operands_away.get()
 
 
-async def test_what_a_pod_has_keeps_no_plugin_away(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_what_a_pod_has_keeps_no_plugin_away(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         mine = of(kernel, FIRST)[0]
         node.hold(T4_8Q, mine)
@@ -161,9 +162,9 @@ async def test_what_a_pod_has_keeps_no_plugin_away(machine: Machine, tmp_path: P
 
 
 async def test_an_agent_that_restarts_lets_the_plugin_back_where_nothing_is_to_be_done(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         await want(node, "T4-4Q")
         assert node.agent.operands_away.get()

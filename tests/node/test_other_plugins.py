@@ -1,6 +1,6 @@
 """GPUs that other device plugins gave to pods: mapped by whatever ids, and left alone by the agent."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,8 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.tree import Folder, constant
 from tests.simnode import running_node
+from tests.simulated import Simulated
 
-Machine = Callable[[str], SimKernel]
 T4, FREE_T4 = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
 MIG = "MIG-0a1b2c3d-0000-5000-8000-000000000000"
 
@@ -50,8 +50,8 @@ def show_instances(kernel: SimKernel, instances: Mapping[int, list[str]]) -> Non
         ("nvidia.com/TU104GL_TESLA_T4", "{group}"),
     ],
 )
-def test_an_id_that_is_known_is_that_gpu(machine: Machine, resource: str, device: str) -> None:
-    kernel = machine("4xT4")
+def test_an_id_that_is_known_is_that_gpu(simulated: Simulated, resource: str, device: str) -> None:
+    kernel = simulated("4xT4")
     uuid, group = gpu_uuid(FREE_T4), scan(kernel).functions[FREE_T4].iommu_group
     show_instances(kernel, {0: [], 1: [], 2: ["gi1"], 3: []})
     text = device.format(uuid=uuid, upper=f"GPU-{uuid[4:].upper()}", group=group)
@@ -59,15 +59,15 @@ def test_an_id_that_is_known_is_that_gpu(machine: Machine, resource: str, device
     assert (dict(found.functions), found.unmapped) == ({FREE_T4: ("pod a/b",)}, ())
 
 
-def test_a_mig_device_may_be_on_any_gpu_with_instances(machine: Machine) -> None:
-    kernel = machine("4xT4")
+def test_a_mig_device_may_be_on_any_gpu_with_instances(simulated: Simulated) -> None:
+    kernel = simulated("4xT4")
     assert len(mapped(kernel, "nvidia.com/mig-1g.5gb", MIG).unmapped) == 1, "the driver lists no instances"
     show_instances(kernel, {0: ["gi2"], 1: [], 2: [], 3: ["gi1"]})
     assert set(mapped(kernel, "nvidia.com/mig-1g.5gb", MIG).functions) == {T4, PciAddress("0000:af:00.0")}
 
 
-def test_an_mdev_of_any_plugin_is_that_vgpu(machine: Machine) -> None:
-    kernel = machine("4xT4")
+def test_an_mdev_of_any_plugin_is_that_vgpu(simulated: Simulated) -> None:
+    kernel = simulated("4xT4")
     inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
     vgpu = min(inventory.vgpus)
     found = mapped(kernel, "nvidia.com/GRID_T4-8Q", vgpu.upper())
@@ -75,17 +75,17 @@ def test_an_mdev_of_any_plugin_is_that_vgpu(machine: Machine) -> None:
     assert found.by_gpu(inventory) == {inventory.vgpus[vgpu].gpu: ("pod a/b",)}
 
 
-def test_the_number_of_an_mdevs_group_is_that_vgpu(machine: Machine) -> None:
+def test_the_number_of_an_mdevs_group_is_that_vgpu(simulated: Simulated) -> None:
     """KubeVirt's own plugin names mdevs so, too."""
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
     vgpu = min(inventory.vgpus)
     assert mapped(kernel, "example.com/t4", str(inventory.vgpus[vgpu].live.group)).vgpus == {vgpu: ("pod a/b",)}
 
 
 @pytest.mark.parametrize("device", ["card1-0", "card1-3", "renderD128", "0000-03-00-0-0x56c0"])
-def test_intels_ids(machine: Machine, device: str) -> None:
-    kernel = machine("2xFlex170")
+def test_intels_ids(simulated: Simulated, device: str) -> None:
+    kernel = simulated("2xFlex170")
     gpu = min(build_inventory(with_device_ids(kernel, scan(kernel))).gpus)
     for node in ("card1", "renderD128"):
         kernel.tree.place(HostPath(f"{kernel.pci.functions[gpu].folder}/drm/{node}"), Folder())
@@ -109,9 +109,9 @@ def test_intels_ids(machine: Machine, device: str) -> None:
     ],
 )
 def test_what_can_not_be_mapped_counts_where_it_is_a_gpu(
-    machine: Machine, resource: str, device: str, counts: bool
+    simulated: Simulated, resource: str, device: str, counts: bool
 ) -> None:
-    found = mapped(machine("4xT4"), resource, device)
+    found = mapped(simulated("4xT4"), resource, device)
     assert (dict(found.functions), len(found.unmapped)) == ({}, int(counts))
 
 
@@ -124,9 +124,9 @@ def test_what_can_not_be_mapped_counts_where_it_is_a_gpu(
     ],
 )
 async def test_the_agent_leaves_a_gpu_to_a_container_that_is_idle(
-    machine: Machine, tmp_path: Path, device: str, code: ReasonCode
+    simulated: Simulated, tmp_path: Path, device: str, code: ReasonCode
 ) -> None:
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     user = kernel.start_process("cuda", "/dev/nvidia2")
     async with running_node(kernel, tmp_path, Settings(modes={FREE_T4: DesiredMode.PASSTHROUGH})) as node:
         node.hold("nvidia.com/gpu", device, pod="cuda")

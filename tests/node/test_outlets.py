@@ -1,7 +1,6 @@
 """What the agent tells: the view, its file, cells and signals."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,16 +8,16 @@ import msgspec
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node import statefile
-from gpuvirt.node.cell import Cell
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.published import statefile
 from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 
-async def test_the_state_file_is_the_view(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
+async def test_the_state_file_is_the_view(simulated: Simulated, tmp_path: Path) -> None:
     path = tmp_path / "node.json"
-    async with running_node(machine("4xL40S"), tmp_path) as node:
+    async with running_node(simulated("4xL40S"), tmp_path) as node:
         assert msgspec.json.decode(path.read_bytes(), type=NodeView) == node.view
         node.kernel.fall_off_bus(PciAddress("0000:25:00.0"))
         await node.advance(15)

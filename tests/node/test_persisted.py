@@ -17,14 +17,14 @@ from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node import desiredstatestore, journal, originaldrivers
-from gpuvirt.node.checksummed import DigestField, Fields, HeaderLine, Layout
-from gpuvirt.node.persisted import Persisted
-from gpuvirt.node.stateformat import Format, NewerVersionError
+from gpuvirt.node.store import desiredstatestore, journal, originaldrivers
+from gpuvirt.node.store.checksummed import DigestField, Fields, HeaderLine, Layout
+from gpuvirt.node.store.persisted import Persisted
+from gpuvirt.node.store.stateformat import Format, NewerVersionError
 from gpuvirt.plain import Plain
-from gpuvirt.sim.kernel import SimKernel
 from tests.keptstates import KEPT, LEDGER
 from tests.simnode import running_node
+from tests.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
 RECORD = DriverJournal({GPU: "nvidia"}, {GPU: "vfio-pci"}, {GPU: StartedChange(True, "nvidia")}, BootId("b-1"))
@@ -258,12 +258,12 @@ def test_an_update_is_written_before_it_returns_and_keeps_unknown_fields(tmp_pat
 
 @pytest.mark.parametrize("content", [b"", b"\x00{", b"[]", SECOND_DRIVERS[:-9], b'{"version":1,"drivers":{"x":"y"}}'])
 async def test_a_damaged_driver_record_is_kept_aside_and_reported(
-    machine: Callable[[str], SimKernel], tmp_path: Path, content: bytes
+    simulated: Simulated, tmp_path: Path, content: bytes
 ) -> None:
     record = tmp_path / "drivers.json"
     record.write_bytes(content)
     settings = Settings(mode=DesiredMode.PASSTHROUGH)
-    async with running_node(machine("2xA10"), tmp_path, settings) as node:
+    async with running_node(simulated("2xA10"), tmp_path, settings) as node:
         await node.advance(30)
         assert ReasonCode.DRIVERS_LOST in {note.code for note in node.view.notes}
         originaldrivers.update(record, lambda before: before)

@@ -1,7 +1,6 @@
 """The agent brings GPUs to where they are wanted, keeps them there, and touches nothing that anybody has."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +13,16 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.node import originaldrivers
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.serialworker import ThreadWorker
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 
@@ -31,8 +31,6 @@ FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 A10 = "nvidia.com/GA102GL_A10"
 PASSTHROUGH = Settings(mode=DesiredMode.PASSTHROUGH)
 CONTAINER = Settings(mode=DesiredMode.CONTAINER)
-
-Machine = Callable[[str], SimKernel]
 
 
 def driver(kernel: SimKernel, address: PciAddress) -> str | None:
@@ -50,8 +48,10 @@ async def observed(node: SimNode) -> None:
         await node.advance(10)
 
 
-async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.advance(5)
         assert kernel.writes == [], "it is unknown whether a pod has what its native driver serves"
@@ -72,9 +72,9 @@ async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(mac
 
 
 async def test_a_gpu_that_is_desired_whole_waits_for_the_machines_that_have_parts_of_it(
-    machine: Machine, tmp_path: Path
+    simulated: Simulated, tmp_path: Path
 ) -> None:
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     vgpu = min(kernel.mdev.devices)
     mine = kernel.mdev.devices[vgpu]
     carrier = mine.slot
@@ -96,9 +96,9 @@ async def test_a_gpu_that_is_desired_whole_waits_for_the_machines_that_have_part
 
 @pytest.mark.parametrize("name", ["2xA10-sriov", "4xL40S"])
 async def test_vfs_go_before_a_gpu_is_had_whole_and_come_back_for_vgpus(
-    machine: Machine, tmp_path: Path, name: str
+    simulated: Simulated, tmp_path: Path, name: str
 ) -> None:
-    kernel = machine(name)
+    kernel = simulated(name)
     apply_vgpus = Settings(mode=DesiredMode.VGPU)
     gpus = [one.address for one in kernel.pci.functions.values() if one.physfn is None and one.address.endswith("00.0")]
 
@@ -117,15 +117,15 @@ async def test_vfs_go_before_a_gpu_is_had_whole_and_come_back_for_vgpus(
     assert all(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
 
 
-async def test_no_desired_state_means_leave_alone(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_no_desired_state_means_leave_alone(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         await node.advance(60)
     assert kernel.writes == []
 
 
-async def test_single_gpus_have_modes_of_their_own(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_single_gpus_have_modes_of_their_own(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH})) as node:
         await node.report_account()
         await node.advance(5)
@@ -134,8 +134,8 @@ async def test_single_gpus_have_modes_of_their_own(machine: Machine, tmp_path: P
         assert node.gpu(T4[0]).desired is None
 
 
-async def test_what_somebody_rebinds_comes_back(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+async def test_what_somebody_rebinds_comes_back(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.report_account()
         await node.advance(5)
@@ -150,8 +150,8 @@ async def test_what_somebody_rebinds_comes_back(machine: Machine, tmp_path: Path
         assert node.offered[A10] == {FIRST: True, SECOND: True}
 
 
-async def test_a_restart_writes_nothing(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+async def test_a_restart_writes_nothing(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.advance(5)
     kernel.writes.clear()
@@ -160,8 +160,8 @@ async def test_a_restart_writes_nothing(machine: Machine, tmp_path: Path) -> Non
     assert kernel.writes == []
 
 
-async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     process = kernel.start_process("python3", "/dev/nvidia2")
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH})) as node:
         await node.report_account()
@@ -175,8 +175,10 @@ async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(machine: Machi
         assert notes(node) == set()
 
 
-async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
         assert node.offered[A10] == {FIRST: True, SECOND: True}
@@ -193,9 +195,9 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(mac
         assert notes(node) == set()
 
 
-async def test_half_an_account_of_pods_keeps_gpus_where_they_are(machine: Machine, tmp_path: Path) -> None:
+async def test_half_an_account_of_pods_keeps_gpus_where_they_are(simulated: Simulated, tmp_path: Path) -> None:
     """They are offered and given all the same: an agent without the pod-resources API is of use where nothing moves."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", (Seen.absent("socket"),))
     async with running_node(kernel, tmp_path) as node:
         node.agent.observe_account(KubeletAccount(node.clock.now(), {}, partial=half))
@@ -217,9 +219,9 @@ async def test_half_an_account_of_pods_keeps_gpus_where_they_are(machine: Machin
 GROUP_OF_SECOND = "22"
 
 
-async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machine: Machine, tmp_path: Path) -> None:
+async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(simulated: Simulated, tmp_path: Path) -> None:
     """A pod can be admitted by what the kubelet counts, however empty the list was that it was sent."""
-    kernel = machine("2xA10")
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
     async with running_node(kernel, tmp_path, CONTAINER) as node:
@@ -244,8 +246,8 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(machin
         assert notes(node) == set()
 
 
-async def test_back_to_the_host_waits_for_pods_and_machines(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+async def test_back_to_the_host_waits_for_pods_and_machines(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         node.hold(A10, FIRST)
         await node.report_account()
@@ -273,8 +275,8 @@ async def test_back_to_the_host_waits_for_pods_and_machines(machine: Machine, tm
         assert notes(node) == set()
 
 
-async def test_a_driver_that_is_not_there_is_said_and_tried_again(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_driver_that_is_not_there_is_said_and_tried_again(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     kernel.pci.forget_driver("vfio-pci")
     missing = SimTools(kernel, ())
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH}), tools=missing) as node:

@@ -17,11 +17,12 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView, SchedulerView
-from gpuvirt.node.serialworker import InlineWorker, WorkerBlockedError
+from gpuvirt.node.loops.serialworker import InlineWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 VGPU = Settings(mode=DesiredMode.VGPU)
 FIRST, EMPTY = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
@@ -32,7 +33,6 @@ vgpu-configs:
   mine: [{devices: all, vgpu-devices: {T4-4Q: 4}, scheduler: {policy: equal-share, timeslice-ms: 4}}]
 """
 
-Machine = Callable[[str], SimKernel]
 T = TypeVar("T")
 
 
@@ -89,8 +89,8 @@ def state(node: SimNode) -> StateName | None:
     return told.name if told is not None else None
 
 
-async def test_it_is_shown_and_asked_for_again_now_and_then(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_it_is_shown_and_asked_for_again_now_and_then(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await want(node, "T4-8Q")
@@ -106,8 +106,8 @@ async def test_it_is_shown_and_asked_for_again_now_and_then(machine: Machine, tm
         assert written.gpus[0].scheduler == EQUAL_4
 
 
-async def test_it_is_shown_where_no_config_is_desired(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_it_is_shown_where_no_config_is_desired(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     set_by_hand(kernel, FIRST, EQUAL_4)
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
@@ -117,8 +117,8 @@ async def test_it_is_shown_where_no_config_is_desired(machine: Machine, tmp_path
         assert len(tools.commands) == 4, "nothing else was asked for it"
 
 
-async def test_it_is_asked_for_when_a_gpu_was_with_vgpus(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_it_is_asked_for_when_a_gpu_was_with_vgpus(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         set_by_hand(kernel, FIRST, EQUAL_4)
@@ -126,8 +126,8 @@ async def test_it_is_asked_for_when_a_gpu_was_with_vgpus(machine: Machine, tmp_p
         assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
 
 
-async def test_changing_vgpus_comes_first(machine: Machine, tmp_path: Path) -> None:
-    kernel, worker = machine("4xT4"), HeldWorker("change")
+async def test_changing_vgpus_comes_first(simulated: Simulated, tmp_path: Path) -> None:
+    kernel, worker = simulated("4xT4"), HeldWorker("change")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools, moving=lambda _: worker) as node:
         await want(node, "T4-4Q")
@@ -142,8 +142,8 @@ async def test_changing_vgpus_comes_first(machine: Machine, tmp_path: Path) -> N
         assert set((asked(tools) - told).values()) == {1}, "each once, since the vGPUs of each were changed"
 
 
-async def test_what_waits_for_the_kubelet_comes_first(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_what_waits_for_the_kubelet_comes_first(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(
         kernel, tmp_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-4Q"), tools=tools
@@ -158,8 +158,8 @@ async def test_what_waits_for_the_kubelet_comes_first(machine: Machine, tmp_path
         assert shown(node) == [BEST] * 4
 
 
-async def test_one_gpu_is_asked_at_a_time(machine: Machine, tmp_path: Path) -> None:
-    kernel, worker = machine("4xT4"), HeldWorker("ask for the scheduler")
+async def test_one_gpu_is_asked_at_a_time(simulated: Simulated, tmp_path: Path) -> None:
+    kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await node.advance(60)
         assert (worker.waiting, shown(node)) == (1, [None] * 4)
@@ -168,8 +168,8 @@ async def test_one_gpu_is_asked_at_a_time(machine: Machine, tmp_path: Path) -> N
         assert shown(node) == [BEST] * 4
 
 
-async def test_one_that_a_config_names_is_set_shown_and_kept(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_one_that_a_config_names_is_set_shown_and_kept(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await want(node, "mine", SHARED)
@@ -185,8 +185,8 @@ async def test_one_that_a_config_names_is_set_shown_and_kept(machine: Machine, t
         assert kernel.vfs.carriers[FIRST].vgpu_host.scheduler == Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
 
 
-async def test_what_a_plan_asked_for_is_shown_at_once(machine: Machine, tmp_path: Path) -> None:
-    kernel, worker = machine("4xT4"), HeldWorker("ask for the scheduler")
+async def test_what_a_plan_asked_for_is_shown_at_once(simulated: Simulated, tmp_path: Path) -> None:
+    kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await want(node, "mine", SHARED)
         await node.report_account()
@@ -194,8 +194,8 @@ async def test_what_a_plan_asked_for_is_shown_at_once(machine: Machine, tmp_path
         assert shown(node) == [EQUAL_4] * 4
 
 
-async def test_a_driver_that_is_loaded_again_is_asked_again(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_driver_that_is_loaded_again_is_asked_again(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     set_by_hand(kernel, EMPTY, EQUAL_4)
     async with running_node(kernel, tmp_path, VGPU) as node:
         await node.advance(60)
@@ -221,10 +221,10 @@ async def test_a_driver_that_is_loaded_again_is_asked_again(machine: Machine, tm
     ],
 )
 async def test_who_shares_no_time_or_is_not_ours_is_not_asked(
-    machine: Machine, tmp_path: Path, name: str, mode: DesiredMode
+    simulated: Simulated, tmp_path: Path, name: str, mode: DesiredMode
 ) -> None:
     """The A30 is in MIG mode, or has no VFs that could carry anything; the A10 are with vfio-pci at first."""
-    kernel = machine(name)
+    kernel = simulated(name)
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, Settings(mode=mode), tools=tools) as node:
         await node.advance(30)
@@ -234,8 +234,8 @@ async def test_who_shares_no_time_or_is_not_ours_is_not_asked(
         assert set(shown(node)) == {None}
 
 
-async def test_single_gpus_are_asked_beside_those_that_are_left_alone(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_single_gpus_are_asked_beside_those_that_are_left_alone(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, Settings(modes={FIRST: DesiredMode.VGPU}), tools=tools) as node:
         await node.advance(60)
@@ -243,16 +243,18 @@ async def test_single_gpus_are_asked_beside_those_that_are_left_alone(machine: M
         assert shown(node) == [BEST, None, None, None]
 
 
-async def test_a_host_without_the_program_shows_nothing_and_nothing_is_wrong(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_host_without_the_program_shows_nothing_and_nothing_is_wrong(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("4xT4")
     tools = SimTools(kernel, programs=())
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await want(node, "T4-4Q")
         assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())
 
 
-async def test_what_could_not_be_told_is_asked_again(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_what_could_not_be_told_is_asked_again(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     tools = SimTools(kernel)
 
     def fail(command: Sequence[str]) -> None:
@@ -267,8 +269,8 @@ async def test_what_could_not_be_told_is_asked_again(machine: Machine, tmp_path:
         assert shown(node) == [BEST] * 4
 
 
-async def test_a_gpu_that_goes_meanwhile_is_forgotten(machine: Machine, tmp_path: Path) -> None:
-    kernel, worker = machine("4xT4"), HeldWorker("ask for the scheduler")
+async def test_a_gpu_that_goes_meanwhile_is_forgotten(simulated: Simulated, tmp_path: Path) -> None:
+    kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await node.advance(10)
         assert worker.waiting == 1
@@ -280,8 +282,8 @@ async def test_a_gpu_that_goes_meanwhile_is_forgotten(machine: Machine, tmp_path
         assert shown(node) == [BEST] * 2
 
 
-async def test_a_worker_that_sleeps_is_left_alone(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_worker_that_sleeps_is_left_alone(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: AsleepWorker()) as node:
         await want(node, "T4-4Q")
         assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())

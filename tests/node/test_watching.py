@@ -12,14 +12,15 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.serialworker import InlineWorker, ThreadWorker
-from gpuvirt.node.telemetry import Telemetry
-from gpuvirt.node.watcher import Audience, Watcher
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import InlineWorker, ThreadWorker
+from gpuvirt.node.loops.telemetry import Telemetry
+from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 FIRST = PciAddress("0000:65:00.0")
 
@@ -87,10 +88,10 @@ async def test_a_look_that_fails_is_a_note_and_what_was_seen_stands(two_a10: Sim
     assert two_a10.view.notes == ()
 
 
-async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(machine: Callable[[str], SimKernel]) -> None:
+async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(simulated: Simulated) -> None:
     """The lane is the real one; its job waits for an event that the test sets."""
 
-    wake, kernel, observed = threading.Event(), machine("2xA10"), Observed()
+    wake, kernel, observed = threading.Event(), simulated("2xA10"), Observed()
 
     def sleep() -> None:
         wake.wait(100)
@@ -108,12 +109,10 @@ async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(machine:
         task.cancel()
 
 
-async def test_nothing_that_an_agent_does_writes_to_the_host(
-    machine: Callable[[str], SimKernel], tmp_path: Path
-) -> None:
+async def test_nothing_that_an_agent_does_writes_to_the_host(simulated: Simulated, tmp_path: Path) -> None:
     """Rule 1: started, killed, started again, with a machine running: not one write, not one question to its user."""
     for name in ("2xA10", "4xT4", "4xL40S", "4xRTX2060"):
-        kernel = machine(name)
+        kernel = simulated(name)
         kernel.start_vm(next(group for group in kernel.vfio.groups if kernel.vfio.groups[group].vfio_devices))
         for _ in range(3):
             async with running_node(kernel, tmp_path / name) as node:

@@ -1,6 +1,5 @@
 """A resource that KubeVirt offers itself is offered no more by the agent, and pods keep what they have of it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,12 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration, ResourceView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 A10, T4_8Q = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("nvidia.com/GRID_T4-8Q")
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"
-Machine = Callable[[str], SimKernel]
 
 
 async def withhold(node: SimNode, *withheld: Withheld) -> None:
@@ -91,9 +89,9 @@ async def test_a_code_of_a_later_controller_is_taken_for_what_it_must_be(two_a10
 
 @pytest.mark.parametrize("hears_spec", [True, False])
 async def test_it_is_remembered_while_the_api_server_is_away(
-    machine: Machine, tmp_path: Path, hears_spec: bool
+    simulated: Simulated, tmp_path: Path, hears_spec: bool
 ) -> None:
-    kernel = machine("4xT4")
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:
         assert len(node.offered[T4_8Q]) > 0, "nothing was heard, and all is as before"
         await withhold(node, foreign(T4_8Q))

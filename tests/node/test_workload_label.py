@@ -1,6 +1,5 @@
 """The node's label says what its GPUs are for: they follow it, pods keep what they have, and the node says how far."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
 
 FOLLOWS = Settings(workload_label=True)
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 WHOLE, T4_8Q = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
-
-Machine = Callable[[str], SimKernel]
 
 
 def drivers(kernel: SimKernel) -> list[str | None]:
@@ -52,8 +50,8 @@ async def label(node: SimNode, value: str | None) -> None:
     await node.advance(5)
 
 
-async def test_a_node_changes_what_it_is_for(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_node_changes_what_it_is_for(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
         assert drivers(kernel) == ["vfio-pci"] * 4
@@ -70,8 +68,8 @@ async def test_a_node_changes_what_it_is_for(machine: Machine, tmp_path: Path) -
         assert notes(node) == set()
 
 
-async def test_what_a_pod_has_stays_and_the_node_says_who(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_what_a_pod_has_stays_and_the_node_says_who(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
         node.allocate(WHOLE, [T4[1]])
@@ -97,8 +95,8 @@ async def test_what_a_pod_has_stays_and_the_node_says_who(machine: Machine, tmp_
         assert state(node) == (StateName.SUCCESS, "")
 
 
-async def test_an_unknown_value_changes_nothing_and_is_told(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_an_unknown_value_changes_nothing_and_is_told(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
         kernel.writes.clear()
@@ -112,8 +110,8 @@ async def test_an_unknown_value_changes_nothing_and_is_told(machine: Machine, tm
         assert (state(node), notes(node)) == ((StateName.SUCCESS, ""), set())
 
 
-async def test_unknown_means_leave_alone_and_after_a_restart_as_before(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_unknown_means_leave_alone_and_after_a_restart_as_before(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(workload_label=True, mode=DesiredMode.PASSTHROUGH)) as node:
         await node.report_account()
         await node.advance(60)
@@ -133,8 +131,8 @@ async def test_unknown_means_leave_alone_and_after_a_restart_as_before(machine: 
         assert drivers(kernel) == ["nvidia"] * 4, "drift is corrected by what was heard before"
 
 
-async def test_single_gpus_that_the_settings_name_go_before_the_label(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_single_gpus_that_the_settings_name_go_before_the_label(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     settings = Settings(workload_label=True, modes={T4[3]: DesiredMode.VGPU, T4[0]: DesiredMode.UNMANAGED})
     async with running_node(kernel, tmp_path, settings) as node:
         before = vgpus(kernel)
@@ -147,16 +145,16 @@ async def test_single_gpus_that_the_settings_name_go_before_the_label(machine: M
         assert "the settings set modes for single GPUs" in state(node)[1]
 
 
-async def test_a_label_that_nobody_is_to_follow_says_nothing(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_label_that_nobody_is_to_follow_says_nothing(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         await label(node, "vm-passthrough")
         assert kernel.writes == []
         assert node.agent.workload_states.get() is None
 
 
-async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS, tells_scheduler=True) as node:
         await label(node, "vm-passthrough")
         assert node.agent.notice is not None
@@ -185,8 +183,10 @@ async def spec(node: SimNode, desired: NodeSpec | None) -> None:
         await node.report_account()
 
 
-async def test_a_spec_goes_before_the_label_which_waits_until_that_is_known(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_spec_goes_before_the_label_which_waits_until_that_is_known(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS, hears_spec=True) as node:
         await label(node, "vm-passthrough")
         assert kernel.writes == [], "there may be a spec that wants otherwise"
@@ -213,8 +213,8 @@ def offered(node: SimNode) -> dict[ResourceName, list[str]]:
     return {ResourceName(name): [one for one, well in devices.items() if well] for name, devices in found}
 
 
-async def test_how_far_a_spec_has_come_is_said_where_no_label_is_followed(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_how_far_a_spec_has_come_is_said_where_no_label_is_followed(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(), hears_spec=True) as node:
         await spec(node, NodeSpec("passthrough"))
         assert state(node) == (StateName.SUCCESS, "")
@@ -224,8 +224,10 @@ async def test_how_far_a_spec_has_come_is_said_where_no_label_is_followed(machin
         assert node.agent.workload_states.get() is None
 
 
-async def test_a_gpu_on_its_way_from_machines_is_waited_for_and_no_failure(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_a_gpu_on_its_way_from_machines_is_waited_for_and_no_failure(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
         told: list[StateName] = []
@@ -239,9 +241,9 @@ async def test_a_gpu_on_its_way_from_machines_is_waited_for_and_no_failure(machi
         assert StateName.FAILED not in told
 
 
-async def test_a_node_for_containers_keeps_vfs_that_its_driver_serves(machine: Machine, tmp_path: Path) -> None:
+async def test_a_node_for_containers_keeps_vfs_that_its_driver_serves(simulated: Simulated, tmp_path: Path) -> None:
     """AMD's and Intel's VFs are GPUs of their own to containers, and an admin's to make."""
-    kernel = machine("2xFlex170")
+    kernel = simulated("2xFlex170")
     with_vfs = {gpu: one.virtfns for gpu, one in scan(kernel).functions.items() if one.virtfns}
     assert with_vfs
     for vf in (vf for vfs in with_vfs.values() for vf in vfs):

@@ -8,7 +8,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import LeavesTargetError, export
-from gpuvirt.sim.machine import HostSpec, host_names, load_host
+from gpuvirt.sim.hostspec import HostSpec, host_names, load_host
 from gpuvirt.sim.tree import constant
 
 

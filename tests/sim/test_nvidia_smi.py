@@ -5,7 +5,7 @@ import pytest
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.tools import Ended
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.machine import host_names, load_host
+from gpuvirt.sim.hostspec import host_names, load_host
 from gpuvirt.sim.tools import SimTools
 
 

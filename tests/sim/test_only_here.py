@@ -1,15 +1,13 @@
 """What only the simulated kernel has, so that nothing compares it: vendor VFIO, and no IOMMU."""
 
 import errno
-from collections.abc import Callable
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
+from tests.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
-
-Machine = Callable[[str], SimKernel]
 
 
 def answer(kernel: SimKernel, path: str, text: str) -> int:
@@ -20,8 +18,8 @@ def answer(kernel: SimKernel, path: str, text: str) -> int:
     return 0
 
 
-def test_vfio_pci_without_an_iommu(machine: Machine) -> None:
-    kernel = machine("2xA10-no-iommu")
+def test_vfio_pci_without_an_iommu(simulated: Simulated) -> None:
+    kernel = simulated("2xA10-no-iommu")
     kernel.rebind(GPU, None)
     assert answer(kernel, f"/sys/bus/pci/devices/{GPU}/driver_override", "vfio-pci") == 0
     assert answer(kernel, "/sys/bus/pci/drivers_probe", GPU) == 0, "as seen on a kernel 6.1 without one"
@@ -29,8 +27,8 @@ def test_vfio_pci_without_an_iommu(machine: Machine) -> None:
     assert "driver" not in kernel.listdir(HostPath(f"/sys/bus/pci/devices/{GPU}"))
 
 
-def test_a_vf_takes_one_type_at_a_time(machine: Machine) -> None:
-    kernel = machine("4xL40S")
+def test_a_vf_takes_one_type_at_a_time(simulated: Simulated) -> None:
+    kernel = simulated("4xL40S")
     current = "/sys/bus/pci/devices/0000:da:00.4/nvidia/current_vgpu_type"
     assert answer(kernel, current, "1156") == 0
     assert answer(kernel, current, "1156") == errno.EINVAL
@@ -42,8 +40,8 @@ def test_a_vf_takes_one_type_at_a_time(machine: Machine) -> None:
     assert kernel.read(HostPath(current)) == b"0\n"
 
 
-def test_writes_wake_those_who_watch(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_writes_wake_those_who_watch(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     woken: list[bool] = []
     stop = kernel.on_uevent(lambda: woken.append(True))
     kernel.rebind(GPU, "nvidia")

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.sim.machine import CardSpec, host_names, load_host, shared_cards
+from gpuvirt.sim.hostspec import CardSpec, host_names, load_host, shared_cards
 from gpuvirt.sim.vgpu import SimVgpuHost
 
 GPU = PciAddress("0000:01:00.0")

@@ -5,7 +5,6 @@ import io
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,12 +21,10 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import host_names, load_host
+from gpuvirt.sim.hostspec import host_names, load_host
+from tests.simulated import Simulated
 from tests.support.archives import MANIFEST, packed
 from tests.thoroughness import examples
-
-Machine = Callable[[str], SimKernel]
 
 TOP = "gpuvirt-support-node-1"
 
@@ -50,8 +47,8 @@ def test_the_same_is_packed_as_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_the_hosts_folder_unpacked_is_a_host(machine: Machine, tmp_path: Path, name: str) -> None:
-    kernel = machine(name)
+def test_the_hosts_folder_unpacked_is_a_host(simulated: Simulated, tmp_path: Path, name: str) -> None:
+    kernel = simulated(name)
     with tarfile.open(fileobj=io.BytesIO(packed(copy_host(kernel)))) as tar:
         tar.extractall(tmp_path, filter="data")
     found = scan(RealKernel(HostRoots.under(tmp_path / TOP / "host")))
@@ -221,8 +218,8 @@ def test_an_archive_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
     assert sim_import(str(tmp_path / "none.tar.gz")).returncode == 2
 
 
-def test_an_import_is_a_machine_and_says_what_it_lost(machine: Machine, tmp_path: Path) -> None:
-    kernel = machine("2xA10")
+def test_an_import_is_a_machine_and_says_what_it_lost(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.answer(HostPath("/sys/bus/pci/devices/0000:65:00.0/numa_node"), b"many\n")
     (tmp_path / "host.tar.gz").write_bytes(packed(copy_host(kernel)))
     done = sim_import(str(tmp_path / "host.tar.gz"), "-o", str(tmp_path / "machine.yaml"))

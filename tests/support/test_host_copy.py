@@ -2,7 +2,6 @@
 
 import errno
 import re
-from collections.abc import Callable
 from fnmatch import fnmatch
 
 import pytest
@@ -13,11 +12,9 @@ from gpuvirt.hardware import cmdline
 from gpuvirt.hardware.hostcopy import CONFIG_BYTES, HEADER_BYTES, copy_host
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import WouldBlock
-from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import host_names
+from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.tree import File, Link, constant
-
-Machine = Callable[[str], SimKernel]
+from tests.simulated import Simulated
 
 GPU, NETWORK, PORT = PciAddress("0000:65:00.0"), PciAddress("0000:17:00.0"), PciAddress("0000:64:02.0")
 FOLDER = f"/sys/devices/pci0000:64/{PORT}/{GPU}"
@@ -41,8 +38,8 @@ NAMED = (
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_nothing_is_written_and_only_what_is_named_is_read(machine: Machine, name: str) -> None:
-    kernel = machine(name)
+def test_nothing_is_written_and_only_what_is_named_is_read(simulated: Simulated, name: str) -> None:
+    kernel = simulated(name)
     copy = copy_host(kernel)
     assert kernel.writes == []
     assert copy.unread == ()
@@ -50,8 +47,8 @@ def test_nothing_is_written_and_only_what_is_named_is_read(machine: Machine, nam
     assert not [path for path in copy.members if path.endswith(("/uevent", "/driver_override", "/sriov_numvfs"))]
 
 
-def test_nothing_hangs_while_a_device_in_use_is_unbound(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_nothing_hangs_while_a_device_in_use_is_unbound(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.start_vm(IommuGroup(12))
     with pytest.raises(WouldBlock):
         kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/unbind"), GPU.encode())
@@ -60,16 +57,16 @@ def test_nothing_hangs_while_a_device_in_use_is_unbound(machine: Machine) -> Non
     assert f"{FOLDER}/driver" not in members
 
 
-def test_what_has_nothing_to_do_with_gpus_is_copied_by_its_identity_alone(machine: Machine) -> None:
-    members = copy_host(machine("2xA10")).members
+def test_what_has_nothing_to_do_with_gpus_is_copied_by_its_identity_alone(simulated: Simulated) -> None:
+    members = copy_host(simulated("2xA10")).members
     place = f"/sys/devices/pci0000:17/{NETWORK}/"
     found = {path.removeprefix(place) for path in members if path.startswith(place)}
     assert found == {"vendor", "device", "class", "driver", "iommu_group"}
     assert f"/sys/devices/pci0000:64/{PORT}/config" in members, "the bridge above a GPU is copied in full"
 
 
-def test_members_of_a_gpus_group_are_copied_in_full(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_members_of_a_gpus_group_are_copied_in_full(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.pci.functions[NETWORK].group = IommuGroup(12)
     kernel.tree.link(
         HostPath(f"/sys/devices/pci0000:17/{NETWORK}/iommu_group"), HostPath("/sys/kernel/iommu_groups/12")
@@ -79,8 +76,8 @@ def test_members_of_a_gpus_group_are_copied_in_full(machine: Machine) -> None:
     assert len(config) == HEADER_BYTES
 
 
-def test_a_gpu_with_all_that_it_shows(machine: Machine) -> None:
-    members = copy_host(machine("2xA10")).members
+def test_a_gpu_with_all_that_it_shows(simulated: Simulated) -> None:
+    members = copy_host(simulated("2xA10")).members
     assert members[HostPath(f"/sys/bus/pci/devices/{GPU}")] == Symlink(f"../../..{FOLDER.removeprefix('/sys')}")
     assert members[HostPath(f"{FOLDER}/vendor")] == b"0x10de\n"
     assert members[HostPath(f"{FOLDER}/driver")] == Symlink("../../../../bus/pci/drivers/vfio-pci")
@@ -91,15 +88,15 @@ def test_a_gpu_with_all_that_it_shows(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOENT])
-def test_what_can_not_be_read_or_has_vanished_is_told(machine: Machine, number: int) -> None:
-    kernel = machine("2xA10")
+def test_what_can_not_be_read_or_has_vanished_is_told(simulated: Simulated, number: int) -> None:
+    kernel = simulated("2xA10")
     path = HostPath(f"/sys/bus/pci/devices/{GPU}/numa_node")
     kernel.faults.fail(path, number)
     assert [(one.path, one.errno) for one in copy_host(kernel).unread] == [(path, number)]
 
 
-def test_a_card_that_is_pulled_out_while_it_is_copied(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_card_that_is_pulled_out_while_it_is_copied(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.before_read(HostPath(f"/sys/bus/pci/devices/{GPU}/device"), lambda: kernel.unplug(GPU))
     copy = copy_host(kernel)
     assert {one.errno for one in copy.unread} == {errno.ENOENT}
@@ -107,15 +104,15 @@ def test_a_card_that_is_pulled_out_while_it_is_copied(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/sys/bus/pci/devices", "/sys/kernel/iommu_groups", "/dev/vfio", "/dev"])
-def test_a_folder_that_can_not_be_listed_is_told(machine: Machine, folder: str) -> None:
-    kernel = machine("2xA10")
+def test_a_folder_that_can_not_be_listed_is_told(simulated: Simulated, folder: str) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(folder), errno.EACCES)
     assert [one.path for one in copy_host(kernel).unread] == [folder]
 
 
 @pytest.mark.parametrize("name", ["..\udcff", "\x1b[2J", "a b"])
-def test_a_name_that_is_none_is_told_and_not_followed(machine: Machine, name: str) -> None:
-    kernel = machine("2xA10")
+def test_a_name_that_is_none_is_told_and_not_followed(simulated: Simulated, name: str) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"/sys/class/mdev_bus/{name}"), Link("../../devices/x"))
     copy = copy_host(kernel)
     assert [one.said for one in copy.unread] == ["found 'a name that no device has'"]
@@ -123,8 +120,8 @@ def test_a_name_that_is_none_is_told_and_not_followed(machine: Machine, name: st
 
 
 @pytest.mark.parametrize("target", ["/etc/shadow", "../../../../../../etc/shadow"])
-def test_a_link_out_of_sys_is_told_and_not_copied(machine: Machine, target: str) -> None:
-    kernel = machine("2xA10")
+def test_a_link_out_of_sys_is_told_and_not_copied(simulated: Simulated, target: str) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{FOLDER}/driver"), Link(target))
     copy = copy_host(kernel)
     assert HostPath(f"{FOLDER}/driver") not in copy.members
@@ -153,8 +150,8 @@ def test_the_command_line_keeps_what_decides_on_devices() -> None:
     assert kept.endswith(" -- (left-out)\n")
 
 
-def test_modules_are_without_their_addresses(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_modules_are_without_their_addresses(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     text = "vfio_pci 16384 2 - Live 0xffffffffc0a1b000\nvfio 45056 5 vfio_pci, Live 0xffffffffc0a0e000 (E)"
     kernel.tree.place(HostPath("/proc/modules"), constant(text))
     kernel.tree.place(HostPath("/proc/cmdline"), File(read=lambda: LINE))

@@ -2,7 +2,6 @@
 
 import errno
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,15 +19,14 @@ from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
 from gpuvirt.sim.importing import Imported, import_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
 from gpuvirt.sim.tree import Link, constant
 from gpuvirt.sim.vgpu import VgpuTypeSpec
+from tests.simulated import Simulated
 from tests.support.archives import opened
 from tests.thoroughness import examples
-
-Machine = Callable[[str], SimKernel]
 
 GPU = PciAddress("0000:65:00.0")
 
@@ -52,22 +50,22 @@ def assert_round_trip(kernel: SimKernel) -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_machine_comes_back_as_it_was(machine: Machine, name: str) -> None:
-    kernel = machine(name)
+def test_every_machine_comes_back_as_it_was(simulated: Simulated, name: str) -> None:
+    kernel = simulated(name)
     assert scan(ArchivedKernel(opened(kernel))) == scan(kernel)
     assert_round_trip(kernel)
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S", "2xGH200"])
-def test_a_machine_made_of_an_imported_one_is_the_same(machine: Machine, name: str) -> None:
-    once = imported(machine(name))
+def test_a_machine_made_of_an_imported_one_is_the_same(simulated: Simulated, name: str) -> None:
+    once = imported(simulated(name))
     assert imported(build_host(once.spec)).spec == once.spec
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
-def test_an_imported_machine_goes_on_as_a_kernel_does(machine: Machine, name: str) -> None:
+def test_an_imported_machine_goes_on_as_a_kernel_does(simulated: Simulated, name: str) -> None:
     """What can still be made is what the host said, and changes as vGPUs come and go."""
-    kernel = machine(name)
+    kernel = simulated(name)
     copy = build_host(imported(kernel).spec)
     host = next(host for host in scan(kernel).vgpu_hosts.values() if host.live)
     if host.framework is Framework.MDEV:
@@ -81,8 +79,8 @@ def test_an_imported_machine_goes_on_as_a_kernel_does(machine: Machine, name: st
 
 
 @pytest.mark.parametrize("name", ["2xA10", "4xRTX2060", "8xH100"])
-def test_an_imported_machine_gives_functions_back_to_their_drivers(machine: Machine, name: str) -> None:
-    kernel = machine(name)
+def test_an_imported_machine_gives_functions_back_to_their_drivers(simulated: Simulated, name: str) -> None:
+    kernel = simulated(name)
     copy = build_host(imported(kernel).spec)
     for one in (kernel, copy):
         for function in [*one.pci.functions.values()]:
@@ -94,8 +92,8 @@ def test_an_imported_machine_gives_functions_back_to_their_drivers(machine: Mach
     assert of_any_boot(scan(copy)) == of_any_boot(scan(kernel))
 
 
-def test_bridges_stand_above_what_is_behind_them(machine: Machine) -> None:
-    kernel = machine("2xRTX4090-one-group")
+def test_bridges_stand_above_what_is_behind_them(simulated: Simulated) -> None:
+    kernel = simulated("2xRTX4090-one-group")
     folders = {address: function.folder for address, function in kernel.pci.functions.items()}
     made = build_host(imported(kernel).spec)
     assert {address: function.folder for address, function in made.pci.functions.items()} == folders
@@ -104,8 +102,8 @@ def test_bridges_stand_above_what_is_behind_them(machine: Machine) -> None:
 # Hosts as they really are.
 
 
-def test_a_kernel_before_6_1_has_no_folders_of_devices(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_kernel_before_6_1_has_no_folders_of_devices(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     for address in (GPU, "0000:ca:00.0"):
         kernel.tree.remove(HostPath(f"/sys/bus/pci/devices/{address}/vfio-dev"))
     assert_round_trip(kernel)
@@ -130,22 +128,22 @@ def test_a_kernel_without_group_nodes() -> None:
     assert_round_trip(build_host(HostSpec(about="x", iommufd=True, group_nodes=False, slots=(slot,))))
 
 
-def test_nodes_that_are_missing_or_strays(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_nodes_that_are_missing_or_strays(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.delete_node(IommuGroup(12))
     kernel.vfio.show_node(IommuGroup(99))
     assert_round_trip(kernel)
 
 
-def test_functions_of_one_slot_on_different_drivers(machine: Machine) -> None:
-    kernel = machine("4xRTX2060")
+def test_functions_of_one_slot_on_different_drivers(simulated: Simulated) -> None:
+    kernel = simulated("4xRTX2060")
     kernel.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
     kernel.rebind(PciAddress("0000:04:00.3"), None)
     assert_round_trip(kernel)
 
 
-def test_a_card_that_fell_off_its_bus(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_card_that_fell_off_its_bus(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.fall_off_bus(GPU)
     assert_round_trip(kernel)
 
@@ -186,36 +184,36 @@ def test_a_type_that_no_vf_names_any_more_has_no_name_here_either() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["driver", "iommu_group", "numa_node", "subsystem_vendor", "config", "revision"])
-def test_what_could_not_be_read_is_said_and_is_no_failure(machine: Machine, attribute: str) -> None:
-    kernel = machine("2xA10")
+def test_what_could_not_be_read_is_said_and_is_no_failure(simulated: Simulated, attribute: str) -> None:
+    kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{GPU}/{attribute}"), errno.EIO)
     made = imported(kernel)
     assert any(loss.where == GPU and "EIO" in loss.why for loss in made.losses)
     assert GPU in shown_by(made).functions
 
 
-def test_odd_entries_are_said(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_odd_entries_are_said(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     kernel.tree.place(HostPath("/sys/bus/pci/devices/0000:99:00.0"), Link("../../../devices/gone"))
     assert [loss.where for loss in imported(kernel).losses] == ["/sys/bus/pci/devices/0000:99:00.0"]
 
 
-def test_a_vgpu_that_is_being_removed_is_said(machine: Machine) -> None:
-    kernel = machine("4xT4")
+def test_a_vgpu_that_is_being_removed_is_said(simulated: Simulated) -> None:
+    kernel = simulated("4xT4")
     kernel.tree.remove(HostPath("/sys/class/mdev_bus/0000:3b:00.0"))
     assert any("what carries them is not listed" in loss.text for loss in imported(kernel).losses)
 
 
-def test_vfs_whose_groups_could_not_be_read_carry_nothing(machine: Machine) -> None:
-    kernel = machine("4xL40S")
+def test_vfs_whose_groups_could_not_be_read_carry_nothing(simulated: Simulated) -> None:
+    kernel = simulated("4xL40S")
     kernel.faults.fail(HostPath("/sys/bus/pci/devices/0000:25:00.4/iommu_group"), errno.EIO)
     made = imported(kernel)
     assert "0000:25:00.4: vGPUs: it has no IOMMU group to carry them: left out" in [one.text for one in made.losses]
     assert len(shown_by(made).vgpu_hosts[PciAddress("0000:25:00.0")].live) == 3
 
 
-def test_a_vgpu_on_a_vf_that_is_not_listed_is_left_out(machine: Machine) -> None:
-    kernel = machine("8xA100")
+def test_a_vgpu_on_a_vf_that_is_not_listed_is_left_out(simulated: Simulated) -> None:
+    kernel = simulated("8xA100")
     live = scan(kernel).vgpu_hosts[PciAddress("0000:07:00.0")].live[0]
     kernel.tree.remove(HostPath(f"/sys/class/mdev_bus/{live.slot}"))
     made = imported(kernel)
@@ -309,8 +307,8 @@ def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: HostSpec, 
     assert made.losses or shown_by(made) == then
 
 
-def test_types_of_an_imported_machine_are_those_that_the_host_describes(machine: Machine, tmp_path: Path) -> None:
-    made = imported(machine("4xT4"))
+def test_types_of_an_imported_machine_are_those_that_the_host_describes(simulated: Simulated, tmp_path: Path) -> None:
+    made = imported(simulated("4xT4"))
     carries = made.spec.slots[0].carries
     assert carries is not None
     assert carries.types[0] == VgpuTypeSpec(id=230, name="GRID T4-1Q", size="1G", most=16)  # type: ignore[arg-type]

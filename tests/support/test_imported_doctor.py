@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,21 +20,20 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
-from gpuvirt.node import originaldrivers
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.importing import Imported, import_archive, import_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import host_names
 from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec, ScreenSpec
 from gpuvirt.sim.tree import File, Link, constant
 from tests.badhosts import BAD
 from tests.sickhost import examine, findings, host
+from tests.simulated import Simulated
 from tests.support.archives import opened, packed
 from tests.thoroughness import examples
-
-Machine = Callable[[str], SimKernel]
 
 
 def imported(kernel: Kernel) -> Imported:
@@ -66,8 +64,8 @@ def assert_same(kernel: SimKernel) -> Imported:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_of_every_machine(machine: Machine, name: str) -> None:
-    assert_same(machine(name))
+def test_of_every_machine(simulated: Simulated, name: str) -> None:
+    assert_same(simulated(name))
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -120,8 +118,8 @@ def test_what_no_archive_or_machine_file_can_say_is_told(tmp_path: Path) -> None
     assert told["/sys/class/graphics/fb0/device"] == "found 'a name that no archive holds'"
 
 
-def test_a_function_goes_back_to_the_driver_that_gpuvirt_has_recorded(machine: Machine) -> None:
-    kernel = machine("2xA10")
+def test_a_function_goes_back_to_the_driver_that_gpuvirt_has_recorded(simulated: Simulated) -> None:
+    kernel = simulated("2xA10")
     record = {"version": 1, "drivers": {"0000:65:00.0": "nouveau", "0000:ca:00.0": "../x", "0000:99:00.0": "x"}}
     kernel.tree.place(originaldrivers.FILE, constant(json.dumps(record)))
     more = {f"host{originaldrivers.FILE}": kernel.read(originaldrivers.FILE)}
@@ -131,10 +129,10 @@ def test_a_function_goes_back_to_the_driver_that_gpuvirt_has_recorded(machine: M
     assert made.losses == ()
 
 
-def test_a_record_that_is_damaged_is_none(machine: Machine) -> None:
+def test_a_record_that_is_damaged_is_none(simulated: Simulated) -> None:
     more = {f"host{originaldrivers.FILE}": b"{"}
-    kernel = ArchivedKernel(unpack(io.BytesIO(packed(copy_host(machine("2xA10")), more))))
-    assert import_host(kernel, "a test").spec == import_host(ArchivedKernel(opened(machine("2xA10"))), "a test").spec
+    kernel = ArchivedKernel(unpack(io.BytesIO(packed(copy_host(simulated("2xA10")), more))))
+    assert import_host(kernel, "a test").spec == import_host(ArchivedKernel(opened(simulated("2xA10"))), "a test").spec
 
 
 # Whatever a host is like.

@@ -20,12 +20,13 @@ from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledge
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.node import journal, snapshot
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.store import journal
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.export import export
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet import checkpoint
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec
 from tests.commandline import called
 from tests.simnode import IDS
@@ -239,9 +240,9 @@ def test_wrong_use_is_told_on_one_line(tmp_path: Path, arguments: list[str]) -> 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
 def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, name: str) -> None:
     """And those of the machine that is made of it."""
-    machine = tmp_path / "machine"
-    export(build_host(load_host(name)), machine)
-    assert run("support", "--host-root", str(machine), "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
+    simulated = tmp_path / "machine"
+    export(build_host(load_host(name)), simulated)
+    assert run("support", "--host-root", str(simulated), "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
@@ -249,7 +250,7 @@ def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, na
     export(build_host(load_host(str(tmp_path / "m.yaml"))), tmp_path / "imported")
     tables = [
         run("devices", "--all", "--host-root", str(root), cwd=tmp_path).stdout.partition(b"\nas of")[0]
-        for root in (machine, unpacked, tmp_path / "imported")
+        for root in (simulated, unpacked, tmp_path / "imported")
     ]
     assert tables[0] == tables[1] == tables[2]
     assert b"ADDRESS" in tables[0]

@@ -12,8 +12,8 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, driver_state
 from tests.mounting import GPUVIRT, mount, shell

@@ -8,14 +8,14 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.vgpu import GpuModes
 from gpuvirt.hardware import nvidiasmi
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, change_vgpus, plan_vgpus
 
@@ -23,8 +23,8 @@ from tests.changes import NOBODY, change_vgpus, plan_vgpus
 class VgpuHost:
     """Carves the GPUs of a host."""
 
-    def __init__(self, machine: str, folder: Path) -> None:
-        self.kernel: SimKernel = build_host(load_host(machine))
+    def __init__(self, simulated: str, folder: Path) -> None:
+        self.kernel: SimKernel = build_host(load_host(simulated))
         self.tools = SimTools(self.kernel)
         self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
         self.given = NOBODY

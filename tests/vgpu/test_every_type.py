@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, config_gpus, resolve
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.vgputypes import catalog
@@ -18,7 +18,7 @@ from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.machine import CardSpec, FunctionSpec, HostSpec, SlotSpec
+from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.vgpu import VgpuTypeSpec
 from tests.changes import NOBODY, change_vgpus, plan_vgpus

@@ -12,8 +12,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
 from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
@@ -96,14 +96,14 @@ def test_what_has_no_placements_is_refused_before_anything_goes(a10: VgpuHost, d
 
 def test_a_machines_vgpu_keeps_the_mode_until_it_ends(a10: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
-    machine = a10.kernel.start_vm(a10.group_of(mine))
+    simulated = a10.kernel.start_vm(a10.group_of(mine))
     desired_vgpus = DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)
     reasons = a10.desired_vgpus(MIXED, desired_vgpus)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
-    assert f"(pid {machine.pid})" in reasons[0].text
+    assert f"(pid {simulated.pid})" in reasons[0].text
     assert (words(a10), list(a10.types(MIXED))) == (["remove"], [mine])
     assert (a10.modes(MIXED).mixed_sizes, a10.kernel.vfio.requests) == (True, [])
-    a10.kernel.end_vm(machine)
+    a10.kernel.end_vm(simulated)
     assert a10.desired_vgpus(MIXED, desired_vgpus) == ()
     assert a10.carries(MIXED) == {"A10-4Q": 6}
     assert mine in a10.types(MIXED), "it went for the switch, and came back with its id"
@@ -129,9 +129,9 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: VgpuHost) -> N
     assert a10.modes(MIXED).mixed_sizes is True
 
 
-@pytest.mark.parametrize(("machine", "gpu", "name"), [("4xT4", T4, "T4-8Q"), ("2xA30", SHARED, "A30-12C")])
-def test_a_card_without_mixed_sizes_is_refused_them(machine: str, gpu: PciAddress, name: str, tmp_path: Path) -> None:
-    host = VgpuHost(machine, tmp_path)
+@pytest.mark.parametrize(("simulated", "gpu", "name"), [("4xT4", T4, "T4-8Q"), ("2xA30", SHARED, "A30-12C")])
+def test_a_card_without_mixed_sizes_is_refused_them(simulated: str, gpu: PciAddress, name: str, tmp_path: Path) -> None:
+    host = VgpuHost(simulated, tmp_path)
     assert host.desired_vgpus(gpu, DesiredVgpus({name: 1})) == ()
     assert codes(host.desired_vgpus(gpu, DesiredVgpus({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNSUPPORTED]
     assert host.desired_vgpus(gpu, DesiredVgpus({name: 2}, Sizes.EQUAL)) == ()
@@ -178,28 +178,28 @@ def test_vgpus_move_where_it_cant_be_told_which_instance_is_free(a30: VgpuHost) 
 def test_one_in_use_keeps_all_instances_of_its_kind(a30: VgpuHost) -> None:
     a30.apply_types(CUT, {"A30-1-6C": 4})
     mine = min(a30.types(CUT))
-    machine = a30.kernel.start_vm(a30.group_of(mine))
+    simulated = a30.kernel.start_vm(a30.group_of(mine))
     desired_counts = {"A30-1-6C": 2, "A30-2-12C": 1}
     reasons = a30.apply_types(CUT, desired_counts)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
-    assert f"(pid {machine.pid})" in reasons[0].text
+    assert f"(pid {simulated.pid})" in reasons[0].text
     assert "1g.6gb" in reasons[0].text
     assert (words(a30), a30.carries(CUT)) == (["remove", "remove"], {"A30-1-6C": 2})
     assert a30.kernel.vfio.requests == []
-    a30.kernel.end_vm(machine)
+    a30.kernel.end_vm(simulated)
     assert a30.apply_types(CUT, desired_counts) == ()
     assert mine in a30.types(CUT)
 
 
 def test_a_machine_keeps_mig_mode_until_it_ends(a30: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-2-12C")
-    machine = a30.kernel.start_vm(a30.group_of(mine))
+    simulated = a30.kernel.start_vm(a30.group_of(mine))
     reasons = a30.apply_types(CUT, {"A30-12C": 2})
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert list(a30.types(CUT)) == [mine]
     modes = a30.modes(CUT)
     assert (modes.mig, modes.mig_pending) == (True, True), "nothing was switched behind the machine's back"
-    a30.kernel.end_vm(machine)
+    a30.kernel.end_vm(simulated)
     assert a30.apply_types(CUT, {"A30-12C": 2}) == ()
 
 
@@ -304,12 +304,12 @@ def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: VgpuHost) -> N
 
 def test_a_scheduler_waits_for_machines(t4: VgpuHost) -> None:
     t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 2}))
-    machine = t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
+    simulated = t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
     desired_vgpus = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
     reasons = t4.desired_vgpus(T4, desired_vgpus)
     assert (codes(reasons), words(t4)) == ([ReasonCode.VGPU_IN_USE], ["create", "create"])
-    assert f"(pid {machine.pid})" in reasons[0].text
-    t4.kernel.end_vm(machine)
+    assert f"(pid {simulated.pid})" in reasons[0].text
+    t4.kernel.end_vm(simulated)
     assert t4.desired_vgpus(T4, desired_vgpus) == ()
     assert words(t4) == ["set"]
 
@@ -328,7 +328,7 @@ def test_a_scheduler_that_fails_leaves_the_vgpus(t4: VgpuHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpu", "desired_vgpus"),
+    ("simulated", "gpu", "desired_vgpus"),
     [
         ("2xA30", CUT, DesiredVgpus({"A30-1-6C": 4}, scheduler=EQUAL_SHARE)),
         ("2xA10-vgpu", MIXED, DesiredVgpus({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.FIXED_SHARE))),
@@ -336,9 +336,9 @@ def test_a_scheduler_that_fails_leaves_the_vgpus(t4: VgpuHost) -> None:
     ],
 )
 def test_a_scheduler_that_the_mode_does_not_take_is_refused_first(
-    machine: str, gpu: PciAddress, desired_vgpus: DesiredVgpus, tmp_path: Path
+    simulated: str, gpu: PciAddress, desired_vgpus: DesiredVgpus, tmp_path: Path
 ) -> None:
-    host = VgpuHost(machine, tmp_path)
+    host = VgpuHost(simulated, tmp_path)
     before = host.types(gpu)
     assert codes(host.desired_vgpus(gpu, desired_vgpus)) == [ReasonCode.SCHEDULER_UNFIT]
     assert (host.steps, host.types(gpu)) == ([], before)

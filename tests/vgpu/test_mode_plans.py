@@ -20,6 +20,7 @@ from gpuvirt.facts.vgpu import (
     SmiReport,
     VgpuHost,
 )
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import (
     CreateInstance,
@@ -32,7 +33,6 @@ from gpuvirt.model.change.steps import (
     VgpuStep,
 )
 from gpuvirt.model.change.vgpus import mixedsizes
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
 from gpuvirt.model.change.vgpus.instanceplaces import starts
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_vgpus

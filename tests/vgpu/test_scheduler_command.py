@@ -13,14 +13,14 @@ from gpuvirt.cli.schedulers import Order
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
 from gpuvirt.hardware import vgpuscheduler
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.moduleoption import FILE
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_scheduler, registry_value
-from gpuvirt.node.moduleoptions import read_kept
+from gpuvirt.node.published.moduleoptions import read_kept
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import load_host
+from gpuvirt.sim.hostspec import load_host
 from tests.commandline import called
 from tests.vgpu.hostwithvgpus import VgpuHost
 
@@ -31,8 +31,8 @@ EQUAL_4, FIXED = Scheduler(SchedulerPolicy.EQUAL_SHARE, 4), Scheduler(SchedulerP
 class Place:
     """A simulated host with four T4, and a folder for its modprobe files."""
 
-    def __init__(self, folder: Path, machine: str = "4xT4") -> None:
-        self.vgpu_host = VgpuHost(machine, folder)
+    def __init__(self, folder: Path, simulated: str = "4xT4") -> None:
+        self.vgpu_host = VgpuHost(simulated, folder)
         self.here = vfiohost.Host(self.vgpu_host.site, self.vgpu_host.given, {}, {}, folder)
         self.roots = HostRoots.under(folder / "host")
         self.roots.local(FILE).parent.mkdir(parents=True)
@@ -101,11 +101,11 @@ def test_what_is_to_last_is_kept_in_the_modprobe_file(place: Place, capsys: Said
 
 def test_machines_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys: Said) -> None:
     place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-8Q": 2}))
-    machine = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
+    simulated = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
     assert place.set(T4, EQUAL_4, persist=True) == 1
     said = json.loads(capsys.readouterr().out)
     assert [reason["code"] for reason in said["reasons"]] == ["VgpuInUse"]
-    assert f"(pid {machine.pid})" in said["reasons"][0]["message"]
+    assert f"(pid {simulated.pid})" in said["reasons"][0]["message"]
     assert said["persisted"]
     assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
     assert read_kept(place.roots) == {T4: EQUAL_4}
@@ -121,7 +121,7 @@ def test_a_file_of_somebody_elses_is_left_alone(place: Place, capsys: Said) -> N
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpu", "desired", "code"),
+    ("simulated", "gpu", "desired", "code"),
     [
         ("2xA30", "0000:17:00.0", EQUAL_4, "SchedulerUnfit"),
         ("2xA10-vgpu", "0000:4b:00.0", FIXED, "SchedulerUnfit"),
@@ -131,9 +131,9 @@ def test_a_file_of_somebody_elses_is_left_alone(place: Place, capsys: Said) -> N
     ],
 )
 def test_what_does_not_take_it_is_refused_and_nothing_is_kept(
-    machine: str, gpu: str, desired: Scheduler, code: str, tmp_path: Path, capsys: Said
+    simulated: str, gpu: str, desired: Scheduler, code: str, tmp_path: Path, capsys: Said
 ) -> None:
-    place = Place(tmp_path, machine)
+    place = Place(tmp_path, simulated)
     assert place.set(gpu, desired, persist=True) == 1
     said = json.loads(capsys.readouterr().out)
     assert ([reason["code"] for reason in said["reasons"]], said["persisted"]) == ([code], False)

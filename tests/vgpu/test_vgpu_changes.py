@@ -8,13 +8,13 @@ import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.isolation import slots_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change import byhand
-from gpuvirt.node.change.gate import UnitBusyError, gate_at
+from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.function import SimFunction
@@ -29,10 +29,10 @@ FLEX = PciAddress("0000:4d:00.0")
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpu", "card"), [("2xA10-vgpu", A10, "A10"), ("4xL40S", L40S, "L40S"), ("4xT4", T4, "T4")]
+    ("simulated", "gpu", "card"), [("2xA10-vgpu", A10, "A10"), ("4xL40S", L40S, "L40S"), ("4xT4", T4, "T4")]
 )
-def test_one_config_after_another(machine: str, gpu: PciAddress, card: str, tmp_path: Path) -> None:
-    host = VgpuHost(machine, tmp_path)
+def test_one_config_after_another(simulated: str, gpu: PciAddress, card: str, tmp_path: Path) -> None:
+    host = VgpuHost(simulated, tmp_path)
     for name, count in ((f"{card}-4Q", 4), (f"{card}-8Q", 2), (f"{card}-4Q", 2), (f"{card}-4Q", 3)):
         assert host.apply_types(gpu, {name: count}) == ()
         assert host.carries(gpu) == {name: count}
@@ -55,13 +55,13 @@ def test_a_machines_vgpu_stays_and_it_hears_nothing(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     mine, other = host.types(T4)
-    machine = host.kernel.start_vm(host.group_of(mine))
+    simulated = host.kernel.start_vm(host.group_of(mine))
     reasons = host.apply_vgpus(T4, T4_4Q=4)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
-    assert f"qemu-system-x86 (pid {machine.pid})" in reasons[0].text
+    assert f"qemu-system-x86 (pid {simulated.pid})" in reasons[0].text
     assert list(host.types(T4)) == [mine]
     assert host.kernel.vfio.requests == []
-    host.kernel.end_vm(machine)
+    host.kernel.end_vm(simulated)
     assert host.apply_vgpus(T4, T4_4Q=4) == ()
     assert host.carries(T4) == {"T4-4Q": 4}
     assert other not in host.types(T4)

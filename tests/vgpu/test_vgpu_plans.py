@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport, VgpuHost
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import GpuState, host_namespace
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu, plan_vgpus
 from gpuvirt.model.reasons import ReasonCode

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
-from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.probes import MOST_CONNECTIONS, Answer, Probes
 from tests.kubeletnode import until
 from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 PAGES = {"/healthz": lambda: Answer(200, "ok\n"), "/readyz": lambda: Answer(503, "not yet\n")}
@@ -167,8 +167,8 @@ async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None
     assert found['gpuvirt_looks_total{depth="whole",cause="start"}'] == 1
 
 
-async def test_metrics_say_how_vgpus_share_a_gpus_time(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    kernel = machine("4xT4")
+async def test_metrics_say_how_vgpus_share_a_gpus_time(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
     first, second = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
     kernel.vfs.carriers[first].vgpu_host.scheduler = Scheduler(SchedulerPolicy.FIXED_SHARE, 4)
     async with running_node(
@@ -193,10 +193,8 @@ async def test_metrics_say_every_digit(two_a10: SimNode) -> None:
 
 
 @pytest.mark.parametrize("name", ["2xA10", "4xL40S", "8xA100", "2xA10-no-iommu"])
-async def test_the_page_is_what_prometheus_reads(
-    machine: Callable[[str], SimKernel], tmp_path: Path, name: str
-) -> None:
-    async with running_node(machine(name), tmp_path) as node:
+async def test_the_page_is_what_prometheus_reads(simulated: Simulated, tmp_path: Path, name: str) -> None:
+    async with running_node(simulated(name), tmp_path) as node:
         page = metrics.page(node.view, node.agent.telemetry)
     seen: set[str] = set()
     kind = ""
@@ -220,8 +218,8 @@ async def test_ready_when_everything_is_registered(two_a10: SimNode) -> None:
     assert pages(two_a10.agent)["/healthz"]().status == 200
 
 
-async def test_a_node_that_offers_nothing_is_ready(machine: Callable[[str], SimKernel], tmp_path: Path) -> None:
-    async with running_node(machine("2xA10-no-iommu"), tmp_path) as node:
+async def test_a_node_that_offers_nothing_is_ready(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("2xA10-no-iommu"), tmp_path) as node:
         assert pages(node.agent)["/readyz"]().status == 200
 
 

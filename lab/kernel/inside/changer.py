@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.tools import HostTools
 from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, gate_at
+from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, gate_at
 from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
 

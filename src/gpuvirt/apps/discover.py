@@ -22,7 +22,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.offers.discovery import Labels
 from gpuvirt.node.discoverer import LOOK_S, Discoverer, unread_line
-from gpuvirt.node.serialworker import SerialWorker, ThreadWorker
+from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import exposition
 from gpuvirt.web.probes import Answer, Page, Probes

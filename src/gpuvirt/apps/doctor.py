@@ -17,7 +17,8 @@ from gpuvirt.model.doctor.findings import Report
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.node import snapshot, statefile
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
 from gpuvirt.paths import KubeletPaths
 
 

@@ -22,15 +22,15 @@ from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView
-from gpuvirt.node import desiredstatestore
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change import site as change
 from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.markers import Markers
-from gpuvirt.node.serialworker import SerialWorker, ThreadWorker
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
+from gpuvirt.node.published.markers import Markers
 from gpuvirt.node.site import Moving, Site
+from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import agentmetrics as metrics

@@ -1,4 +1,4 @@
-"""`gpuvirt demo`: the real agent on a simulated machine with a simulated kubelet, through a GPU's whole life."""
+"""`gpuvirt demo`: the real agent on a simulated host with a simulated kubelet, through a GPU's whole life."""
 
 import asyncio
 import logging
@@ -22,11 +22,11 @@ from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import load_host
 from gpuvirt.sim.tools import SimTools
 
 DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
@@ -35,9 +35,9 @@ DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
 
 def demo(
     *,
-    machine: Annotated[
+    host: Annotated[
         str,
-        typer.Option("--machine", "-m", metavar="NAME", help="A machine of `gpuvirt sim machines`, or a YAML file."),
+        typer.Option("--host", "-H", metavar="NAME", help="A host of `gpuvirt sim hosts`, or a YAML file."),
     ] = DEFAULT,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the agent's log as well.")] = False,
 ) -> None:
@@ -46,31 +46,31 @@ def demo(
     if not verbose:
         logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
-        asyncio.run(play(machine, Path(folder)))
+        asyncio.run(play(host, Path(folder)))
 
 
-async def play(machine: str, folder: Path) -> None:
+async def play(host: str, folder: Path) -> None:
     """Play the demo on a machine; kubelets and agents keep their files in `folder`."""
-    async with _stage(machine, folder / "one", Settings()) as stage:
+    async with _stage(host, folder / "one", Settings()) as stage:
         story = Story(stage)
         cast = cast_of(stage.kernel)
         await story.tell(more=cast is not None)
-    second = machine if cast is not None else WITH_VGPUS if machine == DEFAULT else None
+    second = host if cast is not None else WITH_VGPUS if host == DEFAULT else None
     if second is not None:
         modes: dict[str, DesiredMode] = dict.fromkeys(cast.gpus, DesiredMode.VGPU) if cast is not None else {}
         settings = Settings(modes=modes) if modes else Settings(mode=DesiredMode.VGPU)
         async with _stage(second, folder / "two", settings) as stage:
             vgpus = VgpuStory(stage, chapter=story.chapter)
-            await vgpus.tell_vgpus(same_host=second == machine)
+            await vgpus.tell_vgpus(same_host=second == host)
             story.chapter = vgpus.chapter
     story.next()
 
 
 @asynccontextmanager
-async def _stage(machine: str, folder: Path, settings: Settings) -> AsyncIterator[Stage]:
+async def _stage(host: str, folder: Path, settings: Settings) -> AsyncIterator[Stage]:
     """Have an agent and a kubelet on a machine."""
-    spec = load_host(machine)
-    kernel, clock = build_host(spec, where=machine), RealClock()
+    spec = load_host(host)
+    kernel, clock = build_host(spec, where=host), RealClock()
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
     options = NodeOptions(
         kernel=kernel,
@@ -95,5 +95,5 @@ async def _stage(machine: str, folder: Path, settings: Settings) -> AsyncIterato
     )
     async with running(options.kubelet.root, clock) as kubelet, asyncio.TaskGroup() as group:
         agent_task = group.create_task(run(options, started=started.set_result))
-        yield Stage(machine, spec.about, kernel, kubelet, await started, clock)
+        yield Stage(host, spec.about, kernel, kubelet, await started, clock)
         agent_task.cancel()

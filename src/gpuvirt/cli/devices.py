@@ -9,7 +9,8 @@ from gpuvirt.cli import options, render
 from gpuvirt.cli.options import Output
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.kernel import RealKernel
-from gpuvirt.node import snapshot, statefile
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 

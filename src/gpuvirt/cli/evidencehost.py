@@ -12,7 +12,8 @@ from gpuvirt.documents import MOST_BYTES
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
-from gpuvirt.node import snapshot, statefile
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 STANDARD_INPUT = "-"

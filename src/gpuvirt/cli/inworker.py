@@ -8,20 +8,20 @@ from pathlib import Path
 from time import sleep  # noqa: TID251  a command waits for the kubelet
 from typing import TypeVar
 
+from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.change.vgpus.desired import DesiredUnit
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.changes import by_hand
-from gpuvirt.node.change.drainrequest import DrainRequest, beside_agent, desires_of
-from gpuvirt.node.change.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
-from gpuvirt.node.change.gaterecord import APART_S
+from gpuvirt.node.change.gate.drainrequest import DrainRequest, beside_agent, desires_of
+from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
+from gpuvirt.node.change.gate.gaterecord import APART_S
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, Tell
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.serialworker import ThreadWorker, WorkerBlockedError
+from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
 
 T = TypeVar("T")
 

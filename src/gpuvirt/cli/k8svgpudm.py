@@ -23,8 +23,8 @@ from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_n
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node import statefile
 from gpuvirt.node.change.site import site_of
+from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ COMMANDS = {
     "vfio": "Give GPUs to virtual machines' driver, and back; nothing that a machine has is ever touched.",
     "vgpu": "Which vGPUs are wanted on a node's GPUs, and what configs say of that.",
     "install": "Write what helm can't; the chart's Jobs run it.",
-    "sim": "Simulated machines: see what there are, run a program on one.",
+    "sim": "Simulated hosts: see what there are, run a program on one.",
     "validate": "Check what a node for containers needs, and write the files that NVIDIA's operands wait for.",
 }
 """What each command does, so that `gpuvirt --help` loads none of them.

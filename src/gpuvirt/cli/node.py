@@ -15,9 +15,9 @@ from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
-from gpuvirt.node import cdifiles, statefile
 from gpuvirt.node.change.site import site_of
-from gpuvirt.node.markers import Markers
+from gpuvirt.node.published import cdifiles, statefile
+from gpuvirt.node.published.markers import Markers
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 

@@ -19,9 +19,9 @@ from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, 
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node import snapshot
-from gpuvirt.node.change.gaterecord import Reading
+from gpuvirt.node.change.gate.gaterecord import Reading
 from gpuvirt.node.change.inputs import Account
+from gpuvirt.node.known import snapshot
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 

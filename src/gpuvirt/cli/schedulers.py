@@ -17,10 +17,10 @@ from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.smireport import read_scheduler
 from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
-from gpuvirt.node import moduleoptions
 from gpuvirt.node.change import byhand
-from gpuvirt.node.change.gate import UnitBusyError, gate_at
+from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.node.change.observation import Observation, observe
+from gpuvirt.node.published import moduleoptions
 from gpuvirt.paths import HostRoots
 
 COLUMNS = (

@@ -1,4 +1,4 @@
-"""`gpuvirt sim`: simulated machines, and programs run on them."""
+"""`gpuvirt sim`: simulated hosts, and programs run on them."""
 
 import asyncio
 import os
@@ -18,23 +18,23 @@ from gpuvirt.cli.options import Output
 from gpuvirt.cli.tables import console, say
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
-from gpuvirt.node.files import replace_file
+from gpuvirt.node.store.files import replace_file
 from gpuvirt.sim import programs
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.durations import parse_durations
+from gpuvirt.sim.hostspec import host_names, load_host
 from gpuvirt.sim.importing import import_archive
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.machine import host_names, load_host
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.vgpumanager import VgpuManager
 
-app = typer.Typer(no_args_is_help=True, help="Simulated machines: see what there are, run a program on one.")
+app = typer.Typer(no_args_is_help=True, help="Simulated hosts: see what there are, run a program on one.")
 
 SIGNALLED = 128
 """What shells add to the number of the signal that ended a program."""
 
-Machine = Annotated[
-    str, typer.Option("--machine", "-m", metavar="NAME", help="A machine of `gpuvirt sim machines`, or a YAML file.")
+HostName = Annotated[
+    str, typer.Option("--host", "-H", metavar="NAME", help="A host of `gpuvirt sim hosts`, or a YAML file.")
 ]
 
 
@@ -49,17 +49,17 @@ Manager = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class MachineRow:
-    """One simulated machine."""
+class SimulatedHostRow:
+    """One simulated host."""
 
     name: str
     about: str
 
 
 @app.command()
-def machines(*, output: options.OutputFormat = Output.TABLE) -> None:
+def hosts(*, output: options.OutputFormat = Output.TABLE) -> None:
     """List the machines that can be simulated."""
-    rows = [MachineRow(name, load_host(name).about) for name in host_names()]
+    rows = [SimulatedHostRow(name, load_host(name).about) for name in host_names()]
     if output is Output.JSON:
         render.json_lines(rows)
         return
@@ -72,7 +72,7 @@ def machines(*, output: options.OutputFormat = Output.TABLE) -> None:
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The program to run.")],
     *,
-    machine: Machine = "2xA10",
+    host: HostName = "2xA10",
     kubelet: Annotated[bool, typer.Option("--kubelet", help="Run a simulated kubelet beside it.")] = False,
     manager: Manager = VgpuManager.HOST,
     snapshot: Annotated[
@@ -86,13 +86,13 @@ def run(
     acts as a kernel does. With --snapshot, and where nothing can be mounted (the extra `sim`, libfuse 3 or /dev/fuse
     is missing), it is a snapshot in files: they can be read and edited, but nothing acts, and the programs refuse.
     """
-    spec = load_host(machine)
+    spec = load_host(host)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the program, which ends by it or does not
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
         root, kubelet_dir = Path(folder) / "host", Path(folder) / "kubelet"
         root.mkdir()
         (kubelet_dir / "device-plugins").mkdir(parents=True)
-        with simulatedhost.at(root, spec, machine, manager, snapshot=snapshot):
+        with simulatedhost.at(root, spec, host, manager, snapshot=snapshot):
             environment = _environment(root, kubelet_dir, manager)
             code = asyncio.run(_run(command, environment, kubelet_dir, with_kubelet=kubelet))
     raise typer.Exit(code)
@@ -102,7 +102,7 @@ def run(
 def mount(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder; it is the machine's / from now on.")],
     *,
-    machine: Machine = "2xA10",
+    host: HostName = "2xA10",
     nodes: Annotated[
         Nodes,
         typer.Option(
@@ -128,7 +128,7 @@ def mount(
         ),
     ] = None,
 ) -> None:
-    """Mount a simulated machine: programs see its GPUs, bind them, make and remove vGPUs, and get a kernel's answers.
+    """Mount a simulated host: programs see its GPUs, bind them, make and remove vGPUs, and get a kernel's answers.
 
     Its own programs lie where a host has them, and act on it: DIR/usr/bin/nvidia-smi, DIR/usr/lib/nvidia/sriov-manage,
     DIR/usr/sbin/modprobe. They work by their paths and after chroot; commands with --host-root DIR use them.
@@ -145,12 +145,12 @@ def mount(
     from gpuvirt.sim.mounted.record import Record
 
     def ready() -> None:
-        print(f"{machine} is mounted at {folder} until Ctrl-C", flush=True)
+        print(f"{host} is mounted at {folder} until Ctrl-C", flush=True)
         print(f"try: gpuvirt devices --host-root {folder}", flush=True)
         if manager is not VgpuManager.NONE:
             print(f"try: PATH={programs.search_path(folder.absolute(), manager)}:$PATH nvidia-smi", flush=True)
 
-    kernel = build_host(load_host(machine), where=machine, wait=True)
+    kernel = build_host(load_host(host), where=host, wait=True)
     kernel.blocking.durations = durations
     with _opened(record) as file:
         serve(kernel, folder, nodes, ready, manager, Record(file, RealClock()))
@@ -182,7 +182,7 @@ def import_(
     replace_file(output, imported.text.encode(), durable=False, mode=0o644)
     slots, losses = len(imported.spec.slots), len(imported.losses)
     typer.echo(f"{output}: {slots} functions; {losses or 'no'} differences from the host", err=True)
-    typer.echo(f"try: gpuvirt sim run -m {output} -- gpuvirt devices", err=True)
+    typer.echo(f"try: gpuvirt sim run -H {output} -- gpuvirt devices", err=True)
 
 
 def _opened(record: Path | None) -> AbstractContextManager[IO[bytes] | None]:

@@ -8,7 +8,7 @@ from threading import Event
 from gpuvirt.errors import MountError
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.export import export
-from gpuvirt.sim.machine import HostSpec
+from gpuvirt.sim.hostspec import HostSpec
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.programs import install
 from gpuvirt.sim.vgpumanager import VgpuManager
@@ -28,10 +28,10 @@ def check_mountable() -> None:
 
 
 @contextmanager
-def at(root: Path, spec: HostSpec, machine: str, manager: VgpuManager, *, snapshot: bool) -> Iterator[None]:
+def at(root: Path, spec: HostSpec, host: str, manager: VgpuManager, *, snapshot: bool) -> Iterator[None]:
     """Have a simulated host at `root`, an empty folder, whose name for messages is `machine`."""
     refusal = ASKED_FOR if snapshot else _why_not_mounted()
-    kernel = build_host(spec, where=machine, wait=refusal is None)
+    kernel = build_host(spec, where=host, wait=refusal is None)
     if refusal is not None:
         export(kernel, root)
         install(kernel, root, manager, refusal=refusal)

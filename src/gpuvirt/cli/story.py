@@ -41,7 +41,7 @@ class DemoStuckError(GpuvirtError):
 class Stage:
     """Where a story plays: a simulated host and kubelet, and the real agent between them."""
 
-    machine: str
+    host: str
     about: str
     kernel: SimKernel
     kubelet: SimKubelet
@@ -89,7 +89,7 @@ class Story:
         self._out.print(
             Panel(
                 Text.assemble(
-                    *("Host ", (self._stage.machine, "bold"), f": {self._stage.about}.\n"),
+                    *("Host ", (self._stage.host, "bold"), f": {self._stage.about}.\n"),
                     "Host and kubelet are simulated; the agent between them is the one that runs on a real node.",
                 ),
                 width=min(shutil.get_terminal_size().columns, MOST_COLUMNS),
@@ -165,15 +165,15 @@ class Story:
 
     def next(self) -> None:
         """Say what to try now."""
-        other = "8xH100" if self._stage.machine != "8xH100" else "4xRTX2060"
+        other = "8xH100" if self._stage.host != "8xH100" else "4xRTX2060"
         self.head("What to try next")
         folder = Path(sys.executable).parent
         on_path = shutil.which("gpuvirt") is not None
         for command, what in (
             *(() if on_path else ((f"export PATH={folder}:$PATH", "so that gpuvirt is found in this shell"),)),
-            (f"make demo MACHINE={other}", "the same on another host; gpuvirt sim machines lists all"),
-            ("gpuvirt sim run -m 4xT4 -- gpuvirt devices", "any command on a simulated host"),
-            ("gpuvirt sim run -m 2xA30 -- nvidia-smi mig -lgip", "its own nvidia-smi and sriov-manage, too"),
+            (f"make demo HOST={other}", "the same on another host; gpuvirt sim hosts lists all"),
+            ("gpuvirt sim run -H 4xT4 -- gpuvirt devices", "any command on a simulated host"),
+            ("gpuvirt sim run -H 2xA30 -- nvidia-smi mig -lgip", "its own nvidia-smi and sriov-manage, too"),
             ("gpuvirt devices", "the GPUs of this host"),
             ("kubectl apply -f deploy/node.yaml", "the agent on the nodes of a cluster"),
         ):

@@ -12,7 +12,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.files import replace_file
+from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 from gpuvirt.support import sections as archive
 from gpuvirt.support.packing import Asked
@@ -50,7 +50,7 @@ def support(  # noqa: PLR0913  one parameter an option
     """Pack what somebody else needs to see of this host into one archive: its GPUs, not its secrets.
 
     Nothing is written but the archive, and nothing is read that can hang or that acts when it is read. As root it sees
-    more. `gpuvirt sim import` makes a simulated machine of it.
+    more. `gpuvirt sim import` makes a simulated host of it.
     """
     if output == STANDARD_OUTPUT and sys.stdout.isatty():
         raise ConfigError("an archive is nothing to see on a terminal; name a file, or redirect it", where="--output")

@@ -14,12 +14,12 @@ from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vfiorender import Result
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.drivers import driver_of
 from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import Unbind
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import refusals

@@ -15,9 +15,10 @@ from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.hardware.kernel import RealKernel
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node import snapshot, statefile
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site, site_of
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 

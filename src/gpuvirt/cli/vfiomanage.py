@@ -18,7 +18,7 @@ from gpuvirt.cli.vfiohost import Host
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
 from gpuvirt.hardware.pci import read_function
 from gpuvirt.hardware.processes import shows_all
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.paths import HostRoots
 
 app = typer.Typer(

@@ -10,9 +10,9 @@ from gpuvirt.cli import render
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.reasons import Reason
 
 COLUMNS = (

@@ -13,7 +13,7 @@ from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.desired.configchoice import desired

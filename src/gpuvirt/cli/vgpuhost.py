@@ -10,8 +10,8 @@ from gpuvirt.cli.inworker import beside, changed_in_worker, in_worker, teller
 from gpuvirt.cli.vfiohost import Host
 from gpuvirt.cli.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.model.change.desired import DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
-from gpuvirt.model.change.vgpus.desired import DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change import byhand

@@ -73,7 +73,7 @@ class VgpuStory(Story):
         super().__init__(stage, chapter=chapter)
         cast = cast_of(stage.kernel)
         if cast is None:
-            raise DemoStuckError(f"no GPU of {stage.machine} can carry vGPUs of a type that the catalog has")
+            raise DemoStuckError(f"no GPU of {stage.host} can carry vGPUs of a type that the catalog has")
         self._cast = cast
 
     async def tell_vgpus(self, *, same_host: bool) -> None:

@@ -15,7 +15,7 @@ from gpuvirt.kubelet.podresources import Consumers, PodResources, PodResourcesUn
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 
 log = logging.getLogger(__name__)

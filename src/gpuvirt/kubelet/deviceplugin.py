@@ -19,7 +19,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.placement import PlacementError
 from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.allocator import AllocationRefusedError, Request
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.paths import check_socket_path
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from gpuvirt.kubelet.registration import RegistrationFailedError, register
 from gpuvirt.model.offers.view import NodeView, Registration, ResourceView
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.intervals import Intervals
+from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import backoff_s
 

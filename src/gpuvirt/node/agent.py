@@ -21,28 +21,29 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node import dependencies, originaldrivers
-from gpuvirt.node.allocator import Allocator, Callbacks
-from gpuvirt.node.cdifiles import CdiFiles
-from gpuvirt.node.cell import Cell
-from gpuvirt.node.change.gate import gate_at
-from gpuvirt.node.dependencies import Dependencies
-from gpuvirt.node.desiredstatestore import DesiredStateStore
-from gpuvirt.node.desiredunits import DesiredUnits
-from gpuvirt.node.gatewatch import GateWatch
-from gpuvirt.node.intervals import Intervals
-from gpuvirt.node.journal import journal_at
-from gpuvirt.node.namereview import NameReview
-from gpuvirt.node.notice import Notice
-from gpuvirt.node.operands import Operands
-from gpuvirt.node.podaccount import PodAccount
-from gpuvirt.node.reconciler import Reconciler
+from gpuvirt.node.allocation.allocator import Allocator, Callbacks
+from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.known.namereview import NameReview
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.known.wants import Wants
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.telemetry import Telemetry
+from gpuvirt.node.loops.watcher import Audience, Watcher
+from gpuvirt.node.published.cdifiles import CdiFiles
+from gpuvirt.node.published.notice import Notice
+from gpuvirt.node.published.statefile import StateFile
+from gpuvirt.node.reconcile import dependencies
+from gpuvirt.node.reconcile.dependencies import Dependencies
+from gpuvirt.node.reconcile.desiredunits import DesiredUnits
+from gpuvirt.node.reconcile.gatewatch import GateWatch
+from gpuvirt.node.reconcile.operands import Operands
+from gpuvirt.node.reconcile.podaccount import PodAccount
+from gpuvirt.node.reconcile.reconciler import Reconciler
 from gpuvirt.node.site import Moving, Site
-from gpuvirt.node.state import NodeState
-from gpuvirt.node.statefile import StateFile
-from gpuvirt.node.telemetry import Telemetry
-from gpuvirt.node.wants import Wants
-from gpuvirt.node.watcher import Audience, Watcher
+from gpuvirt.node.store import originaldrivers
+from gpuvirt.node.store.desiredstatestore import DesiredStateStore
+from gpuvirt.node.store.journal import journal_at
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)

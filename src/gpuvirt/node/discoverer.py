@@ -8,8 +8,8 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware import discovery
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.offers.discovery import Labels, labels_of
-from gpuvirt.node.cell import Cell
-from gpuvirt.node.serialworker import SerialWorker, WorkerBlockedError
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 
 log = logging.getLogger(__name__)
 

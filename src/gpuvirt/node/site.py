@@ -10,8 +10,8 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.model.allocation.recorded import ReadRecorded
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.node.change import site as change
-from gpuvirt.node.markers import Markers
-from gpuvirt.node.serialworker import SerialWorker
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.published.markers import Markers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Simulated machines and a simulated kubelet, for tests, the demo, and people without GPUs."""
+"""Simulated hosts and a simulated kubelet, for tests, the demo, and people without GPUs."""

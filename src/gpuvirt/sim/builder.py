@@ -1,4 +1,4 @@
-"""Puts a simulated machine together from its file."""
+"""Puts a simulated host together from its file."""
 
 import uuid
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.carrying import carry
 from gpuvirt.sim.function import SimFunction, VfIdentity
+from gpuvirt.sim.hostspec import CardSpec, EgmSpec, FunctionSpec, HostSpec, SlotSpec, shared_cards
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import CardSpec, EgmSpec, FunctionSpec, HostSpec, SlotSpec, shared_cards
 from gpuvirt.sim.platform import furnish
 from gpuvirt.sim.tree import DeviceNode, constant
 from gpuvirt.sim.vfs import Carrier

@@ -1,9 +1,9 @@
-"""vGPUs that a machine file gives as a real host was found to have them: each by itself, whether or not it fits."""
+"""vGPUs that a host file gives as a real host was found to have them: each by itself, whether or not it fits."""
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, parse_mdev_uuid, parse_pci_address
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.sim.hostspec import CarriesSpec, LiveSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.machine import CarriesSpec, LiveSpec
 from gpuvirt.sim.vfs import Carrier
 from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 

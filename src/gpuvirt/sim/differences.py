@@ -29,22 +29,22 @@ class Loss:
         return f"{self.where}: {self.what}: {self.why}"
 
 
-def differences(host: Facts, machine: Facts) -> Iterator[Loss]:
+def differences(host: Facts, simulated: Facts) -> Iterator[Loss]:
     """Yield what `machine` shows otherwise than `host`; boots and who has what open are no part of a machine."""
-    yield from _records("functions", host.functions, machine.functions)
-    yield from _records("vGPUs", host.vgpu_hosts, machine.vgpu_hosts)
+    yield from _records("functions", host.functions, simulated.functions)
+    yield from _records("vGPUs", host.vgpu_hosts, simulated.vgpu_hosts)
     for name in ("group_nodes", "cdev_nodes"):
-        yield from _sets(name, getattr(host, name), getattr(machine, name))
-    yield from _fields("platform", host.platform, machine.platform, leave=("boot_id",))
+        yield from _sets(name, getattr(host, name), getattr(simulated, name))
+    yield from _fields("platform", host.platform, simulated.platform, leave=("boot_id",))
     for malformed in host.malformed_entries:
         yield Loss(malformed.path, "odd entry", malformed.what)
     for unread in host.unread:
         yield Loss(unread.path, "not read", unread.said)
 
 
-def setup_differences(host: Setup, machine: Setup) -> Iterator[Loss]:
+def setup_differences(host: Setup, simulated: Setup) -> Iterator[Loss]:
     """Yield what doctor reads on `machine` otherwise than on `host`, but of processes, which are no part of one."""
-    ones, others = parts(host), parts(machine)
+    ones, others = parts(host), parts(simulated)
     for path in sorted({*ones, *others}):
         one, other = ones.get(path), others.get(path)
         if one != other:
@@ -52,24 +52,24 @@ def setup_differences(host: Setup, machine: Setup) -> Iterator[Loss]:
             yield Loss(path, "platform", "{} on the host, {} on the machine".format(*said))
 
 
-def _records(what: str, host: Mapping[PciAddress, Record], machine: Mapping[PciAddress, Record]) -> Iterator[Loss]:
-    for key in sorted({*host, *machine}):
-        one, other = host.get(key), machine.get(key)
+def _records(what: str, host: Mapping[PciAddress, Record], simulated: Mapping[PciAddress, Record]) -> Iterator[Loss]:
+    for key in sorted({*host, *simulated}):
+        one, other = host.get(key), simulated.get(key)
         if one is None or other is None:
             yield Loss(key, what, "is of the host alone" if other is None else "is of the machine alone")
         elif one != other:
             yield from _fields(key, one, other)
 
 
-def _fields(where: str, host: Record, machine: Record, leave: Iterable[str] = ()) -> Iterator[Loss]:
+def _fields(where: str, host: Record, simulated: Record, leave: Iterable[str] = ()) -> Iterator[Loss]:
     for field in dataclasses.fields(host):
-        one, other = getattr(host, field.name), getattr(machine, field.name)
+        one, other = getattr(host, field.name), getattr(simulated, field.name)
         if one != other and field.name not in leave:
             yield Loss(where, field.name, f"{_told(one)} on the host, {_told(other)} on the machine")
 
 
-def _sets(where: str, host: frozenset[object], machine: frozenset[object]) -> Iterator[Loss]:
-    for one in sorted(host ^ machine, key=str):
+def _sets(where: str, host: frozenset[object], simulated: frozenset[object]) -> Iterator[Loss]:
+    for one in sorted(host ^ simulated, key=str):
         yield Loss(where, str(one), "is of the host alone" if one in host else "is of the machine alone")
 
 

@@ -1,4 +1,4 @@
-"""A simulated machine as plain files, so that other programs can read it: a snapshot, which does not act."""
+"""A simulated host as plain files, so that other programs can read it: a snapshot, which does not act."""
 
 from collections.abc import Collection
 from pathlib import Path

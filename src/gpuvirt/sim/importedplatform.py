@@ -1,4 +1,4 @@
-"""What a machine file says of a host besides its devices, so that doctor reads on the machine what it read there."""
+"""What a host file says of a host besides its devices, so that doctor reads on the machine what it read there."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ _PATH = re.compile(ABSOLUTE_PATH)
 
 
 def platform_of(host: Setup, show: Callable[[PlatformSpec], Setup]) -> PlatformSpec:
-    """Return what a machine file is to say of a host; `show` tells what is read on a machine of such a file.
+    """Return what a host file is to say of a host; `show` tells what is read on a machine of such a file.
 
     What has a name is said by its name, the rest by its files.
     """
@@ -183,5 +183,5 @@ class _Amending:
 
 
 def _places(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths that a machine file may name, in their order."""
+    """Return the paths that a host file may name, in their order."""
     return tuple(sorted(path for path in paths if _PATH.fullmatch(path)))

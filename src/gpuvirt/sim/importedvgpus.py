@@ -1,4 +1,4 @@
-"""The vGPUs of a GPU that was looked at, as a machine file gives them."""
+"""The vGPUs of a GPU that was looked at, as a host file gives them."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.differences import Loss
-from gpuvirt.sim.machine import CarriesSpec, LiveSpec
+from gpuvirt.sim.hostspec import CarriesSpec, LiveSpec
 from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 MOST = 256

@@ -1,4 +1,4 @@
-"""Makes a machine file of a host that was looked at, and says what of the host the machine can't show.
+"""Makes a host file of a host that was looked at, and says what of the host the machine can't show.
 
 Each function becomes a slot with a board of one function, so that no two need have anything in common.
 """
@@ -25,13 +25,11 @@ from gpuvirt.hardware.platform import read_setup
 from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.inventory.inventory import build_inventory
-from gpuvirt.node import originaldrivers
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.sim.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.differences import Loss, differences, setup_differences
-from gpuvirt.sim.importedplatform import platform_of
-from gpuvirt.sim.importedvgpus import carries_of
-from gpuvirt.sim.machine import (
+from gpuvirt.sim.hostspec import (
     MOST_NUMA_NODE,
     MOST_VFS,
     CardSpec,
@@ -41,6 +39,8 @@ from gpuvirt.sim.machine import (
     SlotSpec,
     shared_cards,
 )
+from gpuvirt.sim.importedplatform import platform_of
+from gpuvirt.sim.importedvgpus import carries_of
 from gpuvirt.sim.platform import PlatformSpec
 
 NATIVE = {
@@ -59,7 +59,7 @@ _CDEV = re.compile(r"vfio([0-9]{1,9})")
 
 
 class UnfitError(GpuvirtError):
-    """A host shows what no machine file can say, or what makes no machine."""
+    """A host shows what no host file can say, or what makes no machine."""
 
 
 COMMENT = """\
@@ -75,7 +75,7 @@ class Imported:
 
     spec: HostSpec
     text: str
-    """It as a machine file."""
+    """It as a host file."""
     losses: tuple[Loss, ...]
     """What the machine does not show as the host does."""
 
@@ -101,14 +101,14 @@ def import_host(kernel: Kernel, about: str) -> Imported:
     importing = _Importing(kernel, facts, recorded=_recorded(kernel))
     gpus = [gpu.function for gpu in build_inventory(facts).gpus.values()]
     setup = _setup(kernel, gpus)
-    imported = importing.machine(about)
+    imported = importing.host_spec(about)
     try:
         platform = platform_of(setup, lambda one: _shown(imported, one, gpus))
         # What a person would load is what is tried.
         text = COMMENT + plain.write(msgspec.to_builtins(msgspec.structs.replace(imported, platform=platform)))
         spec = documents.parse(text, HostSpec, where="machine.yaml")
-        machine = build_host(spec, where="machine.yaml")
-        losses = (*differences(facts, scan(machine)), *setup_differences(setup, _setup(machine, gpus)))
+        host_spec = build_host(spec, where="machine.yaml")
+        losses = (*differences(facts, scan(host_spec)), *setup_differences(setup, _setup(host_spec, gpus)))
     except GpuvirtError as error:
         raise UnfitError(f"no machine can be made of this host: {error}; please report it, with the archive") from error
     return Imported(spec, text, (*importing.losses, *losses))
@@ -132,7 +132,7 @@ class _Importing:
     recorded: Mapping[PciAddress, str] = field(default_factory=dict)
     """The drivers that functions had before gpuvirt gave them to VFIO's."""
 
-    def machine(self, about: str) -> HostSpec:
+    def host_spec(self, about: str) -> HostSpec:
         facts = self.facts
         loose = [one for one in facts.functions.values() if one.on_vfio]
         on_vfio = {one.iommu_group for one in loose if isinstance(one.iommu_group, int)}

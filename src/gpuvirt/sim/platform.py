@@ -1,6 +1,6 @@
 """A simulated host besides its devices: processor, firmware, kernel, modules, boot loader, as files that doctor reads.
 
-Everything has a default that is in order, so that a machine file names only what is not.
+Everything has a default that is in order, so that a host file names only what is not.
 """
 
 from enum import StrEnum
@@ -64,7 +64,7 @@ class ScreenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a machine file may say of the host."""
+    """What a host file may say of the host."""
 
     cpu: Cpu = Cpu.INTEL
     virtualization: bool = True

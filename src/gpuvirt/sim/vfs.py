@@ -1,4 +1,4 @@
-"""VFs that come and go on a simulated machine, and what their GPU can carry on them.
+"""VFs that come and go on a simulated host, and what their GPU can carry on them.
 
 VFs go when nobody uses them any more, as the kernel waits for the users of each. Reset and driver take a GPU's modes
 with them, as NVIDIA's manager forgets them; see `Carving.forget`.

@@ -20,7 +20,7 @@ DEFAULT_SCHEDULER = Scheduler(SchedulerPolicy.BEST_EFFORT)
 
 
 class VgpuTypeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One vGPU type of a board, as a machine file gives it."""
+    """One vGPU type of a board, as a host file gives it."""
 
     id: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
     """The number in the host's own id: `nvidia-592`, or a vendor-VFIO type id."""

@@ -22,7 +22,9 @@ from gpuvirt.hardware.redaction import Discreet
 from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node import journal, originaldrivers, snapshot, statefile
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
+from gpuvirt.node.store import journal, originaldrivers
 from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
 
 LOG_BYTES = 4 << 20

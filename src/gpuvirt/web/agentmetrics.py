@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.node.telemetry import Telemetry
+from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.web.exposition import counter, gauge, head, number, text_of
 
 HEALTHY = "healthy"

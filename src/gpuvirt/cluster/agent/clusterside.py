@@ -28,8 +28,8 @@ from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
-from gpuvirt.node.cell import Cell
-from gpuvirt.node.notice import Notice
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.published.notice import Notice
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)

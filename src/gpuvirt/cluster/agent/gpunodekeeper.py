@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.known import Known
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.cell import Cell
+from gpuvirt.node.loops.cell import Cell
 
 log = logging.getLogger(__name__)
 

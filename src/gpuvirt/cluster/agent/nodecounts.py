@@ -18,7 +18,7 @@ from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.offers.schedulable import Count
-from gpuvirt.node.notice import Notice
+from gpuvirt.node.published.notice import Notice
 
 
 class Counts(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
 from gpuvirt.cluster.resources import Metadata, pods
 from gpuvirt.model.desired.observed import OperandsObserved
-from gpuvirt.node.cell import Cell
+from gpuvirt.node.loops.cell import Cell
 
 RUNS = "true"
 OPERAND_LABELS = deploy_label(AGENT), deploy_label(VALIDATOR)

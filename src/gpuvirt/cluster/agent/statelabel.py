@@ -6,7 +6,7 @@ from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.labels import REASON_ANNOTATION, STATE_LABEL, WORKLOAD_REASON_ANNOTATION, WORKLOAD_STATE_LABEL
 from gpuvirt.model.desired.observed import Progress
-from gpuvirt.node.cell import Cell
+from gpuvirt.node.loops.cell import Cell
 
 MOST_REASON = 1000
 """Characters of a reason; all annotations of an object together have 256 KiB."""

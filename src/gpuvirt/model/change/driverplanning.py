@@ -13,6 +13,7 @@ from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import unmapped_reasons
+from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.modalias import FALLBACK
 from gpuvirt.model.change.nativedrivers import (
     HEADS,
@@ -32,7 +33,6 @@ from gpuvirt.model.change.steps import (
     Probe,
     Unbind,
 )
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.inventory.isolation import UnitId, spoilers
 from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 

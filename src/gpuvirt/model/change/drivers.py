@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.driverjournal import DriverJournal
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId

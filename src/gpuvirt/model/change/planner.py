@@ -9,11 +9,11 @@ from gpuvirt.facts.vgpu import Framework, Scheduler
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import unmapped_reasons
 from gpuvirt.model.change import driverplanning
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.plan import Plan, VgpuPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import EnableVfs, RemoveVgpu
 from gpuvirt.model.change.vgpus import scheduling
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import no_host, plan_gpu
 from gpuvirt.model.inventory.isolation import UnitId

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.change.vgpus.desired import DesiredDriver
 from gpuvirt.model.reasons import Reason, refusals
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.change.vgpus.desired import DesiredDriver, DesiredDrivers
+from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.inventory.inventory import Inventory, Mode

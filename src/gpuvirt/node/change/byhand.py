@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_removal, plan_scheduler
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, Tell, changing
 from gpuvirt.node.change.vgpusteps import Run, VgpusHeldError, take_all
-from gpuvirt.node.leasing import RefusedError
 
 
 def remove(

@@ -20,7 +20,7 @@ from gpuvirt.model.change.steps import (
     Return,
     Unbind,
 )
-from gpuvirt.node import originaldrivers
+from gpuvirt.node.store import originaldrivers
 
 T = TypeVar("T")
 

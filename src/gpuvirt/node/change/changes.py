@@ -20,9 +20,9 @@ from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.gatefiles import GateFiles, UnitBusyError
-from gpuvirt.node.change.gatepass import Pass
-from gpuvirt.node.leasing import RefusedError
+from gpuvirt.node.change.gate.gatefiles import GateFiles, UnitBusyError
+from gpuvirt.node.change.gate.gatepass import Pass
+from gpuvirt.node.change.leasing import RefusedError
 
 ReadAllocations = Callable[[Inventory], PodAllocations]
 """Reads the newest account of what pods have of a host; any thread calls it."""

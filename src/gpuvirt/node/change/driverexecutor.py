@@ -29,7 +29,7 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.reasons import Seen, refusals
 from gpuvirt.node.change import driversteps
 from gpuvirt.node.change.changes import Change
-from gpuvirt.node.leasing import Claim, RefusedError, leased, what_failed
+from gpuvirt.node.change.leasing import Claim, RefusedError, leased, what_failed
 
 
 def execute(

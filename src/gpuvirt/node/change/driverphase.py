@@ -12,9 +12,9 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.changerecord import ChangeRecord
 from gpuvirt.node.change.changes import StalePlanError
 from gpuvirt.node.change.driverexecutor import execute
+from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.vgpusteps import Run
-from gpuvirt.node.leasing import RefusedError
 
 Observe = Callable[[], UnitState]
 

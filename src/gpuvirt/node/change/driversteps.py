@@ -13,7 +13,7 @@ from gpuvirt.model.change.steps import (
     Unlock,
 )
 from gpuvirt.model.reasons import Seen, nativerefusals, refusals
-from gpuvirt.node.leasing import RefusedError
+from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.paths import HostPath
 
 NO_OVERRIDE = b"\n"

@@ -8,7 +8,7 @@ from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.node.change.gate import Read, no_readings
+from gpuvirt.node.change.gate.gate import Read, no_readings
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,20 @@ from gpuvirt.hardware.nvidiasmi import read_supported
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.hardware.smireport import read_report
 from gpuvirt.hardware.tools import ToolError, Tools
+from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.drivers import unmet
 from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver
 from gpuvirt.model.change.nativedrivers import HEADS
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.vgpus import modes
-from gpuvirt.model.change.vgpus.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.vgpus.gpustate import GIVER, GpuState, gpu_state_of, host_namespace, with_report
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Seen
-from gpuvirt.node import originaldrivers
 from gpuvirt.node.change import nativemodules
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 
 MACHINE_ID = HostPath("/etc/machine-id")

@@ -26,10 +26,10 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
+from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import Observation
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.vgpusteps import claims, see_that_it_is_idle, see_that_vfs_can_go
-from gpuvirt.node.leasing import RefusedError
 
 NVIDIA_DRIVER = "nvidia"
 """The driver that lets only sriov-manage switch VFs: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""

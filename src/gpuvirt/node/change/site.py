@@ -14,8 +14,8 @@ from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
-from gpuvirt.node import originaldrivers
-from gpuvirt.node.change.gate import Pass, Read, gate_at
+from gpuvirt.node.change.gate.gate import Pass, Read, gate_at
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostRoots
 
 Tell = Callable[[Step | RollBack], None]

@@ -11,6 +11,7 @@ from itertools import chain
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
 from gpuvirt.model.change.plan import (
     DriverPlan,
     Phase,
@@ -19,14 +20,14 @@ from gpuvirt.model.change.plan import (
 )
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.change.vgpus.desired import DesiredUnit, desired_drivers
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change import driverphase, preflight, vgpurollback
-from gpuvirt.node.change.gate import UnitBusyError
+from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import NOTHING, Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, changing
 from gpuvirt.node.change.vgpusteps import (
@@ -37,7 +38,6 @@ from gpuvirt.node.change.vgpusteps import (
     VgpusHeldError,
     take_all,
 )
-from gpuvirt.node.leasing import RefusedError
 
 
 @dataclass(frozen=True, slots=True)

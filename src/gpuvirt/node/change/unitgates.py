@@ -11,8 +11,8 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Circumstances
-from gpuvirt.node.change.gate import UnitBusyError, gate_at
-from gpuvirt.node.change.gaterecord import GateRecord, GateState
+from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
+from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 
 
 class UnitGates:

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateVgpu, RollBack
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import Reason, shortfalls
+from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
 from gpuvirt.node.change.vgpusteps import MOST_ROUNDS, Run, take_all
-from gpuvirt.node.leasing import RefusedError
 
 
 def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:

@@ -33,8 +33,8 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.node.change.changerecord import recorded_unbind
 from gpuvirt.node.change.changes import Change
+from gpuvirt.node.change.leasing import Claim, HeldError, RefusedError, leased, what_failed
 from gpuvirt.node.change.site import Site, Tell
-from gpuvirt.node.leasing import Claim, HeldError, RefusedError, leased, what_failed
 
 MOST_ROUNDS = 6
 """VFs, then vGPUs, and a further round for each VF that refuses; a phase that needs more is not getting nearer."""

@@ -23,7 +23,7 @@ from gpuvirt.kubelet import wire
 from gpuvirt.kubelet.deviceplugin import Call
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
-from gpuvirt.node.files import replace_file
+from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import KubeletPaths, check_socket_path
 from gpuvirt.sim.kubelet.client import PluginClient
 from gpuvirt.sim.kubelet.manager import AdmissionError, Consumers, DeviceManager

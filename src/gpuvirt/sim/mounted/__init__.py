@@ -1,1 +1,1 @@
-"""A simulated machine as a mounted file system (FUSE), for programs that know nothing of simulators."""
+"""A simulated host as a mounted file system (FUSE), for programs that know nothing of simulators."""

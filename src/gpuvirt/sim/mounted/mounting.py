@@ -18,7 +18,7 @@ from gpuvirt.sim.export import export
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.mounted.calls import Calls
 from gpuvirt.sim.mounted.files import KernelFiles
-from gpuvirt.sim.mounted.machine import KERNELS, MountedHost
+from gpuvirt.sim.mounted.mountedhost import KERNELS, MountedHost
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.mounted.record import NO_RECORD, Record
 from gpuvirt.sim.mounted.scratch import Scratch

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus import invalidvgpus
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.configchoice import ConfigGpu, GpuConfig, desired

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import ModeStep, SetMigMode, SetMixedSizes
 from gpuvirt.model.change.vgpus import scheduling
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import (
     Counts,
     GpuState,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import (
     DestroyInstance,
@@ -21,7 +22,6 @@ from gpuvirt.model.change.steps import (
     VgpuStep,
 )
 from gpuvirt.model.change.vgpus import instances, mixedsizes, modes, scheduling
-from gpuvirt.model.change.vgpus.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.gpustate import (
     Counts,
     GpuState,

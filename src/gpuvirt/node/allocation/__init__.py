@@ -1,0 +1,1 @@
+"""Answers to the kubelet when a pod is to have devices."""

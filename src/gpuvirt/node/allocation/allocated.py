@@ -1,0 +1,78 @@
+"""What is allocated by the ledger and by the kubelet's newest record, read again for each request for devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuvirt.clock import Clock
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.holds import Holds, find_holds
+from gpuvirt.model.allocation.ledger import Entry, Known, KubeletAccount, adopt
+from gpuvirt.model.allocation.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
+from gpuvirt.node.allocation.unfinished import Unfinished
+from gpuvirt.node.known.state import NodeState
+
+Entries = tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What was allocated at one moment."""
+
+    entries: Entries
+    """The entries of the ledger and of the record; the ledger's own object where the record has no more."""
+    holds: Holds
+    """What follows from them."""
+    by_ledger: Holds
+    """The same, with the containers that the ledger has heard of alone."""
+    unfinished: frozenset[str]
+    """The allocations of the container that asks now."""
+    recorded: Recorded | Unknown
+
+
+class Allocations:
+    """Reads what is allocated; what follows from it is kept for as long as ledger, record and host are the same."""
+
+    def __init__(self, state: NodeState, clock: Clock, recorded: ReadRecorded) -> None:
+        """`recorded` reads what the kubelet has recorded of its own."""
+        self._state = state
+        self._clock = clock
+        self._recorded = recorded
+        self._unfinished = Unfinished()
+        self._found: tuple[Entries, Holds] | None = None
+        """The entries that were asked for last, and what follows from them."""
+        self._adopted: tuple[Entries, Recorded | Unknown, Known, tuple[Entries, Consumers]] | None = None
+        """The ledger's entries with the kubelet's record, and what these follow from."""
+
+    def read(self) -> Allocated:
+        """Return what is allocated now."""
+        recorded = self._recorded()
+        unfinished = self._unfinished.now(self._state.ledger.entries, recorded)
+        known, consumers = self._with_recorded(recorded)
+        entries = with_consumers(known, consumers, unfinished)
+        by_ledger = self.holds(known)
+        holds = by_ledger if entries is known else find_holds(entries, self._state.ledger.resources)
+        return Allocated(entries, holds, by_ledger, unfinished, recorded)
+
+    def add(self, given: Sequence[Entry], recorded: Recorded | Unknown) -> None:
+        """Take an allocation, with what the kubelet had recorded just before."""
+        self._unfinished.add(given, recorded)
+
+    def holds(self, entries: Entries) -> Holds:
+        """Return what follows from entries, found once for as long as they are the same."""
+        found, ours = self._found, self._state.ledger.resources
+        if found is None or found[0] is not entries or found[1].ours is not ours:
+            found = self._found = entries, find_holds(entries, ours)
+        return found[1]
+
+    def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[Entries, Consumers]:
+        """Return the entries with those that only the record has, and the containers of recorded devices."""
+        entries, known, last = self._state.ledger.entries, self._state.ledger.known, self._adopted
+        if last is None or last[0] is not entries or last[1] is not recorded or last[2] is not known:
+            last = self._adopted = entries, recorded, known, self._adopt(entries, recorded, known)
+        return last[3]
+
+    def _adopt(self, entries: Entries, recorded: Recorded | Unknown, known: Known) -> tuple[Entries, Consumers]:
+        if isinstance(recorded, Unknown):
+            return entries, {}
+        consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})
+        return adopt(entries, KubeletAccount(self._clock.now(), consumers), known) if consumers else entries, consumers

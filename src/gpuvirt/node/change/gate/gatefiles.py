@@ -1,0 +1,126 @@
+"""The files of a host's gates: in which state each gate is, by its locks and its record, as any process finds it."""
+
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.node.change.gate import gaterecord
+from gpuvirt.node.change.gate.gatelock import opened, try_lock
+from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, Found, GateRecord, GateState, Owner
+from gpuvirt.node.store.files import replace_file
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class UnitBusyError(GpuvirtError):
+    """Another process is changing this unit now."""
+
+
+class UnitBlockedError(UnitBusyError):
+    """The kernel blocks a change of this unit whose process has ended; `step` is the step that it was at."""
+
+    def __init__(self, message: str, step: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class UnitUnsettledError(UnitBusyError):
+    """A device of this unit was allocated a moment ago, or it is unknown whether one was."""
+
+    def __init__(self, message: str, *, again_soon: bool = False) -> None:
+        """`again_soon`: one more reading of the kubelet's accounts may tell."""
+        super().__init__(message)
+        self.again_soon = again_soon
+
+
+@dataclass(frozen=True, slots=True)
+class GateFiles:
+    """The files of one host's gates."""
+
+    folder: Path
+
+    def read(self, slot: str) -> Found:
+        """Return the record of a slot."""
+        try:
+            content = self.path_of(slot, "json").read_bytes()
+        except FileNotFoundError:
+            content = None
+        return gaterecord.decode(content, boot_id())
+
+    def write(self, slot: str, record: GateRecord) -> None:
+        """Write the record of a slot whose lock is ours."""
+        replace_file(self.path_of(slot, "json"), gaterecord.encode(record), durable=False)
+
+    def state(self, slot: str) -> GateState:
+        """Return in which state a gate is; asks for its locks for a moment."""
+        is_locked, has_owner = self._is_taken(slot, "lock"), self._is_taken(slot, "owner")
+        if is_locked and not has_owner:  # unless the change has ended between the two
+            is_locked = self._is_taken(slot, "lock")
+        return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
+
+    def _is_taken(self, slot: str, kind: str) -> bool:
+        with opened(self.path_of(slot, kind)) as fd:
+            return not try_lock(fd, fcntl.LOCK_SH)
+
+    def states(self) -> Mapping[str, GateState]:
+        """Return the states of all gates that a process has passed since boot. Raises OSError."""
+        return {slot: self.state(slot) for slot in self._slots("lock")}
+
+    def states_by_record(self) -> Mapping[str, GateState]:
+        """Return the same, and ask for no lock where the record says that nothing is under way. Raises OSError."""
+        found = {slot: self.read(slot) for slot in self._slots("json")}
+        return {
+            slot: one.state if isinstance(one, GateRecord) and one.state in ALLOCATABLE else self.state(slot)
+            for slot, one in found.items()
+        }
+
+    def _slots(self, kind: str) -> list[str]:
+        try:
+            names = [path.name for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(name.removesuffix(f".{kind}") for name in names if name.endswith(f".{kind}"))
+
+    def blocked(self) -> Mapping[str, str]:
+        """Return the slots in which the kernel blocks a step, with that step. Raises OSError."""
+        return {slot: self.step_of(slot) for slot, state in self.states().items() if state is GateState.BLOCKED}
+
+    def busy(self, unit: str, slot: str) -> UnitBusyError:
+        """Return that another process has the gate of a slot."""
+        found, path = self.read(slot), self.path_of(slot, "owner")
+        if isinstance(found, GateRecord) and found.state is GateState.DRAINING:
+            return UnitBusyError(f"{unit}: another process waits to change these functions ({path}): {found.intent}")
+        return UnitBusyError(
+            f"{unit}: another process is just changing these functions ({path}), step: {self.step_of(slot)}"
+        )
+
+    def blocked_by_kernel(self, unit: str, slot: str) -> UnitBlockedError:
+        """Return that a change whose process has ended keeps the gate of a slot."""
+        step, path = self.step_of(slot), self.path_of(slot, "lock")
+        return UnitBlockedError(f"{unit}: the kernel blocks a change whose process has ended ({path}): {step}", step)
+
+    def step_of(self, slot: str) -> str:
+        """Return the step that was begun last in a slot."""
+        found = self.read(slot)
+        return (found.intent if isinstance(found, GateRecord) else None) or "an unknown step"
+
+    def path_of(self, slot: str, kind: str) -> Path:
+        """Return the file of a gate."""
+        return self.folder / f"{slot}.{kind}"
+
+
+@cache
+def boot_id() -> str:
+    """Return the boot that this process runs in."""
+    return BOOT_ID.read_text().strip()
+
+
+@cache
+def this_process() -> Owner:
+    """Return this process."""
+    stat = Path("/proc/self/stat").read_bytes()
+    return Owner(os.getpid(), int(stat.rpartition(b")")[2].split()[19]))

@@ -1,0 +1,230 @@
+"""When to look at the host, and how deep: at uevents, when nodes come and go, now and then, and when asked to.
+
+What is seen is handed on as Facts. A look that sleeps in the kernel or fails changes nothing but a note: what was seen
+before stands, since what could not be seen is not gone.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from gpuvirt.clock import Clock, Signal, until_tick_s
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware import iommu
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.scan import scan, with_device_ids, with_users
+from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
+from gpuvirt.node.loops.telemetry import Telemetry
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LOOK_TIMEOUT_S = 20.0
+"""A whole look takes some 100 ms for a thousand functions; a dead PCIe link adds up to 50 ms for each of its reads."""
+
+
+class Look(StrEnum):
+    """How deep a look goes."""
+
+    NODES = "nodes"
+    """The nodes under `/dev/vfio`; more when they have changed."""
+    BRIEF = "brief"
+    """What can fall ill without a uevent."""
+    WHOLE = "whole"
+    """All functions."""
+    USERS = "users"
+    """The processes that have devices open."""
+
+
+_INCLUDED = {
+    Look.NODES: (Look.NODES,),
+    Look.BRIEF: (Look.BRIEF, Look.NODES),
+    Look.WHOLE: (Look.WHOLE, Look.BRIEF, Look.NODES),
+    Look.USERS: (Look.USERS,),
+}
+"""What each look does of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Whom a watcher tells what it has seen."""
+
+    observe_facts: Callable[[Facts], None]
+    """Takes the facts of one look."""
+    report_watching: Callable[[Reason | None], None]
+    """Takes why the host can't be looked at, None when it can."""
+    is_suspicious: Callable[[], bool]
+    """Returns whether a device is in use by somebody unknown, so that users are worth another look soon."""
+
+
+class Watcher:
+    """Looks at one host, for ever."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        worker: SerialWorker,
+        clock: Clock,
+        intervals: Intervals,
+        *,
+        telemetry: Telemetry,
+        sees_processes: bool,
+    ) -> None:
+        self._kernel = kernel
+        self._worker = worker
+        self._clock = clock
+        self._intervals = intervals
+        self._telemetry = telemetry
+        self._sees_processes = sees_processes
+        self._facts: Facts | None = None
+        self._stirred = Signal()
+        self._told: str | None = None
+        self._whole_every_s = intervals.whole_s
+        self._due_s: dict[Look, float] = {}
+        self._debounce_s: float | None = None
+        self._problems: dict[Look, Reason] = {}
+        """Why a look has failed; its next success, or that of a deeper one, takes it away."""
+
+    def look_again_in(self, seconds: float | None) -> None:
+        """Look at what can fall ill once more after so many seconds; None: not before its time."""
+        self._debounce_s = None if seconds is None else self._clock.monotonic_s() + seconds
+        self._stirred.set()
+
+    def look_soon(self, cause: str) -> None:
+        """Look at everything once more, as something says that what was seen is no longer so."""
+        self._told = cause
+        self._stirred.set()
+
+    async def run(self, audience: Audience) -> None:
+        """Look, and look again, for ever."""
+        stop = self._listen()
+        try:
+            await self._look(audience, Look.WHOLE, "start")
+            while True:
+                await self._wait()
+                for look, cause in self._pending():
+                    await self._look(audience, look, cause)
+        finally:
+            stop()
+
+    def _listen(self) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.look_soon, "uevent")
+
+        try:
+            return self._kernel.on_uevent(wake)
+        except OSError as error:
+            self._whole_every_s = self._intervals.whole_without_uevents_s
+            log.warning("no uevents (%s): devices are looked for every %g s", error, self._whole_every_s)
+            return lambda: None
+
+    async def _wait(self) -> None:
+        due_s = min(self._due_s.values())
+        due_s = due_s if self._debounce_s is None else min(due_s, self._debounce_s)
+        if self._told is None and due_s > self._clock.monotonic_s():
+            await self._stirred.wait_for(self._clock, due_s - self._clock.monotonic_s())
+        if self._told is not None:
+            await self._clock.sleep(self._intervals.settle_s)
+
+    def _pending(self) -> list[tuple[Look, str]]:
+        """Return what to look at now, and why."""
+        now_s = self._clock.monotonic_s()
+        due = {look for look, at_s in self._due_s.items() if at_s <= now_s}
+        looks: list[tuple[Look, str]] = []
+        if self._told is not None:
+            looks.append((Look.WHOLE, self._told))
+            self._told = None
+        elif Look.WHOLE in due:
+            looks.append((Look.WHOLE, "interval"))
+        elif self._debounce_s is not None and self._debounce_s <= now_s:
+            looks.append((Look.BRIEF, "debounce"))
+        elif Look.BRIEF in due:
+            looks.append((Look.BRIEF, "interval"))
+        elif Look.NODES in due:
+            looks.append((Look.NODES, "interval"))
+        if Look.USERS in due:
+            looks.append((Look.USERS, "interval"))
+        return looks
+
+    async def _look(self, audience: Audience, look: Look, cause: str) -> None:
+        self._telemetry.looks[look, cause] += 1
+        if look in {Look.BRIEF, Look.WHOLE}:
+            self._debounce_s = None
+        before = self._facts
+        try:
+            self._facts = await self._seen(look)
+        except (WorkerBlockedError, OSError) as error:
+            self._problems[look] = _problem(error)
+        except Exception as error:  # a host that we don't understand is a note, not our end
+            log.exception("looking at the host failed", extra={"look": str(look)})
+            self._problems[look] = _problem(error)
+        else:
+            for done in _INCLUDED[look]:
+                self._problems.pop(done, None)
+            if self._facts is not None and self._facts is not before:
+                audience.observe_facts(self._facts)
+        audience.report_watching(next(iter(self._problems.values()), None))
+        self._schedule(look, suspicious=audience.is_suspicious())
+
+    async def _seen(self, look: Look) -> Facts | None:
+        before = self._facts
+        if look is Look.NODES and self._nodes_are_as_before():
+            return before
+        if look is Look.USERS:
+            return await self._in_worker(lambda: with_users(self._kernel, before or Facts()), "look for users")
+        return await self._scan(brief=look is not Look.WHOLE)
+
+    async def _scan(self, *, brief: bool) -> Facts:
+        before = self._facts
+
+        def job() -> Facts:
+            facts = scan(self._kernel, before, brief=brief)
+            return facts if brief else with_device_ids(self._kernel, facts)
+
+        return await self._in_worker(job, "look at the host")
+
+    def _nodes_are_as_before(self) -> bool:
+        """List `/dev/vfio`, each second and so not by way of the lane: a folder of devtmpfs keeps nobody waiting."""
+        facts = self._facts
+        if facts is None:
+            return False
+        groups, cdevs = iommu.read_group_nodes(self._kernel), iommu.read_cdev_nodes(self._kernel)
+        container = iommu.exists(self._kernel, iommu.CONTAINER)
+        return (
+            (isinstance(groups, Unread) or groups == facts.group_nodes)
+            and (isinstance(cdevs, Unread) or cdevs == facts.cdev_nodes)
+            and (isinstance(container, Unread) or container == facts.platform.vfio_container)
+        )
+
+    async def _in_worker(self, job: Callable[[], T], name: str) -> T:
+        return await self._worker.run(job, name=name, timeout_s=LOOK_TIMEOUT_S)
+
+    def _schedule(self, done: Look, *, suspicious: bool) -> None:
+        """Set when each look is due next; a deeper look has done what a shallower one would."""
+        now_s, intervals = self._clock.monotonic_s(), self._intervals
+        self._due_s[Look.NODES] = now_s + until_tick_s(now_s, intervals.nodes_s)
+        if done in {Look.BRIEF, Look.WHOLE}:
+            self._due_s[Look.BRIEF] = now_s + until_tick_s(now_s, intervals.brief_s)
+        if done is Look.WHOLE:
+            self._due_s[Look.WHOLE] = now_s + until_tick_s(now_s, self._whole_every_s)
+        if self._sees_processes:
+            every_s = intervals.suspicious_users_s if suspicious else intervals.users_s
+            due_s = self._due_s.get(Look.USERS, now_s)
+            self._due_s[Look.USERS] = now_s + every_s if done is Look.USERS else min(due_s, now_s + every_s)
+
+
+def _problem(error: Exception) -> Reason:
+    if isinstance(error, WorkerBlockedError):
+        return nodeproblems.scan_blocked("this host", str(error), "its last known state is kept")
+    return nodeproblems.scan_failed(str(error))

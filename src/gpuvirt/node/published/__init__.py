@@ -1,0 +1,1 @@
+"""Files that the agent writes for other programs: its view, CDI specs, markers, the driver's options."""

@@ -1,0 +1,59 @@
+"""CDI specs in files, as the view is: `/run/cdi/gpuvirt-*.json`."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gpuvirt.clock import Clock, Signal, until_tick_s
+from gpuvirt.model.offers import cdi
+from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.store.files import replace_file
+
+log = logging.getLogger(__name__)
+
+FOLDER = "cdi"
+"""Below the host's `/run`."""
+
+
+class CdiFiles:
+    """Keeps our files in a folder that others use too."""
+
+    def __init__(self, folder: Path, clock: Clock, intervals: Intervals) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._intervals = intervals
+
+    async def run(self, views: Cell[NodeView], observe: Callable[[Reason | None], None]) -> None:
+        """Keep them, for ever. At the end they stay: a pod that starts while we are upgraded needs them."""
+        changed = Signal()
+        with views.telling(changed):
+            while True:
+                if views.get().looked:
+                    observe(self._converge(cdi.specs(views.get())))
+                pause_s = until_tick_s(self._clock.monotonic_s(), self._intervals.state_file_s)
+                await changed.wait_for(self._clock, pause_s)
+
+    def _converge(self, desired: Mapping[str, bytes]) -> Reason | None:
+        """Make the files be those that are wanted; one that is so already is left alone, as runtimes watch them."""
+        try:
+            for name, content in desired.items():
+                path = self._folder / name
+                if _content(path) != content:
+                    replace_file(path, content, durable=False, mode=0o644)
+                    log.info("CDI spec written", extra={"file": str(path)})
+            for path in self._folder.glob(f"{cdi.PREFIX}*.json"):
+                if path.name not in desired:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            return nodeproblems.cdi_not_written(self._folder, str(error))
+        return None
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,39 @@
+"""Writes the file by which NVIDIA's driver is told vGPU schedulers for good, and no file of anybody else's."""
+
+from collections.abc import Mapping
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.platform import read_modprobe
+from gpuvirt.model.change.moduleoption import FILE, in_the_way, kept, merge
+from gpuvirt.model.change.vgpus.scheduling import registry_scheduler, registry_value
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.store.files import replace_file
+from gpuvirt.paths import HostRoots
+
+
+def persist(kernel: Kernel, roots: HostRoots, gpu: PciAddress, desired: Scheduler | None) -> tuple[Reason, ...]:
+    """Have a GPU's scheduler set whenever the driver is loaded, or with None no more; return why nothing was written.
+
+    Raises DamagedError where our file has somebody else's lines, OSError where it can't be read or written.
+    """
+    obstacles = in_the_way(read_modprobe(kernel), gpu) if desired is not None else ()
+    if obstacles:
+        return obstacles
+    path = roots.local(FILE)
+    existing = path.read_text() if path.exists() else None
+    text = merge(existing, gpu, registry_value(desired) if desired is not None else None)
+    if text is None:
+        path.unlink(missing_ok=True)
+    elif text != existing:
+        replace_file(path, text.encode(), mode=0o644)
+    return ()
+
+
+def read_kept(roots: HostRoots) -> Mapping[PciAddress, Scheduler]:
+    """Return the schedulers that our file has; raise DamagedError where it has somebody else's lines, OSError."""
+    path = roots.local(FILE)
+    values = kept(path.read_text()) if path.exists() else {}
+    found = {gpu: registry_scheduler(value) for gpu, value in values.items()}
+    return {gpu: scheduler for gpu, scheduler in found.items() if scheduler is not None}

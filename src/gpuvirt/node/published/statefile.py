@@ -1,0 +1,74 @@
+"""The picture of the node in a file, for people and programs on the host: `/run/gpuvirt/node.json`."""
+
+import contextlib
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt.clock import Clock, Signal, until_tick_s
+from gpuvirt.documents import from_json
+from gpuvirt.errors import DamagedError
+from gpuvirt.model.offers.view import NodeView
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.store.files import replace_file
+
+log = logging.getLogger(__name__)
+
+FILE = "gpuvirt/node.json"
+"""Below the host's `/run`."""
+
+LIFE = timedelta(seconds=90)
+"""A picture that is older has no agent behind it: a living one renews it every 30 seconds."""
+
+
+class StateFile:
+    """Keeps the file as the view is."""
+
+    def __init__(self, path: Path, clock: Clock, intervals: Intervals) -> None:
+        self._path = path
+        self._clock = clock
+        self._intervals = intervals
+        self._failed = False
+
+    async def run(self, views: Cell[NodeView]) -> None:
+        """Write each view, and the same one again as a sign of life, for ever; take the file away at the end."""
+        changed = Signal()
+        with views.telling(changed):
+            try:
+                while True:
+                    self._write(views.get())
+                    pause_s = until_tick_s(self._clock.monotonic_s(), self._intervals.state_file_s)
+                    await changed.wait_for(self._clock, pause_s)
+            finally:
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+
+    def _write(self, view: NodeView) -> None:
+        try:
+            content = msgspec.json.format(msgspec.json.encode(replace(view, at=self._clock.now())), indent=1)
+            replace_file(self._path, content, durable=False, mode=0o644)
+        except OSError as error:
+            if not self._failed:
+                log.warning("%s can't be written: %s", self._path, error)
+            self._failed = True
+        else:
+            self._failed = False
+
+
+def read(path: Path, now: datetime, boot_id: str | None, procs: Iterable[Path]) -> NodeView | None:
+    """Return the picture that a living agent keeps; None when there is none, or none of this boot and minute.
+
+    `procs` are the folders `/proc` in which an agent that lives is seen: one that was killed leaves its picture.
+    """
+    try:
+        view = from_json(path.read_bytes(), NodeView)
+    except (OSError, DamagedError):
+        return None
+    fresh = now - view.at <= LIFE and view.boot_id == boot_id
+    pid = view.agent.pid if view.agent is not None else None
+    return view if fresh and any((proc / str(pid)).exists() for proc in procs) else None

@@ -1,0 +1,1 @@
+"""Brings GPUs to their desired state, one isolation unit at a time."""

@@ -1,0 +1,88 @@
+"""What is desired of each isolation unit of a node, as last concluded, and whether a change still follows that."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit
+from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
+from gpuvirt.model.desired.gpumodes import Modes
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.change.changes import Change, ReadAllocations
+from gpuvirt.node.change.gate.drainrequest import VGPUS
+from gpuvirt.node.known.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class _Desired:
+    """One conclusion."""
+
+    gpus: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
+    units: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
+    modes: Modes = field(default_factory=Modes)
+    config: tuple[Book | None, ConfigName | None] = (None, None)
+
+    def origin_of(self, gpu: PciAddress) -> object:
+        """Return what a GPU's desired state follows from, besides what the host shows."""
+        return self.modes.of(gpu), self.config
+
+
+class DesiredUnits:
+    """The desired state of one node, by isolation unit; any thread reads it."""
+
+    def __init__(self, state: NodeState, account: ReadAllocations) -> None:
+        """`account` reads what pods have, as the kubelet has recorded it."""
+        self._state = state
+        self._account = account
+        self._last = _Desired()
+
+    @property
+    def units(self) -> Mapping[UnitId, DesiredUnit]:
+        """What is desired of each isolation unit of which anything is."""
+        return self._last.units
+
+    def conclude(self) -> None:
+        """Take what the node's state has concluded."""
+        vgpu_plans = self._state.vgpu_plans
+        units = _by_unit(self._state.inventory, vgpu_plans.desired)
+        self._last = _Desired(vgpu_plans.desired, units, self._state.modes, (vgpu_plans.book, vgpu_plans.config))
+
+    def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
+        """Return why a command would be undone: of one of its GPUs the agent desires something else."""
+        for gpu, desired in self._last.gpus.items():
+            others = desires.get(gpu, ())
+            drivers = {other for other in others if other != VGPUS}
+            if desired.driver is not None and drivers - {str(desired.driver)}:
+                return refusals.managed(gpu, str(self._state.modes.of(gpu)))
+            if desired.vgpus is not None and VGPUS in others:
+                config = self._state.vgpu_plans.configs.get(gpu)
+                return refusals.vgpus_managed(gpu, config or str(self._state.modes.of(gpu)))
+        return None
+
+    def changing(self, unit: UnitId, gpus: Iterable[PciAddress], circumstances: str | None = None) -> Change:
+        """Return the change that brings GPUs of a unit to what is desired, for as long as that is desired.
+
+        `circumstances`: what it depends on whether it is tried again when it fails.
+
+        Which vGPUs are desired of a GPU follows from what the host shows, too, which a change may hide for a while.
+        """
+        planned = {gpu: (self._last.gpus.get(gpu), self._last.origin_of(gpu)) for gpu in gpus}
+
+        def is_desired() -> bool:
+            now = self._last
+            return all(
+                now.gpus.get(gpu) == was or now.origin_of(gpu) == origin for gpu, (was, origin) in planned.items()
+            )
+
+        return Change(self._state.changes, unit, is_desired, self._account, circumstances)
+
+
+def _by_unit(inventory: Inventory | None, desired: Mapping[PciAddress, DesiredGpu]) -> Mapping[UnitId, DesiredUnit]:
+    units: defaultdict[UnitId, dict[PciAddress, DesiredGpu]] = defaultdict(dict)
+    for gpu, gpu_desired in desired.items() if inventory is not None else ():
+        if inventory is not None and gpu in inventory.gpus:
+            units[inventory.gpus[gpu].unit][gpu] = gpu_desired
+    return units

@@ -1,0 +1,108 @@
+"""What pods have of a node's GPUs, by the ledger and by the kubelet's account, as those ask who change GPUs."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.model.allocation.allocations import Allocations, Unknown
+from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
+from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations
+from gpuvirt.model.allocation.recorded import ReadRecorded, any_consumer
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.change.changes import pods_by_gpu
+from gpuvirt.node.change.gate.gaterecord import APART_S, Reading, with_reading
+from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.known.state import NodeState
+
+
+class PodAccount:
+    """The account of one node's pods, by whatever plugin they have their devices."""
+
+    def __init__(self, state: NodeState, recorded: ReadRecorded, clock: Clock) -> None:
+        """`recorded` reads what the kubelet has recorded of its allocations."""
+        self._state = state
+        self._recorded = recorded
+        self._clock = clock
+        self._readings: tuple[Reading, ...] = ()
+        """What the kubelet's accounts said lately."""
+        self.awaits_reading = False
+        """Whether the kubelet's accounts must be read once more before what another's plugin offered may go."""
+
+    def hear_reading(self, account: KubeletAccount | None) -> None:
+        """Take what both accounts of the kubelet said; half an account tells nothing of what it lacks."""
+        if account is not None and account.recorded and account.partial is None:
+            at_s = self._clock.monotonic_s() - (self._clock.now() - account.at).total_seconds()
+            new = Reading(at_s, frozenset(device for _, device in account.devices))
+            self._readings = with_reading(self._readings, new)
+
+    def why_unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
+        """Return why the kubelet may still admit pods by vGPUs that are to go from a GPU, None where it does not.
+
+        `since`: when another's plugin, which offered them, was gone.
+        """
+        self.awaits_reading = not self._was_read_twice_since(since)
+        if self.awaits_reading:
+            return refusals.allocations_unknown(gpu)
+        state = self._state
+        return state.withdrawal.why_unsettled(state.inventory, state.ledger.account, gpu)
+
+    def _was_read_twice_since(self, at: datetime) -> bool:
+        since_s = self._clock.monotonic_s() - (self._clock.now() - at).total_seconds()
+        later = [reading.at_s for reading in self._readings if reading.at_s >= since_s]
+        return bool(later) and later[-1] - later[0] >= APART_S
+
+    def pods(self) -> Allocations | Unknown:
+        """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
+        if (unknown := self._unknown) is not None:
+            return unknown
+        allocations, inventory = self._allocations, self._state.inventory
+        found = {} if inventory is None else dict(allocations.by_gpu(inventory))
+        for gpu, account in pods_by_gpu(self._state.ledger.entries).items():
+            found[gpu] = tuple(dict.fromkeys((*found.get(gpu, ()), *account)))
+        return found
+
+    @property
+    def _unknown(self) -> Unknown | None:
+        """Why pods may have more than is known: the kubelet was not asked since, or half of its account is missing."""
+        observed = self._state.ledger.account
+        if observed is None or not self._state.observed_since:
+            return Unknown()
+        return Unknown(observed.partial) if observed.partial is not None else None
+
+    @property
+    def _allocations(self) -> PodAllocations:
+        """What pods have by the kubelet's account, by whatever plugin's ids."""
+        observed, inventory = self._state.ledger.account, self._state.inventory
+        if observed is None or inventory is None:
+            return PodAllocations()
+        return map_allocations(inventory, allocations_of(observed.devices))
+
+    def read(self) -> Account:
+        """Return what pods have; while the kubelet was not heard, they may have more than the ledger knows."""
+        inventory, allocations = self._state.inventory, self._allocations
+        free = self._state.withdrawal.vgpus - self._state.leaving
+        offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
+        pods = self.pods() if inventory is not None else Unknown()
+        return Account(pods, allocations, self._state.holdings, offered)
+
+    def inputs(self, *, offered: bool = True) -> Inputs:
+        """Return what a change must know; without `offered`, as if no vGPU were offered to the kubelet."""
+        account = self.read()
+        if not offered:
+            account = replace(account, offered=frozenset())
+        readings = self._readings
+        return Inputs(
+            lambda _: account,
+            self._state.ledger.type_names,
+            driver_may_come=self._state.follows_cluster,
+            readings=lambda: readings,
+        )
+
+    def newest(self, inventory: Inventory) -> PodAllocations:
+        """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""
+        recorded = self._recorded()
+        if isinstance(recorded, Unknown):
+            return PodAllocations(unknown=recorded.reason or refusals.allocations_unknown())
+        return map_allocations(inventory, allocations_of(any_consumer(recorded)))

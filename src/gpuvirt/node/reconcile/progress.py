@@ -1,0 +1,64 @@
+"""How far the desired state of a node's GPUs has been reached, as the cluster is told."""
+
+from collections.abc import Iterator, Mapping
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.desired.observed import Progress, StateName
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import Reason, in_words
+from gpuvirt.node.change.unitchange import Outcome
+from gpuvirt.node.reconcile.dependencies import Dependencies
+
+Outcomes = Mapping[UnitId, Outcome]
+
+
+def of_workload(agent: Dependencies, outcomes: Outcomes, *, drivers_differ: bool) -> Progress | None:
+    """Return how far GPUs have the drivers that the cluster wants; None where the cluster does not say what it wants.
+
+    A GPU that is used whole must be empty for that.
+    """
+    if not agent.state.follows_cluster or agent.state.inventory is None:
+        return None
+    if agent.state.invalid.modes:
+        return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.state.invalid.modes]))
+    whole = {gpu for desired in agent.desired.units.values() for gpu, one in desired.items() if one.is_whole}
+    reasons = tuple(dict.fromkeys(_against_workload(outcomes, whole)))
+    if not drivers_differ and not reasons:
+        return Progress(StateName.SUCCESS)
+    failed = any(not reason.code.passes for reason in reasons)
+    return Progress(StateName.FAILED if failed else StateName.PENDING, in_words(reasons))
+
+
+def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Reason]:
+    for outcome in outcomes.values():
+        yield from outcome.drivers
+        for gpu, reasons in outcome.vgpus.items():
+            if gpu in whole:
+                yield from reasons
+
+
+def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
+    """Return how far GPUs carry the vGPUs that are desired; None where none are."""
+    target = agent.state.vgpu_plans.desired_types
+    if target.name is None or agent.state.inventory is None:
+        return None
+    if agent.state.invalid.vgpus:
+        return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.state.invalid.vgpus]))
+    if target.undecided:
+        return Progress(StateName.PENDING, "; ".join(note.text for note in target.undecided))
+    desired = {gpu: one for unit in agent.desired.units.values() for gpu, one in unit.items()}
+    carrying = [gpu for gpu, one in desired.items() if one.vgpus is not None and not one.is_whole]
+    is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.plan_of(gpu).met]
+    reasons = list(dict.fromkeys(_against_vgpus(agent, outcomes, frozenset(is_open))))
+    if failures := [reason for reason in reasons if not reason.code.passes]:
+        return Progress(StateName.FAILED, in_words(failures))
+    return Progress(StateName.PENDING, in_words(reasons)) if is_open else Progress(StateName.SUCCESS)
+
+
+def _against_vgpus(agent: Dependencies, outcomes: Outcomes, gpus: frozenset[PciAddress]) -> Iterator[Reason]:
+    """Yield what is in the way of vGPUs on these GPUs: what keeps a GPU from its native driver, too."""
+    for outcome in outcomes.values():
+        waits = any(agent.plan_of(gpu).follows for gpu in gpus.intersection(outcome.vgpus))
+        yield from outcome.drivers if waits else ()
+        for gpu in gpus.intersection(outcome.vgpus):
+            yield from outcome.vgpus[gpu]

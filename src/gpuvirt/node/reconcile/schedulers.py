@@ -1,0 +1,87 @@
+"""Learns how the vGPUs of each GPU share its time: after a change of vGPUs, with a new driver, and seldom.
+
+nvidia-smi is asked of one GPU at a time, in the lane of its unit: it takes about a second, and opens the GPU for that.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.hardware.smireport import read_scheduler
+from gpuvirt.hardware.tools import PROGRAM, Tools
+from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.known.vgpuplans import VgpuPlans
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
+
+log = logging.getLogger(__name__)
+
+
+class Schedulers:
+    """Asks for the schedulers of one node's GPUs."""
+
+    def __init__(
+        self, tools: Tools, workers: Callable[[str], SerialWorker], clock: Clock, intervals: Intervals
+    ) -> None:
+        """`lanes` returns the one lane of a unit."""
+        self._tools = tools
+        self._workers = workers
+        self._clock = clock
+        self._intervals = intervals
+        self._asking: asyncio.Task[None] | None = None
+        self._observed: dict[PciAddress, Scheduler | Unread] = {}
+        """What was told last of each GPU, so that the log says it once."""
+
+    def ask_next(self, state: NodeState, conclude_soon: Callable[[], None], group: asyncio.TaskGroup) -> None:
+        """Have a task ask of the GPU whose turn it is, if there is one and none is being asked of.
+
+        `conclude_soon` is called where nvidia-smi told something new.
+        """
+        if self._asking is not None and not self._asking.done():
+            return
+        gpu, inventory = self._next(state.vgpu_plans), state.inventory
+        if gpu is None or inventory is None or gpu not in inventory.gpus:
+            return
+        worker, scheduler_context = self._workers(inventory.gpus[gpu].unit), state.vgpu_plans.time_shared[gpu]
+
+        def observe(told: SchedulerReport) -> None:
+            if state.vgpu_plans.observe_scheduler(gpu, told):
+                conclude_soon()
+
+        self._asking = group.create_task(self._ask(observe, gpu, worker, scheduler_context))
+
+    def _next(self, vgpu_plans: VgpuPlans) -> PciAddress | None:
+        """Return a GPU of which nothing is known as it stands, else one that was asked of too long ago."""
+        known = vgpu_plans.schedulers
+        due_s = {
+            gpu: known[gpu].at_s + self._intervals.schedulers_s if gpu in known else 0.0
+            for gpu in vgpu_plans.time_shared
+        }
+        gpu = min(due_s, key=due_s.__getitem__, default=None)
+        return gpu if gpu is not None and self._clock.monotonic_s() >= due_s[gpu] else None
+
+    async def _ask(
+        self,
+        observe: Callable[[SchedulerReport], None],
+        gpu: PciAddress,
+        worker: SerialWorker,
+        scheduler_context: SchedulerContext,
+    ) -> None:
+        found: Scheduler | Unread
+        try:
+            found = await worker.run(
+                lambda: read_scheduler(self._tools, gpu),
+                name="ask for the scheduler",
+                timeout_s=self._intervals.vgpu_change_s,
+            )
+        except WorkerBlockedError as error:
+            found = Unread(PROGRAM, seen=str(error))
+        if isinstance(found, Unread) and self._observed.get(gpu) != found:
+            log.info("the vGPU scheduler of %s is not known: %s", gpu, found.said, extra={"gpu": gpu})
+        self._observed[gpu] = found
+        observe(SchedulerReport(found, scheduler_context, self._clock.monotonic_s()))

@@ -1,0 +1,28 @@
+"""The ledger on disk.
+
+It is written behind: the kubelet's own checkpoint is the durable account of which pod has what, so an answer to the
+kubelet does not wait for our disk.
+"""
+
+from pathlib import Path
+
+from gpuvirt.clock import Clock
+from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.reasons import nodeproblems
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.store.checksummed import HeaderLine
+from gpuvirt.node.store.persisted import Persisted, Reasons, WriteBehind
+from gpuvirt.node.store.stateformat import Format
+
+FORMAT = Format(Ledger, HeaderLine())
+encode, decode = FORMAT.encode, FORMAT.decode
+
+
+def journal_at(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[Ledger]:
+    """Return the ledger of a file.
+
+    Of a damaged one, allocations are learnt from the kubelet again, and names are those of the PCI ID database.
+    """
+    empty = Ledger()
+    reasons = Reasons(nodeproblems.ledger_lost, nodeproblems.ledger_not_written, is_mended_by_writing=False)
+    return WriteBehind(Persisted(path, FORMAT, empty, lost=empty), empty, reasons, worker, clock)

@@ -1,0 +1,194 @@
+"""State that outlives the process: a checksummed file, written behind or, under a lock, before something is done."""
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.store.files import replace_file
+from gpuvirt.node.store.stateformat import Format, NewerVersionError, Stored
+from gpuvirt.tasks import backoff_s
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+WRITE_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Why a file can't be used."""
+
+    text: str
+    content: bytes | None = None
+    """What is in it; None where it can't be read."""
+    suffix: str = ".damaged"
+    """What is added to its name when it is put aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """What a file says, or what is assumed without it."""
+
+    stored: Stored[T]
+    damage: Damage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted(Generic[T]):
+    """One value in one file."""
+
+    path: Path
+    format: Format[T]
+    empty: T
+    """The value where there is no file."""
+    lost: T
+    """The value where the file can't be used."""
+
+    def read(self) -> Found[T]:
+        """Return what the file says."""
+        try:
+            content = self.path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return Found(Stored(self.empty))
+        except OSError as error:
+            return Found(Stored(self.lost), Damage(f"can't be read: {error.strerror}"))
+        try:
+            return Found(self.format.decode(content))
+        except NewerVersionError as error:
+            return Found(Stored(self.lost), Damage(f"can't be used: {error}", content, f".version{error.version}"))
+        except DamagedError as error:
+            return Found(Stored(self.lost), Damage(f"is damaged: {error}", content))
+
+    def write(self, stored: Stored[T]) -> None:
+        """Replace the file, so that it survives a power cut."""
+        replace_file(self.path, self.format.encode(*stored))
+
+    def aside(self, damage: Damage) -> Path:
+        """Return where a file that can't be used is put."""
+        return self.path.with_name(self.path.name + damage.suffix)
+
+    def update(self, change: Callable[[T], T]) -> None:
+        """Write what `change` makes of the value before returning; processes and threads take turns.
+
+        A damaged file is copied aside first: were it moved, a crash here would leave a host of which nothing is known
+        for one on which nothing was done.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            found = self.read()
+            before, unknown = found.stored
+            after = change(before)
+            if found.damage is not None and found.damage.content is not None:
+                log.warning("%s %s", self.path, found.damage.text)
+                replace_file(self.aside(found.damage), found.damage.content)
+            if found.damage is not None or after != before:
+                self.write(Stored(after, unknown))
+        finally:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """What is said of a file that can't be used, or can't be written."""
+
+    lost: Callable[[Path, str], Reason]
+    not_written: Callable[[Path, str], Reason]
+    is_mended_by_writing: bool = True
+    """Whether nothing is lost any more once the file has been written again."""
+
+
+class WriteBehind(Generic[T]):
+    """Keeps a value in a file that nobody waits for: the value is known from elsewhere, too."""
+
+    def __init__(
+        self, file: Persisted[T] | None, empty: T, reasons: Reasons, worker: SerialWorker, clock: Clock
+    ) -> None:
+        """`file` is None where nothing is kept."""
+        self._file = file
+        self._reasons = reasons
+        self._worker = worker
+        self._clock = clock
+        self._changed = Signal()
+        self._lost: Reason | None = None
+        self._kept = self._written = Stored(empty)
+
+    @property
+    def value(self) -> T:
+        """The value, written or not."""
+        return self._kept.value
+
+    def load(self) -> None:
+        """Take the value of the file. One that can't be used is put aside, which `run` reports."""
+        if self._file is None:
+            return
+        found = self._file.read()
+        self._kept = self._written = found.stored
+        if (damage := found.damage) is None:
+            return
+        text = damage.text
+        if damage.content is not None:
+            aside = self._file.aside(damage)
+            with contextlib.suppress(OSError):
+                self._file.path.replace(aside)
+                text += f"; it was put aside as {aside.name}"
+        self._lost = self._reasons.lost(self._file.path, text)
+
+    def forget(self, empty: T) -> None:
+        """Pass over what was loaded; the file stays until another value is saved."""
+        self._kept = self._written = Stored(empty)
+
+    def save(self, value: T) -> bool:
+        """Have a value written soon; return whether it is another one."""
+        if value == self._kept.value:
+            return False
+        self._kept = self._kept._replace(value=value)
+        self._changed.set()
+        return True
+
+    async def run(self, report_problem: Callable[[Reason | None], None]) -> None:
+        """Write what is saved, for ever; `hear_trouble` gets what is wrong, None when nothing is any more."""
+        report_problem(self._lost)
+        while True:
+            await self._changed.wait()
+            if self._file is not None:
+                await self._write_until_done(self._file, report_problem)
+
+    async def flush(self) -> None:
+        """Write what is not written yet; a disk that does not take it does not keep the process from ending."""
+        file = self._file
+        if file is None or self._kept.value == self._written.value:
+            return
+        try:
+            await self._write(file, FLUSH_TIMEOUT_S)
+        except (OSError, GpuvirtError) as error:
+            log.warning("the file could not be written at the end: %s", error, extra={"file": str(file.path)})
+
+    async def _write_until_done(self, file: Persisted[T], report_problem: Callable[[Reason | None], None]) -> None:
+        pauses = backoff_s()
+        while self._kept.value != self._written.value:
+            try:
+                await self._write(file, WRITE_TIMEOUT_S)
+            except (OSError, GpuvirtError) as error:
+                report_problem(self._reasons.not_written(file.path, str(error)))
+                await self._clock.sleep(next(pauses))
+        if self._reasons.is_mended_by_writing:
+            self._lost = None
+        report_problem(self._lost)
+
+    async def _write(self, file: Persisted[T], timeout_s: float) -> None:
+        kept = self._kept
+        await self._worker.run(lambda: file.write(kept), name=f"write {file.path}", timeout_s=timeout_s)
+        self._written = kept
