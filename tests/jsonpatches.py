@@ -1,4 +1,4 @@
-"""JSON patches applied to documents, as RFC 6902 has it: the operations that are written here, and a seed's."""
+"""JSON patches applied to documents (RFC 6902): operations that gpuvirt writes, and those of the GPU Operator's guide."""
 
 from collections.abc import Iterable
 from copy import deepcopy

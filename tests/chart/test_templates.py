@@ -18,16 +18,16 @@ from tests.chart.helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Render
 
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 
-SEED = ("sandboxWorkloads.enabled=true",)
-SEED_VGPU = (
-    *SEED,
+GUIDE = ("sandboxWorkloads.enabled=true",)
+GUIDE_VGPU = (
+    *GUIDE,
     "vgpuManager.enabled=true",
     "vgpuManager.repository=my/private/registry",
     "vgpuManager.image=vgpu-manager",
     "vgpuManager.version=510.73.06",
     "vgpuManager.imagePullSecrets={registry-secret}",
 )
-REGISTRY = (*SEED, "nvidiaRegistry=registry.example:5000/mirror/")
+REGISTRY = (*GUIDE, "nvidiaRegistry=registry.example:5000/mirror/")
 CONTAINER_PARTS = ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd")
 
 
@@ -49,8 +49,8 @@ def test_lint_finds_nothing(helm: Helm) -> None:
     assert "[WARNING]" not in done.stdout
 
 
-def test_the_seeds_first_command(helm: Helm) -> None:
-    spec = policy(helm.template(*SEED)).spec
+def test_the_guides_first_command(helm: Helm) -> None:
+    spec = policy(helm.template(*GUIDE)).spec
     assert spec.sandbox_workloads.enabled
     assert spec.sandbox_workloads.default_workload == "container"
     assert (spec.vgpu_manager.enabled, spec.vfio_manager.enabled) == (False, True)
@@ -69,15 +69,15 @@ def test_the_seeds_first_command(helm: Helm) -> None:
     assert [one.key for one in spec.daemonsets.tolerations] == ["nvidia.com/gpu"]
 
 
-def test_the_seeds_second_command(helm: Helm) -> None:
-    manager = policy(helm.template(*SEED_VGPU)).spec.vgpu_manager
+def test_the_guides_second_command(helm: Helm) -> None:
+    manager = policy(helm.template(*GUIDE_VGPU)).spec.vgpu_manager
     assert manager.enabled
     assert (manager.repository, manager.image, manager.version) == ("my/private/registry", "vgpu-manager", "510.73.06")
     assert manager.image_pull_secrets == ("registry-secret",)
 
 
 def test_a_vgpu_manager_whose_image_is_one_text(helm: Helm) -> None:
-    rendered = helm.template(*SEED, "vgpuManager.enabled=true", "vgpuManager.image=registry.example/vgpu-manager:1")
+    rendered = helm.template(*GUIDE, "vgpuManager.enabled=true", "vgpuManager.image=registry.example/vgpu-manager:1")
     assert policy(rendered).spec.vgpu_manager.image == "registry.example/vgpu-manager:1"
 
 
@@ -91,7 +91,7 @@ def test_a_vgpu_manager_whose_image_is_one_text(helm: Helm) -> None:
     ],
 )
 def test_the_registry_may_end_with_nvidias_folder(helm: Helm, registry: str, toolkit: str) -> None:
-    spec = policy(helm.template(*SEED, f"nvidiaRegistry={registry}")).spec
+    spec = policy(helm.template(*GUIDE, f"nvidiaRegistry={registry}")).spec
     assert spec.toolkit.repository == toolkit
     assert spec.driver.repository == toolkit.removesuffix("/k8s")
     assert spec.driver.manager.repository == toolkit.replace("/k8s", "/cloud-native")
@@ -99,13 +99,13 @@ def test_the_registry_may_end_with_nvidias_folder(helm: Helm, registry: str, too
 
 @pytest.mark.parametrize("value", ["2", "10%"])
 def test_max_unavailable_may_be_a_number(helm: Helm, value: str) -> None:
-    rolling = policy(helm.template(*SEED, f"daemonsets.rollingUpdate.maxUnavailable={value}")).spec.daemonsets
+    rolling = policy(helm.template(*GUIDE, f"daemonsets.rollingUpdate.maxUnavailable={value}")).spec.daemonsets
     assert rolling.rolling_update is not None
     assert rolling.rolling_update.max_unavailable == value
 
 
 def test_versions_and_tags_of_digits_stay_text(helm: Helm) -> None:
-    manager = [value.replace("510.73.06", "550") for value in SEED_VGPU]
+    manager = [value.replace("510.73.06", "550") for value in GUIDE_VGPU]
     rendered = helm.template(*manager, "driver.version=580", "image.tag=20260101", "dcgm.version=4")
     spec = policy(rendered).spec
     assert (spec.vgpu_manager.version, spec.driver.version, spec.dcgm.version) == ("550", "580", "4")
@@ -113,7 +113,7 @@ def test_versions_and_tags_of_digits_stay_text(helm: Helm) -> None:
 
 
 def test_with_nvidias_registry_all_parts_for_container_nodes_run(helm: Helm) -> None:
-    rendered = helm.template(*REGISTRY, *SEED_VGPU)
+    rendered = helm.template(*REGISTRY, *GUIDE_VGPU)
     spec = policy(rendered).spec
     parts: list[ImageParts] = [spec.driver, spec.toolkit, spec.device_plugin, spec.dcgm, spec.dcgm_exporter, spec.gfd]
     parts.append(spec.driver.manager)
@@ -124,7 +124,7 @@ def test_with_nvidias_registry_all_parts_for_container_nodes_run(helm: Helm) -> 
 
 
 def test_a_part_of_its_own_repository_runs_alone_and_one_that_is_off_stays_so(helm: Helm) -> None:
-    spec = policy(helm.template(*SEED, "nvidiaRegistry=", "toolkit.repository=registry.example/a")).spec
+    spec = policy(helm.template(*GUIDE, "nvidiaRegistry=", "toolkit.repository=registry.example/a")).spec
     assert (spec.toolkit.enabled, spec.toolkit.repository) == (True, "registry.example/a")
     assert not spec.driver.enabled
     assert not policy(helm.template(*REGISTRY, "driver.enabled=false")).spec.driver.enabled
@@ -132,7 +132,7 @@ def test_a_part_of_its_own_repository_runs_alone_and_one_that_is_off_stays_so(he
 
 def test_values_that_the_policy_takes_reach_it(helm: Helm) -> None:
     rendered = helm.template(
-        *SEED,
+        *GUIDE,
         "sandboxWorkloads.defaultWorkload=vm-vgpu",
         "vgpuDeviceManager.config.name=mine",
         "hostPaths.kubeletRootDir=/data/kubelet",
@@ -187,7 +187,7 @@ def test_no_policy_is_written_where_none_is_desired(helm: Helm) -> None:
     assert "gpuvirt-policy" not in helm.template("clusterPolicy.deployCR=false").named("Job")
 
 
-@pytest.mark.parametrize("values", [SEED, (*SEED, "operator.cleanupCRD=true", "operator.replicas=2")])
+@pytest.mark.parametrize("values", [GUIDE, (*GUIDE, "operator.cleanupCRD=true", "operator.replicas=2")])
 def test_pods_of_ours_may_do_nothing_that_they_need_not(helm: Helm, values: tuple[str, ...]) -> None:
     pods = helm.template(*values).pods()
     assert "gpuvirt-controller" in pods
@@ -204,7 +204,7 @@ def test_pods_of_ours_may_do_nothing_that_they_need_not(helm: Helm, values: tupl
 
 
 def test_two_controllers_keep_apart_and_leave_nodes_one_at_a_time(helm: Helm) -> None:
-    one, two = helm.template(*SEED), helm.template(*SEED, "operator.replicas=2")
+    one, two = helm.template(*GUIDE), helm.template(*GUIDE, "operator.replicas=2")
     assert not one.named("PodDisruptionBudget")
     assert at(two.one("PodDisruptionBudget", "gpuvirt-controller"), "spec", "maxUnavailable") == 1
     anti = ("affinity", "podAntiAffinity")
@@ -216,7 +216,7 @@ def test_two_controllers_keep_apart_and_leave_nodes_one_at_a_time(helm: Helm) ->
 
 def test_the_controller_knows_its_image_and_its_namespace(helm: Helm) -> None:
     digest = f"sha256:{'0' * 64}"
-    pod = helm.template(*SEED, "image.repository=registry.example/gpuvirt", f"image.tag={digest}").pods()
+    pod = helm.template(*GUIDE, "image.repository=registry.example/gpuvirt", f"image.tag={digest}").pods()
     container = at(pod["gpuvirt-controller"], "containers", 0)
     image = f"registry.example/gpuvirt@{digest}"
     assert at(container, "image") == image
@@ -251,7 +251,7 @@ def test_kubevirt_is_not_written_where_it_is_not_to_be_and_can_be_taken_back(hel
 
 
 def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
-    rendered = helm.template(*SEED, "image.pullSecrets={mine}")
+    rendered = helm.template(*GUIDE, "image.pullSecrets={mine}")
     found = rendered.named("ServiceAccount")
     assert {"gpuvirt-controller", "gpuvirt-node"} <= found.keys()
     ours = {name: one for name, one in found.items() if name.startswith("gpuvirt-")}
@@ -263,7 +263,7 @@ def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
 
 @pytest.mark.parametrize("name", ["node.yaml", "discover.yaml"])
 def test_pods_on_nodes_may_do_what_the_manifests_without_helm_let_them(helm: Helm, name: str) -> None:
-    rendered = helm.template(*SEED)
+    rendered = helm.template(*GUIDE)
     manifests = yaml.safe_load_all((ROOT / "deploy" / name).read_text().replace(":gpuvirt:", f":{NAMESPACE}:"))
     kinds = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     chosen = [one for one in manifests if one["kind"] in kinds | {"Role", "RoleBinding"}]
@@ -280,7 +280,7 @@ def test_pods_on_nodes_may_do_what_the_manifests_without_helm_let_them(helm: Hel
 
 def test_agents_are_held_to_their_nodes_where_tokens_name_them(helm: Helm) -> None:
     old, new = (
-        helm.template(*SEED, options=("--kube-version", version)).named("ValidatingAdmissionPolicy")
+        helm.template(*GUIDE, options=("--kube-version", version)).named("ValidatingAdmissionPolicy")
         for version in ("1.31.9", "1.32.0")
     )
     assert (set(old), set(new)) == (set(), {"gpuvirt-node", "gpuvirt-gpunode", "gpuvirt-discover"})
@@ -306,7 +306,7 @@ def test_the_discoverer_is_the_one_without_helm_with_the_charts_image(helm: Helm
     (container,) = desired["template"]["spec"]["containers"]
     container |= {"image": "registry.example/gpuvirt:v1", "imagePullPolicy": "Always"}
     image = ("image.repository=registry.example/gpuvirt", "image.tag=v1", "image.pullPolicy=Always")
-    rendered = helm.template(*SEED, *image)
+    rendered = helm.template(*GUIDE, *image)
     assert at(rendered.one("DaemonSet", "gpuvirt-discover"), "spec") == desired
 
 
@@ -315,27 +315,27 @@ def test_a_namespace_is_labelled_only_where_that_is_desired(helm: Helm) -> None:
         role = rendered.one("ClusterRole", "gpuvirt-install")
         return [at(rule, "resourceNames") for rule in rules(role) if at(rule, "resources") == ["namespaces"]]
 
-    plain, privileged = helm.template(*SEED), helm.template(*SEED, "psa.enabled=true")
+    plain, privileged = helm.template(*GUIDE), helm.template(*GUIDE, "psa.enabled=true")
     assert (labels(plain), labels(privileged)) == ([], [[NAMESPACE]])
     assert "gpuvirt-namespace" not in plain.pods()
     job = privileged.pods()["gpuvirt-namespace"]
     assert at(job, "containers", 0, "args") == ["install", "namespace", NAMESPACE]
 
 
-@pytest.mark.parametrize("values", [(), SEED, SEED_VGPU, REGISTRY, (*REGISTRY, "dcgm.enabled=true")])
+@pytest.mark.parametrize("values", [(), GUIDE, GUIDE_VGPU, REGISTRY, (*REGISTRY, "dcgm.enabled=true")])
 def test_the_policy_asks_for_nothing_that_nobody_acts_on(helm: Helm, values: tuple[str, ...]) -> None:
     assert unsupported(at(helm.template(*values).policy, "spec")) == ()
 
 
 def test_operands_have_the_accounts_that_they_run_under(helm: Helm) -> None:
-    rendered = helm.template(*SEED)
+    rendered = helm.template(*GUIDE)
     for account in accounts(NAMESPACE):
         desired = yaml.safe_load(encoded(account))
         assert rendered.one(desired["kind"], desired["metadata"]["name"]) == desired
 
 
 def test_the_kinds_are_those_of_the_manifests(helm: Helm) -> None:
-    rendered = helm.template(*SEED)
+    rendered = helm.template(*GUIDE)
     data = at(rendered.one("ConfigMap", "gpuvirt-crds"), "data")
     assert isinstance(data, dict)
     assert sorted(data) == ["clusterpolicies.yaml", "gpunodes.yaml"]
@@ -362,7 +362,7 @@ def test_kinds_that_are_there_can_be_left_as_they_are(helm: Helm) -> None:
 
 
 def test_jobs_come_before_what_needs_them_and_go(helm: Helm) -> None:
-    rendered = helm.template(*SEED)
+    rendered = helm.template(*GUIDE)
     hooks = {str(at(one, "metadata", "name")): at(one, "metadata", "annotations") for one in rendered.hooks()}
     assert {name.removeprefix("gpuvirt-") for name in hooks} == {"install", "crds", "policy", "uninstall"}
     assert at(hooks["gpuvirt-crds"], "helm.sh/hook") == "pre-install,pre-upgrade"
@@ -372,7 +372,7 @@ def test_jobs_come_before_what_needs_them_and_go(helm: Helm) -> None:
 
 
 def test_networks_let_in_whoever_reads_metrics_and_out_to_the_api_server(helm: Helm) -> None:
-    found = helm.template(*SEED, "networkPolicy.apiServerPorts={16443}").named("NetworkPolicy")
+    found = helm.template(*GUIDE, "networkPolicy.apiServerPorts={16443}").named("NetworkPolicy")
     everywhere = at(found["gpuvirt"], "spec")
     assert at(everywhere, "podSelector", "matchLabels") == {"app.kubernetes.io/name": "gpuvirt"}
     assert (at(everywhere, "policyTypes"), at(everywhere, "ingress")) == (["Ingress", "Egress"], None)
@@ -384,14 +384,14 @@ def test_networks_let_in_whoever_reads_metrics_and_out_to_the_api_server(helm: H
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     readers = [at(one, "spec", "ingress", 0, "from") for name, one in found.items() if name != "gpuvirt"]
     assert readers == [[monitoring]] * 3
-    assert list(helm.template(*SEED, "networkPolicy.metricsFrom=null").named("NetworkPolicy")) == ["gpuvirt"]
+    assert list(helm.template(*GUIDE, "networkPolicy.metricsFrom=null").named("NetworkPolicy")) == ["gpuvirt"]
     assert not helm.template("networkPolicy.enabled=false").named("NetworkPolicy")
 
 
 def test_a_package_is_what_its_folder_is(helm: Helm, tmp_path: Path) -> None:
     done = helm.run("package", str(CHART), "--destination", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert helm.template(*SEED, chart=tmp_path / f"gpuvirt-{__version__}.tgz") == helm.template(*SEED)
+    assert helm.template(*GUIDE, chart=tmp_path / f"gpuvirt-{__version__}.tgz") == helm.template(*GUIDE)
 
 
 def test_notes_say_what_to_do_next(helm: Helm) -> None:
@@ -401,7 +401,7 @@ def test_notes_say_what_to_do_next(helm: Helm) -> None:
         assert done.returncode == 0, done.stderr
         return said(done.stdout.partition("NOTES:")[2])
 
-    plain, vgpu = notes(*SEED), notes(*SEED_VGPU, "psa.enabled=true", "nvidiaRegistry=registry.example")
+    plain, vgpu = notes(*GUIDE), notes(*GUIDE_VGPU, "psa.enabled=true", "nvidiaRegistry=registry.example")
     assert "kubectl label node NODE --overwrite nvidia.com/gpu.workload.config=vm-passthrough" in plain
     assert "kubectl get gpunodes" in plain
     assert "kubectl label namespace gpu-operator pod-security" in plain

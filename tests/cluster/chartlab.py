@@ -76,7 +76,7 @@ class Install:
         return self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide").stdout + said
 
     def install(self, *values: str) -> "subprocess.CompletedProcess[str]":
-        """Install as seed users do, with the lab's image."""
+        """Install by the commands of the GPU Operator's guide, with the lab's image."""
         repository, _, tag = IMAGE.rpartition(":")
         image = (f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never")
         options = ["--wait", "--timeout=120s", "--generate-name", "-n", NAMESPACE, "--create-namespace"]

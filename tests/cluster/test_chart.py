@@ -78,7 +78,7 @@ def test_installed_upgraded_and_gone(user: Install) -> None:
 def test_what_is_of_nvidias_operator_is_left_as_it_is(user: Install) -> None:
     user.kubectl("apply", "-f", "-", given=older("clusterpolicies.yaml"))
     until_known(user, "clusterpolicies.nvidia.com")
-    policy = (ROOT / "tests/apiserver/seedpolicy.yaml").read_text()
+    policy = (ROOT / "tests/apiserver/guidepolicy.yaml").read_text()
     user.kubectl("apply", "-f", "-", given=policy)
     refused = user.install("sandboxWorkloads.enabled=true")
     assert refused.returncode != 0

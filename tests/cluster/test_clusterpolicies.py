@@ -24,18 +24,18 @@ INCOMPLETE = "an image needs all of repository, image and version"
 
 @pytest.fixture(scope="module")
 def policies(running_lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> ApiLab:
-    """An API server that knows ClusterPolicies, and has the one of the seed."""
+    """An API server that knows ClusterPolicies, and has the one of the GPU Operator's guide."""
     clear(running_lab)
     api = ApiLab(running_lab, tmp_path_factory.mktemp("policies"))
     api.kubectl("apply", "-f", str(ROOT / "deploy/clusterpolicies.yaml"))
     served = LabNode(running_lab, "default")
     served.until(lambda: running_lab.kubectl("get", KIND).returncode == 0, lambda: "the kind is not served yet")
-    api.kubectl("apply", "--validate=strict", "-f", str(GIVEN / "seedpolicy.yaml"))
+    api.kubectl("apply", "--validate=strict", "-f", str(GIVEN / "guidepolicy.yaml"))
     return api
 
 
 def refusal(api: ApiLab, spec: object) -> str:
-    """Return what is said against a spec, put over the seed's."""
+    """Return the API server's refusal of a spec that is merged into the guide's policy."""
     patch = ("--type=merge", "--dry-run=server", "-p", json.dumps({"spec": spec}))
     done = api.cluster.kubectl("patch", "clusterpolicy", "cluster-policy", *patch)
     return done.stderr if done.returncode else ""
@@ -58,7 +58,7 @@ def test_every_known_field_is_taken_and_fields_of_newer_versions_are_kept(polici
     policies.kubectl("delete", "clusterpolicy", "full")
 
 
-def test_the_seeds_values_are_taken_and_printed(policies: ApiLab) -> None:
+def test_the_guides_values_are_taken_and_printed(policies: ApiLab) -> None:
     policy = read_policy(stored(policies, "cluster-policy"))
     assert isinstance(policy, ClusterPolicy)
     assert policy.spec.vgpu_manager.version == "510.73.06"
@@ -122,7 +122,7 @@ def test_what_can_be_is_taken(policies: ApiLab, spec: Plain) -> None:
 
 
 def test_a_misspelt_field_of_the_vm_half_is_told_by_kubectl(policies: ApiLab) -> None:
-    given = yaml.safe_load((GIVEN / "seedpolicy.yaml").read_text())
+    given = yaml.safe_load((GIVEN / "guidepolicy.yaml").read_text())
     given["spec"]["sandboxWorkloads"]["defaultWorkloads"] = "vm-vgpu"
     done = policies.cluster.kubectl("apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump(given))
     assert 'unknown field "spec.sandboxWorkloads.defaultWorkloads"' in done.stderr

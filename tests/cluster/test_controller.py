@@ -51,7 +51,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
             assert "gpuvirt.io/node" not in cluster.labels()
 
 
-def test_seed_002s_numbers(node: LabNode) -> None:
+def test_the_numbers_of_the_gpu_operators_guide(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, cluster.controller(), node.machine("2xA10-sriov"), node.nodes_kept():
         cluster.apply_policy({})

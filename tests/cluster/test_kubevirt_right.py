@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LISTS = ("spec", "configuration", "permittedHostDevices")
-SEEDS_PATCH = (
+GUIDES_PATCH = (
     '[{"op": "add", "path": "/spec/configuration/developerConfiguration/featureGates/-",'
     ' "value": "DisableMDEVConfiguration" }]'
 )
@@ -93,8 +93,8 @@ class Dependencies:
         self.node.kubectl("patch", "kubevirt", "kubevirt", "--subresource=status", "--type=merge", "-p", status)
 
     def admin_patches(self) -> str:
-        """Do what seed 002 has an admin do."""
-        return self.node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", f"-p={SEEDS_PATCH}")
+        """Apply the patch of the GPU Operator's guide."""
+        return self.node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", f"-p={GUIDES_PATCH}")
 
     def found(self, kind: str, *keys: str | int) -> Plain:
         document: Plain = json.loads(self.node.kubectl("get", kind, "-o", "json"))

@@ -1,4 +1,4 @@
-"""Seed 002's way from a label to vGPUs, by the chart: each of its commands in its order, and what it prints."""
+"""The GPU Operator's KubeVirt guide, from the label to vGPUs, with our chart: each command in order, and its output."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -46,18 +46,18 @@ AFFINITY = (
 
 
 class Admin:
-    """Somebody who follows the seed."""
+    """An admin who follows the guide."""
 
     def __init__(self, user: Install, node: LabNode) -> None:
         self.user = user
         self.node = node
 
     def types(self, line: str) -> str:
-        """Run a command as the seed has it, in which nothing is quoted; return what it prints."""
+        """Run a command as the guide has it, without quotes; return its output."""
         return self.user.kubectl(*line.split()[1:]).strip()
 
     def allocatable(self) -> Plain:
-        """Return what the seed's jq leaves of `kubectl get node -o json`."""
+        """Return what the guide's jq leaves of `kubectl get node -o json`."""
         found: Plain = json.loads(self.types(f"kubectl get node {NODE} -o json"))
         counts = at(found, "status", "allocatable")
         assert isinstance(counts, dict)
@@ -120,7 +120,7 @@ def admin(user: Install, node: LabNode) -> Iterator[Admin]:
         node.kubectl("delete", "namespace", "kubevirt", "--wait=true", "--ignore-not-found")
 
 
-def test_seed_002_from_the_patch_to_twelve_vgpus_and_back(admin: Admin) -> None:
+def test_the_guide_from_the_patch_to_twelve_vgpus_and_back(admin: Admin) -> None:
     before = admin.configuration()
     release = installs(admin)
     makes_vgpus(admin)
@@ -139,7 +139,7 @@ def test_seed_002_from_the_patch_to_twelve_vgpus_and_back(admin: Admin) -> None:
 
 
 def installs(admin: Admin) -> str:
-    """Do what the seed does until helm has ended; return the release's name."""
+    """Follow the guide until helm has ended; return the release's name."""
     assert admin.types(PATCH) == "kubevirt.kubevirt.io/kubevirt patched"
     assert admin.types(f"kubectl label node {NODE} --overwrite {WORKLOAD}=vm-vgpu") == f"node/{NODE} labeled"
     assert admin.types(f"kubectl create namespace {NAMESPACE}") == f"namespace/{NAMESPACE} created"
@@ -194,7 +194,7 @@ def changes_vgpus_again(admin: Admin) -> None:
 
 
 def machines_are_taken(admin: Admin) -> None:
-    """Every machine of the seeds, and of our examples, is taken as it is, but for a version that is long gone."""
+    """The API server accepts each VM of the guides and of our examples, but for a version that it no longer serves."""
     create = ("create", "--dry-run=server", "--validate=strict", "-f")
     texts = (Path(__file__).with_name("machines.yaml"), *sorted((ROOT / "examples").glob("vm-*.yaml")))
     manifests = (one for text in texts for one in yaml.safe_load_all(text.read_text()))

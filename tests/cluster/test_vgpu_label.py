@@ -1,4 +1,4 @@
-"""Seed 002 on a real kubelet: a label carves the node's GPUs again, and what pods have stays until they end."""
+"""The GPU Operator's guide on a real kubelet: a label changes the vGPUs, and allocated ones stay until their pods end."""
 
 import time
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
 async def test_the_article(short_path: Path) -> None:
-    """Seed 001: four cards, one socket, the environment of a machine with one and with two."""
+    """Four cards, one socket, and the environment of a VM with one GPU and with two."""
     async with cluster_on("4xRTX2060", short_path) as node:
         assert node.kubelet.capacity() == node.kubelet.allocatable() == {RTX2060: 4}
         socket = short_path / "device-plugins/kubevirt-TU106_GEFORCE_RTX_2060_REV__A.sock"

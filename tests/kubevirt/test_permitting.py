@@ -16,7 +16,7 @@ PCI, MDEV = (*LISTS, "pciHostDevices"), (*LISTS, "mediatedDevices")
 GATES = ("spec", "configuration", "developerConfiguration", "featureGates")
 ENABLED = ("spec", "configuration", "mediatedDevicesConfiguration", "enabled")
 OUR_A10, OUR_T4 = entry("10DE:2236", A10), entry("GRID T4-8Q", T4_8Q, key="mdevNameSelector")
-SEEDS_PATCH = operations(
+GUIDES_PATCH = operations(
     '[{"op": "add", "path": "/spec/configuration/developerConfiguration/featureGates/-",'
     ' "value": "DisableMDEVConfiguration" }]'
 )
@@ -214,10 +214,10 @@ def test_the_admins_patch_beside_us_converges(version: str, before: int, after: 
     developer: Fields = {"featureGates": []}
     cluster = Cluster(kubevirt({"developerConfiguration": developer}, version))
     for _ in range(before):
-        cluster.write(SEEDS_PATCH)
+        cluster.write(GUIDES_PATCH)
     converged(cluster)
     for _ in range(after):
-        cluster.write(SEEDS_PATCH)
+        cluster.write(GUIDES_PATCH)
         converged(cluster)
     gates = at(cluster.document, *GATES)
     assert isinstance(gates, list)
@@ -228,7 +228,7 @@ def test_the_admins_patch_beside_us_converges(version: str, before: int, after: 
 
 def test_the_admins_patch_needs_a_list_of_gates_with_us_or_without() -> None:
     with pytest.raises(PatchError):
-        patched(kubevirt(), SEEDS_PATCH)
+        patched(kubevirt(), GUIDES_PATCH)
 
 
 @pytest.mark.parametrize(

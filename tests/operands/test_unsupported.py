@@ -163,5 +163,5 @@ def test_any_spec_can_be_told(spec: object) -> None:
     assert len(set(found)) == len(found)
 
 
-def test_the_seeds_policy_is_done_whole() -> None:
-    assert unsupported(given_policy("seedpolicy.yaml")["spec"]) == ()
+def test_the_guides_policy_is_implemented_whole() -> None:
+    assert unsupported(given_policy("guidepolicy.yaml")["spec"]) == ()

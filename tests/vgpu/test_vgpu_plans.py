@@ -83,7 +83,7 @@ SPEC_FIELDS: list[dict[VgpuType, int]] = [
 
 @BOARDS
 def test_the_configs_of_the_article(empty: GpuState) -> None:
-    """Seed 002: two A10-12Q, then six A10-4Q, then three A10-8Q."""
+    """The GPU Operator's guide: two A10-12Q, then six A10-4Q, then three A10-8Q."""
     one = with_vgpus(empty, {A10_12Q: 2})
     assert counts(one) == {A10_12Q: 2}
     one = with_vgpus(one, {A10_4Q: 6})
