@@ -1,4 +1,4 @@
-"""JSON patches applied to documents (RFC 6902): operations that gpuvirt writes, and those of the GPU Operator's guide."""
+"""JSON patches applied to documents (RFC 6902): operations that gpuvirt writes, and those of NVIDIA's guide."""
 
 from collections.abc import Iterable
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""The GPU Operator's guide on a real kubelet: a label changes the vGPUs, and allocated ones stay until their pods end."""
+"""The GPU Operator's guide on a real kubelet: a label changes vGPUs, and allocated ones stay until their pods end."""
 
 import time
 from collections.abc import Iterator
