@@ -21,7 +21,6 @@ class _Desired:
     """One conclusion."""
 
     gpus: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
-    units: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
     modes: Modes = field(default_factory=Modes)
     config: tuple[Book | None, ConfigName | None] = (None, None)
 
@@ -41,14 +40,16 @@ class DesiredUnits:
 
     @property
     def units(self) -> Mapping[UnitId, DesiredUnit]:
-        """What is desired of each isolation unit of which anything is."""
-        return self._last.units
+        """What is desired of each isolation unit of which anything is, of GPUs that the host still has.
+
+        The host may have been observed without a GPU since the last conclusion.
+        """
+        return _by_unit(self._state.inventory, self._last.gpus)
 
     def conclude(self) -> None:
         """Take what the node's state has concluded."""
         vgpu_plans = self._state.vgpu_plans
-        units = _by_unit(self._state.inventory, vgpu_plans.desired)
-        self._last = _Desired(vgpu_plans.desired, units, self._state.modes, (vgpu_plans.book, vgpu_plans.config))
+        self._last = _Desired(vgpu_plans.desired, self._state.modes, (vgpu_plans.book, vgpu_plans.config))
 
     def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
         """Return why a command would be undone: of one of its GPUs the agent desires something else."""

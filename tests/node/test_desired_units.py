@@ -1,0 +1,37 @@
+"""The desired state of isolation units follows the GPUs that the host has."""
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.allocation.podallocations import PodAllocations
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.desired.observed import NodeRequest
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.reconcile.desiredunits import DesiredUnits
+from gpuvirt.sim.clock import SimClock
+from tests.life.rigs import WHO
+from tests.simnode import IDS
+from tests.simulated import Simulated
+
+FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
+
+
+def test_a_gpu_that_was_unplugged_since_the_last_conclusion_is_left_out(simulated: Simulated) -> None:
+    """The reconciler may come between an observation and the conclusions from it."""
+    kernel, clock = simulated("2xA10"), SimClock()
+    state = NodeState(Settings(), IDS, Ledger(), WHO)
+    units = DesiredUnits(state, lambda _: PodAllocations())
+    state.set_modes(Modes(DesiredMode.PASSTHROUGH), NodeRequest(), None)
+    state.observe_facts(scan(kernel))
+    state.refresh(clock.monotonic_s(), clock.now())
+    units.conclude()
+    assert {gpu: desired for unit in units.units.values() for gpu, desired in unit.items()} == {
+        FIRST: WHOLE,
+        SECOND: WHOLE,
+    }
+    kernel.unplug(FIRST)
+    state.observe_facts(scan(kernel))
+    assert [dict(unit) for unit in units.units.values()] == [{SECOND: WHOLE}]
