@@ -15,7 +15,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from tests.life.life import A10, AUDIO, LEFT, MACHINE, RIGHT, RTX, T4
+from tests.life.life import A10, AUDIO, LEFT, HOST, RIGHT, RTX, T4
 from tests.life.rigs import Conclusions
 
 Fault = Callable[[SimKernel], None]
@@ -140,7 +140,7 @@ def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused:
 
 @given(FAULTS, st.integers(0, 6))
 def test_what_is_refused_is_what_is_unhealthy(fault: Fault, pick: int) -> None:
-    check(build_host(MACHINE), fault, pick)
+    check(build_host(HOST), fault, pick)
 
 
 @given(VF_FAULTS)
@@ -153,7 +153,7 @@ def test_it_is_for_vgpus_on_vfs(fault: Fault) -> None:
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
 def test_nothing_is_debounced_at_an_allocation(seconds: float) -> None:
-    kernel = build_host(MACHINE)
+    kernel = build_host(HOST)
     rig = Conclusions(kernel)
     rig.report_account({})
     kernel.fall_off_bus(A10)

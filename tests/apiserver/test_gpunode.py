@@ -103,7 +103,7 @@ class Hears:
 
 
 def test_a_gpunode_that_is_gone_wants_what_it_desired() -> None:
-    """Somebody may delete it, or its whole kind, while machines run by it."""
+    """Somebody may delete it, or its whole kind, while VMs run by it."""
     agent = Hears()
     observe = observe_gpu_node(agent.listener, KEY)
     observe(Delta({}))

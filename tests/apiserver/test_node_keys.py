@@ -40,7 +40,7 @@ def test_what_a_node_is_for_is_a_desired_state_of_its_own() -> None:
 
 
 def test_a_node_that_is_not_there_wants_what_it_desired_before() -> None:
-    """Its machines run while somebody deletes it to have it registered again."""
+    """Its VMs run while somebody deletes it to have it registered again."""
     before = NodeRequest(Observed("A10-4Q"), Observed(None))
     assert before.updated(request_of_node(None)) == before
 

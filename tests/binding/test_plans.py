@@ -123,7 +123,7 @@ def test_a_gpu_that_a_process_of_the_host_uses_stays_unless_forced(t4: Place) ->
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 
 
-def test_nvidias_own_services_are_named_and_are_no_machines(t4: Place) -> None:
+def test_nvidias_own_services_are_named_and_are_no_vms(t4: Place) -> None:
     service = t4.kernel.start_process("nvidia-persiste", "/dev/nvidia2")
     (reason,) = t4.move(DesiredDriver.PASSTHROUGH, T4[2])
     assert reason.code is ReasonCode.DRIVER_LOCK

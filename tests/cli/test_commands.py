@@ -229,12 +229,12 @@ def test_names_from_another_database(host: Path, tmp_path: Path) -> None:
     assert "nvidia.com/MY_A10" in done.stdout
 
 
-def test_the_machines_there_are() -> None:
+def test_the_hosts_there_are() -> None:
     lines = ran("sim", "hosts").stdout.splitlines()
     assert any(line.startswith("8xH100 ") for line in lines)
 
 
-def test_a_program_on_a_simulated_machine() -> None:
+def test_a_program_on_a_simulated_host() -> None:
     done = gpuvirt("sim", "run", "--host", "4xRTX2060", "--", *GPUVIRT, "devices")
     assert done.returncode == 0, done.stderr
     assert "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A" in done.stdout
@@ -247,7 +247,7 @@ def test_the_programs_own_exit_code(command: list[str], code: int) -> None:
     assert gpuvirt("sim", "run", "--", *command).returncode == code
 
 
-def test_other_programs_see_the_machine_too() -> None:
+def test_other_programs_see_the_host_too() -> None:
     script = 'cat "$GPUVIRT_HOST_ROOT/sys/bus/pci/devices/0000:65:00.0/vendor"; ls "$GPUVIRT_HOST_ROOT/dev/vfio"'
     assert gpuvirt("sim", "run", "--", "sh", "-c", script).stdout == "0x10de\n12\n22\nvfio\n"
 
@@ -270,7 +270,7 @@ def test_the_demo(simulated: str) -> None:
     assert "FellOffBus" in done.stdout
 
 
-def test_the_demo_on_a_machine_that_can_offer_nothing() -> None:
+def test_the_demo_on_a_host_that_can_offer_nothing() -> None:
     done = gpuvirt("demo", "-H", "2xA10-no-iommu")
     assert done.returncode == 0
     assert "NoIommuGroup" in done.stdout

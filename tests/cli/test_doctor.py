@@ -17,14 +17,14 @@ from tests.commandline import GPUVIRT, gpuvirt, ran
 
 
 class On(Protocol):
-    """Runs a command on a machine."""
+    """Runs a command on a host."""
 
     def __call__(self, simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]": ...
 
 
 @pytest.fixture(scope="module", name="on")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
-    """Run a command on a machine that is a folder."""
+    """Run a command on a host that is a folder."""
     folder = tmp_path_factory.mktemp("machines")
 
     def on(simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -103,8 +103,8 @@ def _fits(value: Plain, words: str) -> bool:
         ("x", "one of `a`, `b`"),
         (["x", 1], "list of text"),
         ({"a": None}, "object of text by text"),
-        ({"name": "x"}, "MachineRow"),
-        ({"name": "x", "about": "y", "more": 1}, "MachineRow"),
+        ({"name": "x"}, "SimulatedHostRow"),
+        ({"name": "x", "about": "y", "more": 1}, "SimulatedHostRow"),
     ],
 )
 def test_what_is_not_as_documented_is_noticed(value: Plain, words: str) -> None:

@@ -153,7 +153,7 @@ def test_what_would_steer_a_terminal_is_not_printed() -> None:
     assert [line.plain for line in made.lines(80)] == ["A         B", "?[31mred  two lines", "  ?bell"]
 
 
-def test_the_machines_there_are() -> None:
+def test_the_hosts_there_are() -> None:
     lines = ran("sim", "hosts", environment={"COLUMNS": "80"}).stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     at = next(number for number, line in enumerate(lines) if line.startswith("8xA100 "))

@@ -104,9 +104,9 @@ class Install:
         self.cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")
 
     @contextmanager
-    def machine(self, node: LabNode, name: str) -> Iterator[None]:
-        """Have a machine for the node; whatever is installed meanwhile goes before it does."""
-        with node.machine(name), node.nodes_kept():
+    def simulated_host(self, node: LabNode, name: str) -> Iterator[None]:
+        """Have a host for the node; whatever is installed meanwhile goes before it does."""
+        with node.simulated_host(name), node.nodes_kept():
             try:
                 yield
             finally:
@@ -136,8 +136,8 @@ class Install:
             self.kubectl("delete", "node", name, "--ignore-not-found")
 
 
-def on_machine(node: LabNode) -> tuple[str, ...]:
-    """Return values by which agents take the mounted machine for their host."""
+def on_simulated_host(node: LabNode) -> tuple[str, ...]:
+    """Return values by which agents take the mounted host for their host."""
     env = "sandboxDevicePlugin.env[0]"
     return (
         f"hostPaths.driverInstallDir={node.host}",

@@ -1,4 +1,4 @@
-"""A real node for tests: pods by kubectl, a mounted machine as its hardware, and the agent beside it or in a pod."""
+"""A real node for tests: pods by kubectl, a mounted host as its hardware, and the agent beside it or in a pod."""
 
 import json
 import os
@@ -105,13 +105,13 @@ class LabNode:
         self.cluster = cluster
         self.namespace = namespace
         self.host = cluster.folder / settings.HOST
-        """The machine's `/`, where one is mounted."""
+        """The host's `/`, where one is mounted."""
 
     # --- its hardware
 
     @contextmanager
-    def machine(self, name: str) -> Iterator[Path]:
-        """Mount a simulated machine, and have its nodes in the real `/dev`, where containers get them from."""
+    def simulated_host(self, name: str) -> Iterator[Path]:
+        """Mount a simulated host, and have its nodes in the real `/dev`, where containers get them from."""
         self.host.mkdir(exist_ok=True)
         command = [*GPUVIRT, "sim", "mount", "--host", name, "--vgpu-manager", "none", str(self.host)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
@@ -127,7 +127,7 @@ class LabNode:
                 clear_nodes()
 
     def make_nodes(self) -> None:
-        """Have the machine's nodes in the real `/dev` that are not there yet: those of vGPUs come while it runs."""
+        """Have the host's nodes in the real `/dev` that are not there yet: those of vGPUs come while it runs."""
         for node in (self.host / "dev/vfio").iterdir():
             if not (VFIO / node.name).exists():
                 os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
@@ -152,7 +152,7 @@ class LabNode:
 
     @contextmanager
     def agent(self, config: str = "", options: Sequence[str] = ()) -> Iterator["subprocess.Popen[str]"]:
-        """Run the agent on that machine, as a process of the real host."""
+        """Run the agent on that host, as a process of the real host."""
         (self.host / "etc").mkdir(exist_ok=True)
         file = self.host / "etc/node.yaml"
         file.write_text(config)

@@ -26,7 +26,7 @@ ALL_ON: Mapping[str, object] = {
     "vgpuDeviceManager": {"enabled": True},
     "sandboxDevicePlugin": {"enabled": True},
 }
-"""What the kind demands, and everything for machines."""
+"""What the kind demands, and everything for VMs."""
 
 
 class ControlledNode:

@@ -96,7 +96,7 @@ OURS = {
         "hco.kubevirt.io", ("v1beta1",), "hyperconvergeds", "HyperConverged", HCO_SPEC
     ),
 }
-BESIDE_MACHINES = {
+BESIDE_VMS = {
     "virtualmachineinstancereplicasets.kubevirt.io": manifest(
         "kubevirt.io", V1, "virtualmachineinstancereplicasets", "VirtualMachineInstanceReplicaSet", ANY
     ),
@@ -115,14 +115,14 @@ BESIDE_MACHINES = {
         scope="Cluster",
     ),
 }
-"""What else names devices of machines."""
+"""What else names devices of VMs."""
 SOURCES = ["facts", *(["manifests"] if (FOLDER / "kubevirt.crd.yaml").exists() else [])]
 """Where KubeVirt's own kind may come from; never none."""
 
 
 def install(node: LabNode, source: str, *, all_kinds: bool = False) -> None:
     """Install KubeVirt's and HCO's kinds."""
-    chosen = OURS | (BESIDE_MACHINES if all_kinds else {})
+    chosen = OURS | (BESIDE_VMS if all_kinds else {})
     manifests = {name: json.dumps(ours) for name, ours in chosen.items()}
     if source == "manifests":
         own = ("kubevirt", "virtualmachine", "virtualmachineinstance")

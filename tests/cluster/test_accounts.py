@@ -64,7 +64,7 @@ async def test_the_simulated_kubelets(short_path: Path) -> None:
 @pytest.mark.xdist_group("cluster")
 def test_the_real_kubelets(node: LabNode) -> None:
     paths = KubeletPaths(KUBELET_ROOT)
-    with node.machine("2xA10"), node.agent():
+    with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
         node.start("vm", PodRequest({A10: 2}, "sleep 1000"))
         node.until(lambda: node.status("vm").phase == "Running", lambda: str(node.status("vm")))

@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 WHERE = f"ConfigMap {NAMESPACE}/{MAPS}, key config.yaml"
 SOON_S = 10.0
-"""Sooner than anything is looked at again that no watch tells of, and later than a busy machine takes."""
+"""Sooner than anything is looked at again that no watch tells of, and later than a busy host takes."""
 STATE = r".metadata.labels.nvidia\.com/vgpu\.config\.state"
 REASON = r".metadata.annotations.gpuvirt\.io/vgpu\.config\.reason"
 A10 = "nvidia.com/GA102GL_A10"
@@ -384,7 +384,7 @@ def test_the_agent_goes_on_with_what_it_observed_before_its_restart(node: LabNod
         path = host / "var/lib/gpuvirt/wishes.json"
         return desiredstatestore.decode(path.read_bytes()).value.vgpu if path.exists() else None
 
-    with node.machine("2xA10") as host:
+    with node.simulated_host("2xA10") as host:
         with node.agent(options=options):
             node.until(lambda: kept(host) == desired, lambda: str(kept(host)))
             node.until_allocatable(A10, 2)

@@ -145,7 +145,7 @@ class Operated:
 @contextmanager
 def operated(node: LabNode) -> Iterator[Operated]:
     found = Operated(node)
-    with node.machine("2xA10-sriov") as host:
+    with node.simulated_host("2xA10-sriov") as host:
         text = MANIFEST
         for word, value in {"manager": f"{PREFIX}/{VGPU_DM}", "plugin": f"{PREFIX}/{NAME}", "host": str(host)}.items():
             text = text.replace(f"$({word})", value)

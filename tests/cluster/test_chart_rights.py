@@ -8,7 +8,7 @@ import yaml
 from lab.cluster.settings import NODE
 
 from gpuvirt.plain import Plain
-from tests.cluster.chartlab import IMAGE, NAMESPACE, Install, on_machine
+from tests.cluster.chartlab import IMAGE, NAMESPACE, Install, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
 from tests.cluster.kubevirtkinds import SOURCES, install
@@ -90,7 +90,7 @@ class Walk:
 
     def install(self, *values: str) -> str:
         """Install, and take down what that grants."""
-        release = self.user.installed("sandboxWorkloads.enabled=true", *on_machine(self.node), *values)
+        release = self.user.installed("sandboxWorkloads.enabled=true", *on_simulated_host(self.node), *values)
         for part in ("manifest", "hooks"):
             text = self.user.must("get", part, release, "-n", NAMESPACE)
             self.granted |= rights_in(yaml.safe_load_all(text))
@@ -213,7 +213,7 @@ def test_every_right_is_used_and_nothing_else_is_asked_for(user: Install, node: 
     begin = log.stat().st_size if log.exists() else 0
     walk = Walk(user, node)
     install_kubevirt(node)
-    with user.machine(node, "2xA10-sriov"):
+    with user.simulated_host(node, "2xA10-sriov"):
         first_release(walk)
         second_release(walk)
     with log.open() as file:

@@ -16,9 +16,9 @@ WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 CONTAINER, PASSTHROUGH, VGPU = (set(SETS[one]) for one in Workload)
 
 
-def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode) -> None:
+def test_a_node_becomes_what_its_label_says_and_waits_for_vms(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with controlled(node) as cluster, cluster.controller(), node.machine("4xT4"), node.nodes_kept():
+    with controlled(node) as cluster, cluster.controller(), node.simulated_host("4xT4"), node.nodes_kept():
         cluster.apply_policy({})
         cluster.until_said("True NoGPUNodes")
         cluster.label(f"{PRESENT}=true")
@@ -42,7 +42,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
             (gpu,) = mine
             cluster.until_said(f"it becomes container once these are free: {gpu} (passthrough, used by pod")
             node.until_allocatable("nvidia.com/GRID_T4-4Q", 0)
-            assert cluster.deployed() == VGPU, "a driver for containers would reach into the machine"
+            assert cluster.deployed() == VGPU, "a driver for containers would reach into the VM"
             assert node.devices("keeps") == mine
             assert "Draining" in node.kubectl("describe", "node", NODE)
             node.delete("keeps")
@@ -53,7 +53,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_machines(node: LabNode
 
 def test_the_numbers_of_the_gpu_operators_guide(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with controlled(node) as cluster, cluster.controller(), node.machine("2xA10-sriov"), node.nodes_kept():
+    with controlled(node) as cluster, cluster.controller(), node.simulated_host("2xA10-sriov"), node.nodes_kept():
         cluster.apply_policy({})
         cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
         with node.agent("", asks):
@@ -95,7 +95,7 @@ def test_the_younger_of_two_policies_says_that_it_does_not_count(node: LabNode) 
         ]
 
 
-def test_beside_nvidias_operator_nothing_is_done_but_to_nodes_for_machines_and_that_when_told(node: LabNode) -> None:
+def test_beside_nvidias_operator_nothing_is_done_but_to_nodes_for_vms_and_that_when_told(node: LabNode) -> None:
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

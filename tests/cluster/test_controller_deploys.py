@@ -18,16 +18,16 @@ IMAGE = f"{PREFIX}/{NAME}"
 
 
 def policy(cluster: ControlledNode, **more: object) -> Mapping[str, object]:
-    """Return a policy by which agents take the mounted machine for their host."""
+    """Return a policy by which agents take the mounted host for their host."""
     plugin = {"enabled": True, "env": [{"name": "GPUVIRT_HOST_ROOT", "value": "/run/nvidia/driver"}]}
     return {"hostPaths": {"driverInstallDir": str(cluster.node.host)}, "sandboxDevicePlugin": {**plugin, **more}}
 
 
 @contextmanager
 def deploying(node: LabNode) -> Iterator[ControlledNode]:
-    """Run a controller that deploys our image, on a machine with two A10s for vGPUs."""
+    """Run a controller that deploys our image, on a host with two A10s for vGPUs."""
     options = ("--image", IMAGE, "--image-pull-policy", "Never")
-    with controlled(node) as cluster, node.machine("2xA10-sriov"), node.nodes_kept():
+    with controlled(node) as cluster, node.simulated_host("2xA10-sriov"), node.nodes_kept():
         cluster.apply_agent_access()
         with cluster.controller(*options):
             cluster.apply_policy(policy(cluster))

@@ -62,7 +62,7 @@ class Admin:
 def administered(node: LabNode) -> Iterator[Admin]:
     """Run a controller and an agent on a node with T4s for vGPUs, in a cluster with KubeVirt's kinds."""
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with controlled(node) as cluster, node.machine("4xT4"), node.nodes_kept():
+    with controlled(node) as cluster, node.simulated_host("4xT4"), node.nodes_kept():
         install(node, next(iter(SOURCES)))
         with cluster.controller(), node.agent("", asks):
             cluster.apply_policy({})
@@ -70,7 +70,7 @@ def administered(node: LabNode) -> Iterator[Admin]:
             yield Admin(cluster)
 
 
-def test_machines_may_have_what_nodes_offer_whatever_an_admin_does_beside_it(node: LabNode) -> None:
+def test_vms_may_have_what_nodes_offer_whatever_an_admin_does_beside_it(node: LabNode) -> None:
     with administered(node) as admin:
         admin.make({"developerConfiguration": {"featureGates": ["Sidecar"]}})
         node.until_allocatable(HALF, 8)
@@ -121,7 +121,7 @@ def test_what_kubevirt_provides_itself_is_never_registered_and_a_restart_changes
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig), "--await-controller")
     log = node.cluster.folder / "log/agent.log"
     since = len(log.read_text()) if log.exists() else 0
-    with controlled(node) as cluster, node.machine("4xT4"), node.nodes_kept():
+    with controlled(node) as cluster, node.simulated_host("4xT4"), node.nodes_kept():
         install(node, next(iter(SOURCES)))
         admin = Admin(cluster)
         admin.make(

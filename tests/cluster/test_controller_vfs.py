@@ -27,7 +27,7 @@ def gpus(node: LabNode, field: str) -> set[str]:
 
 def test_without_sriov_manage_nothing_is_removed_and_the_driver_that_brings_it_stays(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with controlled(node) as cluster, cluster.controller(), node.machine("2xA10-sriov"), node.nodes_kept():
+    with controlled(node) as cluster, cluster.controller(), node.simulated_host("2xA10-sriov"), node.nodes_kept():
         cluster.apply_policy({})
         cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
         with node.agent("", asks):

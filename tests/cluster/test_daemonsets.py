@@ -24,7 +24,7 @@ Manifest = dict[str, object]
 
 
 class DaemonSet:
-    """A manifest of ours, applied with the lab's image and with the mounted machine as its host."""
+    """A manifest of ours, applied with the lab's image and with the mounted host as its host."""
 
     def __init__(self, node: LabNode, file: str) -> None:
         self.node = node
@@ -63,7 +63,7 @@ class DaemonSet:
 
 
 def _adapted(manifest: Mapping[str, object], host: Path) -> Manifest:
-    """Return a manifest with the lab's image, and the mounted machine as the host that the agent looks at."""
+    """Return a manifest with the lab's image, and the mounted host as the host that the agent looks at."""
     text = yaml.safe_dump(dict(manifest)).replace("image: gpuvirt:0.1.0", f"image: {PREFIX}/{NAME}")
     adapted: Manifest = yaml.safe_load(text.replace("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never"))
     if adapted["kind"] != "DaemonSet":
@@ -78,7 +78,7 @@ def _adapted(manifest: Mapping[str, object], host: Path) -> Manifest:
 
 @pytest.fixture(params=["node.yaml", "plugin-only.yaml"])
 def daemon_set(node: LabNode, image: None, request: pytest.FixtureRequest) -> Iterator[DaemonSet]:  # noqa: ARG001
-    with node.machine("2xA10"), DaemonSet(node, request.param) as found:
+    with node.simulated_host("2xA10"), DaemonSet(node, request.param) as found:
         yield found
 
 
@@ -109,7 +109,7 @@ def test_the_agents_pages_answer_in_its_pod(daemon_set: DaemonSet) -> None:
 
 
 def test_an_agent_in_a_pod_follows_its_node_with_its_own_roles(node: LabNode, image: None) -> None:  # noqa: ARG001
-    with node.machine("2xA10") as host, DaemonSet(node, "node.yaml") as daemon_set:
+    with node.simulated_host("2xA10") as host, DaemonSet(node, "node.yaml") as daemon_set:
         kept = host / "var/lib/gpuvirt/wishes.json"
 
         def desired() -> NodeRequest | None:

@@ -54,7 +54,7 @@ def test_what_the_cluster_permits(node: LabNode) -> None:
         "metadata": {"name": "kubevirt", "namespace": node.namespace},
         "spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": []}}},
     }
-    with node.machine("2xA10"):
+    with node.simulated_host("2xA10"):
         assert "NotPermitted" not in found(node), "KubeVirt is not there"
         node.apply(CRD)
         node.until(lambda: node.cluster.kubectl("get", "kubevirts").returncode == 0, lambda: "the kind is not served")

@@ -22,7 +22,7 @@ def parts(**on: object) -> Mapping[str, object]:
 
 def test_the_driver_waits_until_no_gpu_carries_vgpus(node: LabNode, image: None) -> None:  # noqa: ARG001
     named = {"repository": "registry.example", "image": "none", "version": "1"}
-    with controlled(node) as cluster, node.machine("4xT4"), node.nodes_kept():
+    with controlled(node) as cluster, node.simulated_host("4xT4"), node.nodes_kept():
         cluster.apply_operand_access()
         with cluster.controller("--image", IMAGE, "--image-pull-policy", "Never"):
             driver = {**named, "manager": named}

@@ -31,7 +31,7 @@ def reporting(node: LabNode, config: str = "") -> Iterator["subprocess.Popen[str
     """Run an agent in a cluster that knows GpuNodes; it gives the agent's process."""
     install_kind(node)
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with node.machine("4xT4"), node.agent(config, asks) as agent, node.nodes_kept():
+    with node.simulated_host("4xT4"), node.agent(config, asks) as agent, node.nodes_kept():
         yield agent
 
 

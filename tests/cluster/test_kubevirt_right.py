@@ -216,7 +216,7 @@ async def test_an_uninstall_takes_it_back(dependencies: Dependencies) -> None:
     assert dependencies.node.kubectl("get", "configmaps", "-o", "name").split() == ["configmap/kube-root-ca.crt"]
 
 
-async def test_machines_are_read_for_the_names_of_their_devices(dependencies: Dependencies) -> None:
+async def test_vms_are_read_for_the_names_of_their_devices(dependencies: Dependencies) -> None:
     dependencies.node.cluster.kubectl("apply", "--namespace", dependencies.node.namespace, "-f", "-", given=VMI)
     instances = await dependencies.client.list(INSTANCES.collection)
     vms = await dependencies.client.list(VIRTUAL_MACHINES.collection)

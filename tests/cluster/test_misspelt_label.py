@@ -98,7 +98,7 @@ def running(node: LabNode) -> Iterator[Place]:
     """Run a controller and an agent whose metrics can be asked for."""
     agent_port, controller_port = free_port(), free_port()
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig), "--listen", f"127.0.0.1:{agent_port}")
-    with controlled(node) as cluster, node.machine("4xT4"), node.nodes_kept():
+    with controlled(node) as cluster, node.simulated_host("4xT4"), node.nodes_kept():
         cluster.apply_policy({})
         cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
         with cluster.controller("--listen", f"127.0.0.1:{controller_port}"), node.agent("", asks):

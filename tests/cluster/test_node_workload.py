@@ -19,7 +19,7 @@ WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 def following(node: LabNode) -> Iterator[None]:
     """Run an agent that follows the node's label."""
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with node.machine("4xT4"), node.agent("workload_label: true", asks), node.nodes_kept():
+    with node.simulated_host("4xT4"), node.agent("workload_label: true", asks), node.nodes_kept():
         yield
 
 

@@ -20,7 +20,7 @@ SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
 
 
 def test_pods_get_one_gpu_and_two(node: LabNode) -> None:
-    with node.machine("2xA10"), node.agent():
+    with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
         one = node.run("one", PodRequest({A10: 1}))
         assert one[0] in {f"{A10_ENV}=0000:65:00.0", f"{A10_ENV}=0000:ca:00.0"}
@@ -32,7 +32,7 @@ def test_pods_get_one_gpu_and_two(node: LabNode) -> None:
 
 def test_cdi_devices_arrive(node: LabNode) -> None:
     """The runtime applies what the answer names: without the spec it can't start the container, and says which."""
-    with node.machine("2xA10"), node.agent("cdi: answers"):
+    with node.simulated_host("2xA10"), node.agent("cdi: answers"):
         node.until_allocatable(A10, 2)
         assert node.run("with", PodRequest({A10: 2}))[1:] == ["12", "22", "vfio"]
         specs = node.host / "run/cdi"
@@ -55,7 +55,7 @@ def test_a_pod_that_asks_for_what_the_kubelet_does_not_know_gets_none(node: LabN
 
 
 def test_allocatable_follows_health_and_hotplug(node: LabNode) -> None:
-    with node.machine("2xA10") as host, node.agent():
+    with node.simulated_host("2xA10") as host, node.agent():
         node.until_allocatable(A10, 2)
         (host / "dev/vfio/12").unlink()
         node.until_allocatable(A10, 1)
@@ -70,7 +70,7 @@ def test_allocatable_follows_health_and_hotplug(node: LabNode) -> None:
 
 
 def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> None:
-    with node.machine("2xA10") as host, node.agent():
+    with node.simulated_host("2xA10") as host, node.agent():
         node.until_allocatable(A10, 2)
         for address in ("0000:65:00.0", "0000:ca:00.0"):
             (host / "sys/bus/pci/drivers/vfio-pci/unbind").write_text(address)
@@ -83,7 +83,7 @@ def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> 
 
 
 def test_after_a_restart_of_the_kubelet_all_is_back(node: LabNode) -> None:
-    with node.machine("2xA10"), node.agent():
+    with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
         node.start("keeps", PodRequest({A10: 1}, SLEEP))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
@@ -96,7 +96,7 @@ def test_after_a_restart_of_the_kubelet_all_is_back(node: LabNode) -> None:
 
 
 def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> None:
-    with node.machine("2xA10"):
+    with node.simulated_host("2xA10"):
         with node.agent() as first:
             node.until_allocatable(A10, 2)
             node.start("keeps", PodRequest({A10: 1}, SLEEP))
@@ -126,7 +126,7 @@ def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNo
         links = {one: node.host / "sys/bus/pci/devices" / one / "driver" for one in ("0000:65:00.0", "0000:ca:00.0")}
         return {one: os.path.realpath(link).rpartition("/")[2] for one, link in links.items()}
 
-    with node.machine("2xA10"):
+    with node.simulated_host("2xA10"):
         with node.agent("mode: passthrough"):
             node.until_allocatable(A10, 2)
             node.start("keeps", PodRequest({A10: 1}, SLEEP))
@@ -145,7 +145,7 @@ def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNo
 
 
 def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNode) -> None:
-    with node.machine("4xRTX2060"), node.agent():
+    with node.simulated_host("4xRTX2060"), node.agent():
         node.until_allocatable(RTX2060, 4)
         names = [f"vm-{number}" for number in range(6)]
         for name in names:
@@ -165,14 +165,14 @@ def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNo
 
 
 def test_an_init_container_and_the_app_have_the_same_device(node: LabNode) -> None:
-    with node.machine("2xA10"), node.agent():
+    with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
         app = node.run("both", PodRequest({A10: 1}, init={A10: 1}))
         assert app[0] == node.output("both", "first")[0]
 
 
 def test_two_gpus_come_from_one_numa_node(node: LabNode) -> None:
-    with node.machine("4xRTX2060"), node.agent():
+    with node.simulated_host("4xRTX2060"), node.agent():
         node.until_allocatable(RTX2060, 4)
         assert devices_of(node.run("pair", PodRequest({RTX2060: 2}))) in (
             {"0000:04:00.0", "0000:3b:00.0"},
@@ -181,7 +181,7 @@ def test_two_gpus_come_from_one_numa_node(node: LabNode) -> None:
 
 
 def test_the_command_shows_who_holds_what(node: LabNode) -> None:
-    with node.machine("2xA10") as host, node.agent():
+    with node.simulated_host("2xA10") as host, node.agent():
         node.until_allocatable(A10, 2)
         node.start("vm", PodRequest({A10: 1}, SLEEP))
 

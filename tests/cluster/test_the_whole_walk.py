@@ -12,7 +12,7 @@ from lab.cluster.settings import NODE
 from gpuvirt.cluster.labels import SETS
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.plain import Plain
-from tests.cluster.chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_machine
+from tests.cluster.chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
 from tests.cluster.kubevirtkinds import SOURCES, install
@@ -114,7 +114,7 @@ def admin(user: Install, node: LabNode) -> Iterator[Admin]:
             "patch", "kubevirt", "kubevirt", "-n", "kubevirt", "--subresource=status", "--type=merge", "-p", said
         )
         user.kubectl("label", "node", NODE, f"{PRESENT}=true", *(f"{key}={value}" for key, value in OS.items()))
-        with user.machine(node, "2xA10-sriov"), no_log_left():
+        with user.simulated_host(node, "2xA10-sriov"), no_log_left():
             yield admin
     finally:
         node.kubectl("delete", "namespace", "kubevirt", "--wait=true", "--ignore-not-found")
@@ -126,7 +126,7 @@ def test_the_guide_from_the_patch_to_twelve_vgpus_and_back(admin: Admin) -> None
     makes_vgpus(admin)
     names_its_own_config(admin, release)
     changes_vgpus_again(admin)
-    machines_are_taken(admin)
+    vms_are_taken(admin)
     with nodes_beside(admin):
         each_node_has_what_it_is_for(admin)
         devices = len(list((admin.node.host / "sys/bus/mdev/devices").iterdir()))
@@ -156,7 +156,7 @@ def installs(admin: Admin) -> str:
         "vgpuManager.image=vgpu-manager",
         f"vgpuManager.version={VERSION}",
         "vgpuManager.imagePullSecrets={registry-secret}",
-        *on_machine(admin.node),
+        *on_simulated_host(admin.node),
     )
 
 
@@ -193,16 +193,16 @@ def changes_vgpus_again(admin: Admin) -> None:
     assert admin.user.get("clusterpolicy/cluster-policy", ".status.state") == "ready"
 
 
-def machines_are_taken(admin: Admin) -> None:
+def vms_are_taken(admin: Admin) -> None:
     """The API server accepts each VM of the guides and of our examples, but for a version that it no longer serves."""
     create = ("create", "--dry-run=server", "--validate=strict", "-f")
-    texts = (Path(__file__).with_name("machines.yaml"), *sorted((ROOT / "examples").glob("vm-*.yaml")))
+    texts = (Path(__file__).with_name("vms.yaml"), *sorted((ROOT / "examples").glob("vm-*.yaml")))
     manifests = (one for text in texts for one in yaml.safe_load_all(text.read_text()))
-    machines = [one for one in manifests if one["kind"].startswith("VirtualMachine")]
-    assert {one["apiVersion"].partition("/")[2] for one in machines} == {"v1", "v1alpha3", "v1alpha1"}
-    for machine in machines:
-        done = admin.user.cluster.kubectl(*create, "-", given=yaml.safe_dump(machine))
-        if machine["apiVersion"] == "kubevirt.io/v1alpha1":
+    vms = [one for one in manifests if one["kind"].startswith("VirtualMachine")]
+    assert {one["apiVersion"].partition("/")[2] for one in vms} == {"v1", "v1alpha3", "v1alpha1"}
+    for vm in vms:
+        done = admin.user.cluster.kubectl(*create, "-", given=yaml.safe_dump(vm))
+        if vm["apiVersion"] == "kubevirt.io/v1alpha1":
             assert 'no matches for kind "VirtualMachineInstance" in version "kubevirt.io/v1alpha1"' in done.stderr
         else:
             assert "created (server dry run)" in done.stdout, done.stderr

@@ -25,7 +25,7 @@ def resource(name: str) -> str:
 def change(node: LabNode) -> Iterator[None]:
     """Run an agent that carves."""
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with node.machine("2xA10-sriov"), node.agent("mode: vgpu", asks):
+    with node.simulated_host("2xA10-sriov"), node.agent("mode: vgpu", asks):
         yield
 
 

@@ -121,7 +121,7 @@ def reporting(node: LabNode) -> Iterator[Admin]:
     node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
     node.until(lambda: node.cluster.kubectl("get", "gpunodes").returncode == 0, lambda: "the kind is not served yet")
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
-    with node.machine("2xA10"), node.agent("", asks):
+    with node.simulated_host("2xA10"), node.agent("", asks):
         node.until_allocatable(A10, 2)
         yield Admin(node)
 

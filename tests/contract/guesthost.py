@@ -15,7 +15,7 @@ from lab.kernel.kit import Flavour, prepare
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.kernel import Kernel
-from tests.contract.hosts import LONG_S, Answer, Job, Machine
+from tests.contract.hosts import LONG_S, Answer, Job, Vm
 
 GUESTS = [
     pytest.param(name, marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
@@ -48,7 +48,7 @@ class GuestJob:
         return None if said is None else Answer(data=str(said).encode("latin-1"))
 
 
-class GuestMachine:
+class GuestVm:
     """The agent in the guest, which has a group open."""
 
     def __init__(self, channel: Channel, number: int) -> None:
@@ -72,13 +72,13 @@ class GuestHost:
         self.series = series
         self.kernel: Kernel = guest.kernel
 
-    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Vm:
         number = self.guest.channel.number("user_of_group", group, "devices" if devices else "group")
-        return GuestMachine(self.guest.channel, number)
+        return GuestVm(self.guest.channel, number)
 
-    def open_devices(self, *devices: str, bind: bool = True) -> Machine:
+    def open_devices(self, *devices: str, bind: bool = True) -> Vm:
         number = self.guest.channel.number("user_of_devices", "bound" if bind else "open", *devices)
-        return GuestMachine(self.guest.channel, number)
+        return GuestVm(self.guest.channel, number)
 
     def start_write(self, path: str, text: str) -> Job:
         return self.start_writer(path, text)

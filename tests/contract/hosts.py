@@ -24,10 +24,10 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
 
-MACHINE = Path(__file__).parent / "machine.yaml"
+HOST_FILE = Path(__file__).parent / "host.yaml"
 
 LONG_S = 60.0
-"""How long something that must come is waited for; it comes in a moment, but for others' load on the machine."""
+"""How long something that must come is waited for; it comes in a moment, but for others' load on the computer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Job(Protocol):
         ...
 
 
-class Machine(Protocol):
-    """A virtual machine, or what else has a group open."""
+class Vm(Protocol):
+    """A VM, or what else has a group open."""
 
     def asked_back(self, within_s: float = 0.0) -> bool:
         """Return whether it is asked to give a device back (VFIO's request event), by now or in time."""
@@ -76,7 +76,7 @@ class Host(Protocol):
         """How long a call must have slept to count as asleep."""
         ...
 
-    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Vm:
         """Open a group, and all its devices unless told not to; raise OSError as the kernel does."""
         ...
 
@@ -171,7 +171,7 @@ class ThreadCallers:
         return ThreadJob(lambda: self.kernel.read(HostPath(path)))
 
 
-class MemoryMachine:
+class MemoryVm:
     """A process of the simulated kernel that has a group open."""
 
     def __init__(self, kernel: SimKernel, process: Process, asked_before: int) -> None:
@@ -191,7 +191,7 @@ class MemoryMachine:
 class CdevHost(Host, Protocol):
     """A host whose kernel has nodes of single VFIO devices."""
 
-    def open_devices(self, *devices: str, bind: bool = True) -> Machine:
+    def open_devices(self, *devices: str, bind: bool = True) -> Vm:
         """Open devices by their own nodes, and bind them to an iommufd unless told not to; raise as the kernel does."""
         ...
 
@@ -207,22 +207,22 @@ class MemoryHost(ThreadCallers):
     """The simulated kernel, called directly."""
 
     def __init__(self, *, iommufd: bool = False, group_nodes: bool = True) -> None:
-        machine = msgspec.structs.replace(load_host(str(MACHINE)), iommufd=iommufd, group_nodes=group_nodes)
-        self._sim = build_host(machine, wait=True)
+        vm = msgspec.structs.replace(load_host(str(HOST_FILE)), iommufd=iommufd, group_nodes=group_nodes)
+        self._sim = build_host(vm, wait=True)
         super().__init__(self._sim)
 
     def load_driver(self, driver: str) -> None:
         """Have one more driver in the kernel."""
         self._sim.pci.add_driver(driver)
 
-    def open_devices(self, *devices: str, bind: bool = True) -> Machine:
+    def open_devices(self, *devices: str, bind: bool = True) -> Vm:
         asked = len(self._sim.vfio.requests)
         names = [cdev_of(self, device) for device in devices]
-        return MemoryMachine(self._sim, self._sim.open_devices(names, bind=bind), asked)
+        return MemoryVm(self._sim, self._sim.open_devices(names, bind=bind), asked)
 
-    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Vm:
         asked = len(self._sim.vfio.requests)
-        return MemoryMachine(self._sim, self._sim.start_vm(group, devices=devices), asked)
+        return MemoryVm(self._sim, self._sim.start_vm(group, devices=devices), asked)
 
 
 class MountedHost:
@@ -256,13 +256,13 @@ class MountHost(ThreadCallers):
             raise OSError(answer["errno"], " ".join(words))
         return answer["value"]
 
-    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Machine:
+    def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Vm:
         return MountedHost(self, self.tell("start", str(group), "devices" if devices else "group"))
 
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[MountHost]:
-    """Mount the machine for as long as the context lasts."""
+    """Mount the simulated host for as long as the context lasts."""
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).parent / "mountserver.py"), str(folder)],
         stdin=subprocess.PIPE,

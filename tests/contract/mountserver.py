@@ -1,4 +1,4 @@
-"""A mounted simulated machine that is told, on standard input, what happens on it.
+"""A mounted simulated host that is told, on standard input, what happens on it.
 
 start GROUP devices|group, asked_back PROCESS SECONDS, end PROCESS; each is answered with a line of JSON.
 """
@@ -57,7 +57,7 @@ class Director:
 
 def main() -> None:
     """Mount at the folder that is given."""
-    kernel = build_host(load_host(str(Path(__file__).parent / "machine.yaml")), wait=True)
+    kernel = build_host(load_host(str(Path(__file__).parent / "host.yaml")), wait=True)
     threading.Thread(target=Director(kernel).obey, daemon=True).start()
     serve(kernel, Path(sys.argv[1]), Nodes.FILES, lambda: say("ready"))
 

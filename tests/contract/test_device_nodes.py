@@ -79,22 +79,22 @@ def test_one_process_has_all_of_a_group(host: CdevHost) -> None:
     host.open_devices(GPU, AUDIO).end()
 
 
-def test_a_native_driver_and_a_machine_keep_each_other_out_of_a_group(host: CdevHost) -> None:
+def test_a_native_driver_and_a_vm_keep_each_other_out_of_a_group(host: CdevHost) -> None:
     bind(host, GPU, "vfio-pci")
     assert failure(host, GPU) == errno.EPERM
     assert write(host, "/sys/bus/pci/drivers/snd_hda_intel/unbind", AUDIO) == 0
-    machine = host.open_devices(GPU)
+    vm = host.open_devices(GPU)
     assert write(host, "/sys/bus/pci/drivers_probe", AUDIO) == errno.EINVAL
     assert write(host, "/sys/bus/pci/drivers/snd_hda_intel/bind", AUDIO) == errno.EBUSY
-    machine.end()
+    vm.end()
     assert write(host, "/sys/bus/pci/drivers_probe", AUDIO) == 0
 
 
 def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(host: CdevHost) -> None:
     node, other = ready(host)
-    machine = host.open_devices(GPU, AUDIO)
+    vm = host.open_devices(GPU, AUDIO)
     job = host.start_write(UNBIND, GPU)
-    assert machine.asked_back(LONG_S), "the machine has lost its GPU"
+    assert vm.asked_back(LONG_S), "the VM has lost its GPU"
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"{DEVICE}/driver")
     assert not exists(host, f"{DEVICE}/vfio-dev")
@@ -103,7 +103,7 @@ def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(hos
     seen = with_users(host.kernel, scan(host.kernel))
     assert {user.node for user in seen.users_of_lost_nodes} == {f"{NODES}/{node} (deleted)"}
     assert reasons(seen)[GPU] == {ReasonCode.UNBIND_PENDING}
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
 
 
@@ -119,11 +119,11 @@ def test_unbind_of_a_device_that_is_merely_open_sleeps_and_asks_nobody(host: Cde
 
 def test_users_are_found_by_the_node_of_their_device(host: CdevHost) -> None:
     node, _ = ready(host)
-    machine = host.open_devices(GPU)
+    vm = host.open_devices(GPU)
     users = with_users(host.kernel, scan(host.kernel)).users
     assert users is not None
     assert [user.node for user in users[group_of(host, GPU)]] == [f"{NODES}/{node}"]
-    machine.end()
+    vm.end()
 
 
 def test_a_group_without_a_node_is_no_lease(host: CdevHost) -> None:
@@ -143,11 +143,11 @@ def test_a_lease_keeps_everybody_out(host: CdevHost) -> None:
 
 def test_a_device_in_use_can_not_be_leased_and_its_user_hears_nothing(host: CdevHost) -> None:
     names = ready(host)
-    machine = host.open_devices(GPU, AUDIO)
+    vm = host.open_devices(GPU, AUDIO)
     with pytest.raises(DeviceBusyError), host.kernel.lease_devices(names):
         pass
-    assert not machine.asked_back()
-    machine.end()
+    assert not vm.asked_back()
+    vm.end()
 
 
 def test_whether_a_device_beside_one_with_a_native_driver_is_in_use_can_not_be_told(host: CdevHost) -> None:
@@ -177,7 +177,7 @@ def test_under_a_lease_a_native_driver_gets_none_before_all_are_free(host: CdevH
 
 
 def test_a_device_that_somebody_has_merely_open_can_be_leased_and_unbind_waits_for_them(host: CdevHost) -> None:
-    """A machine that is about to start looks like that, so the open files are looked through as well."""
+    """A VM that is about to start looks like that, so the open files are looked through as well."""
     names = ready(host)
     process = host.open_devices(GPU, bind=False)
     with host.kernel.lease_devices(names):
@@ -211,7 +211,7 @@ def test_an_mdev_is_in_no_group(host: CdevHost, mdev: str) -> None:
 def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: CdevHost, mdev: str) -> None:
     left = HostPath(f"{TYPE}/available_instances")
     before = int(host.kernel.read(left))
-    machine = host.open_devices(UUID)
+    vm = host.open_devices(UUID)
     with pytest.raises(DeviceBusyError), host.kernel.lease_devices([mdev]):
         pass
     job = host.start_write(f"/sys/bus/mdev/devices/{UUID}/remove", "1")
@@ -219,7 +219,7 @@ def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: CdevHost, 
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
     assert not exists(host, "/dev/vfio"), "the folders go with the last node"
     assert int(host.kernel.read(left)) == before
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     assert int(host.kernel.read(left)) == before + 1
 
@@ -232,14 +232,14 @@ def test_an_mdev_is_removed_under_a_lease(host: CdevHost, mdev: str) -> None:
 
 def test_where_there_are_both_a_bound_device_makes_its_group_busy(both: CdevHost) -> None:
     ready(both)
-    machine = both.open_devices(GPU)
+    vm = both.open_devices(GPU)
     with pytest.raises(DeviceBusyError), both.kernel.lease(group_of(both, GPU)):
         pass
     with pytest.raises(OSError, match=r".") as failed:
         both.start_vm(group_of(both, GPU))
     assert failed.value.errno == errno.EBUSY
-    assert not machine.asked_back()
-    machine.end()
+    assert not vm.asked_back()
+    vm.end()
 
 
 def test_where_there_are_both_an_open_group_keeps_devices_from_being_bound(both: CdevHost) -> None:

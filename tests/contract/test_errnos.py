@@ -125,26 +125,26 @@ def test_removed_from_the_bus_and_found_again(host: Host) -> None:
     assert driver(host, GPU) == "nvidia"
 
 
-def test_a_native_driver_gets_no_function_of_a_group_that_a_machine_has(host: Host) -> None:
+def test_a_native_driver_gets_no_function_of_a_group_that_a_vm_has(host: Host) -> None:
     bind(host, TWIN, "vfio-pci")
     assert write(host, f"{BUS}/drivers/snd_hda_intel/unbind", AUDIO) == 0
-    machine = host.start_vm(group_of(host, TWIN))
+    vm = host.start_vm(group_of(host, TWIN))
     assert write(host, f"{BUS}/drivers_probe", AUDIO) == errno.EINVAL
     assert write(host, f"{BUS}/drivers/snd_hda_intel/bind", AUDIO) == errno.EBUSY
     assert driver(host, AUDIO) is None
-    machine.end()
+    vm.end()
     assert write(host, f"{BUS}/drivers_probe", AUDIO) == 0
     assert driver(host, AUDIO) == "snd_hda_intel"
 
 
-def test_a_function_that_comes_back_to_a_group_that_a_machine_has_gets_no_driver(host: Host) -> None:
+def test_a_function_that_comes_back_to_a_group_that_a_vm_has_gets_no_driver(host: Host) -> None:
     bind(host, TWIN, "vfio-pci")
     assert write(host, f"{BUS}/devices/{AUDIO}/remove", "1") == 0
-    machine = host.start_vm(group_of(host, TWIN))
+    vm = host.start_vm(group_of(host, TWIN))
     assert write(host, f"{BUS}/rescan", "1") == 0
     assert group_of(host, AUDIO) == group_of(host, TWIN)
     assert driver(host, AUDIO) is None
-    machine.end()
+    vm.end()
 
 
 def test_a_native_driver_gets_a_function_of_a_group_that_is_only_leased(host: Host) -> None:
@@ -236,10 +236,10 @@ def test_the_types_and_mdevs_of_a_gpu_go_with_its_driver(host: Host) -> None:
 
 def test_a_driver_stays_until_the_users_of_its_mdevs_let_go(host: Host) -> None:
     assert write(host, CREATE, UUID) == 0
-    machine = host.start_vm(group_of(host, UUID))
+    vm = host.start_vm(group_of(host, UUID))
     job = host.start_write(f"{BUS}/drivers/nvidia/unbind", PARENT)
     assert job.answer(host.patience_s) is None
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     assert driver(host, PARENT) is None
     assert not exists(host, f"{MDEVS}/{UUID}")

@@ -60,7 +60,7 @@ def test_the_scan_finds_what_lspci_prints(guest: GuestHost) -> None:
 
 
 def cards(facts: Facts) -> Mapping[PciAddress, PciFunction]:
-    """Return the functions behind the root ports: the others are the board's, and the simulated machine has none."""
+    """Return the functions behind the root ports: the others are the board's, and the simulated host has none."""
     return {address: one for address, one in facts.functions.items() if not address.startswith("0000:00:")}
 
 
@@ -72,7 +72,7 @@ def shared(functions: Mapping[PciAddress, PciFunction]) -> set[frozenset[PciAddr
     return {frozenset(group) for group in groups.values()}
 
 
-def test_the_simulated_machine_is_this_one(guest: GuestHost) -> None:
+def test_the_simulated_host_is_this_one(guest: GuestHost) -> None:
     """Not compared: boot ids, numbers of groups, and the functions of QEMU's own board on bus 0."""
     real, simulated = scan(guest.kernel), scan(MemoryHost().kernel)
     ours, theirs = cards(simulated), cards(real)
@@ -100,15 +100,15 @@ def test_sigkill_does_not_end_a_writer_that_sleeps(guest: GuestHost) -> None:
     """A caller that sleeps in the mounted simulator can be killed: FUSE lets it go. Here nothing helps but the user."""
     bind(guest, GPU, "vfio-pci")
     bind(guest, AUDIO, "vfio-pci")
-    machine = guest.start_vm(group_of(guest, GPU))
+    vm = guest.start_vm(group_of(guest, GPU))
     writer = guest.start_writer(UNBIND, GPU)
-    assert machine.asked_back(LONG_S)
+    assert vm.asked_back(LONG_S)
     writer.kill()
     assert writer.answer(guest.patience_s) is None
     state = guest.kernel.read(HostPath(f"/proc/{writer.pid}/stat")).rpartition(b")")[2].split()[0]
     assert state == b"D"
     assert b"vfio" in guest.kernel.read(HostPath(f"/proc/{writer.pid}/wchan"))
-    machine.end()
+    vm.end()
     ended = writer.answer(LONG_S)
     assert ended is not None
     assert ended != Answer(), "it was killed before it could say anything"
@@ -120,11 +120,11 @@ def test_the_users_of_a_group_are_found(guest: GuestHost) -> None:
     bind(guest, AUDIO, "vfio-pci")
     group = group_of(guest, GPU)
     assert with_users(guest.kernel, scan(guest.kernel)).users == {}
-    machine = guest.start_vm(group)
+    vm = guest.start_vm(group)
     users = with_users(guest.kernel, scan(guest.kernel)).users
     assert users is not None
     assert [(user.node, user.command[:6]) for user in users[group]] == [(f"/dev/vfio/{group}", "python")]
-    machine.end()
+    vm.end()
 
 
 def test_uevents_arrive(guest: GuestHost) -> None:

@@ -41,10 +41,10 @@ def test_unbind_succeeds_while_only_our_own_group_is_open(host: Host, group: Iom
 
 
 def test_unbind_succeeds_while_a_group_is_open_and_none_of_its_devices_is(host: Host, group: IommuGroup) -> None:
-    machine = host.start_vm(group, devices=False)
+    vm = host.start_vm(group, devices=False)
     assert write(host, UNBIND, GPU) == 0
-    assert not machine.asked_back()
-    machine.end()
+    assert not vm.asked_back()
+    vm.end()
 
 
 def test_the_node_goes_with_the_last_function_of_the_group(host: Host, group: IommuGroup) -> None:
@@ -55,14 +55,14 @@ def test_the_node_goes_with_the_last_function_of_the_group(host: Host, group: Io
 
 
 def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(host: Host, group: IommuGroup) -> None:
-    machine = host.start_vm(group)
+    vm = host.start_vm(group)
     job = host.start_write(UNBIND, GPU)
-    assert machine.asked_back(LONG_S), "the machine has lost its GPU"
+    assert vm.asked_back(LONG_S), "the VM has lost its GPU"
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"{DEVICE}/driver"), "its links are gone, though the device is not"
     assert not exists(host, f"/sys/bus/pci/drivers/vfio-pci/{GPU}")
     assert exists(host, f"/dev/vfio/{group}")
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     assert not exists(host, f"{DEVICE}/driver")
     assert exists(host, f"/dev/vfio/{group}"), "its audio function is still there"
@@ -74,13 +74,13 @@ NO_LONGER = (6, 12)
 
 @pytest.mark.parametrize("attribute", ["driver_override", "uevent"])
 def test_meanwhile_reading_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
-    machine = host.start_vm(group)
+    vm = host.start_vm(group)
     unbind = host.start_write(UNBIND, GPU)
-    assert machine.asked_back(LONG_S)
+    assert vm.asked_back(LONG_S)
     read = host.start_read(f"{DEVICE}/{attribute}")
     if host.series < NO_LONGER:
         assert read.answer(host.patience_s) is None
-    machine.end()
+    vm.end()
     answer = read.answer(LONG_S)
     assert answer is not None
     assert answer.errno == 0
@@ -89,32 +89,32 @@ def test_meanwhile_reading_these_sleeps(host: Host, group: IommuGroup, attribute
 
 @pytest.mark.parametrize("attribute", ["driver_override", "reset"])
 def test_meanwhile_writing_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
-    machine = host.start_vm(group)
+    vm = host.start_vm(group)
     unbind = host.start_write(UNBIND, GPU)
-    assert machine.asked_back(LONG_S)
+    assert vm.asked_back(LONG_S)
     written = host.start_write(f"{DEVICE}/{attribute}", "1")
     if host.series < NO_LONGER or attribute == "reset":
         assert written.answer(host.patience_s) is None
-    machine.end()
+    vm.end()
     assert unbind.answer(LONG_S) == Answer()
     assert written.answer(LONG_S) is not None
 
 
 def test_meanwhile_all_else_is_fine(host: Host, group: IommuGroup) -> None:
-    machine = host.start_vm(group)
+    vm = host.start_vm(group)
     job = host.start_write(UNBIND, GPU)
-    assert machine.asked_back(LONG_S)
+    assert vm.asked_back(LONG_S)
     assert host.kernel.read(HostPath(f"{DEVICE}/vendor")) == b"0x10de\n"
     assert host.kernel.read(HostPath(f"{DEVICE}/config"))[:2] == b"\xde\x10"
     bind(host, OTHER, "vfio-pci")
     assert write(host, "/sys/bus/pci/drivers_probe", AUDIO) == 0
     with pytest.raises(DeviceBusyError), host.kernel.lease(group):
         pass
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
 
 
-def test_a_machine_cannot_start_on_a_group_with_a_native_driver_in_it(host: Host) -> None:
+def test_a_vm_cannot_start_on_a_group_with_a_native_driver_in_it(host: Host) -> None:
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "snd_hda_intel")
     with pytest.raises(PermissionError):
@@ -123,7 +123,7 @@ def test_a_machine_cannot_start_on_a_group_with_a_native_driver_in_it(host: Host
     host.start_vm(group_of(host, GPU)).end()
 
 
-def test_a_machine_on_a_busy_group_fails_and_takes_nothing_from_the_first(host: Host, group: IommuGroup) -> None:
+def test_a_vm_on_a_busy_group_fails_and_takes_nothing_from_the_first(host: Host, group: IommuGroup) -> None:
     first = host.start_vm(group)
     with pytest.raises(OSError, match=r".") as failure:
         host.start_vm(group)
@@ -155,13 +155,13 @@ def test_an_mdev_whose_group_only_we_have_open_is_removed(host: Host, mdev: Iomm
 
 def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: Host, mdev: IommuGroup) -> None:
     left = int(host.kernel.read(LEFT))
-    machine = host.start_vm(mdev)
+    vm = host.start_vm(mdev)
     job = host.start_write(REMOVE, "1")
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
     assert int(host.kernel.read(LEFT)) == left
     assert write(host, CREATE, ANOTHER) == 0
     assert exists(host, f"/sys/bus/mdev/devices/{ANOTHER}")
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     assert int(host.kernel.read(LEFT)) == left

@@ -77,14 +77,14 @@ def test_one_that_is_gone_or_another_is_not_removed(host: Host) -> None:
     assert [one.type for one in live(host)] == [SMALL]
 
 
-def test_one_whose_group_is_open_can_not_be_leased_and_its_machine_hears_nothing(host: Host) -> None:
+def test_one_whose_group_is_open_can_not_be_leased_and_its_vm_hears_nothing(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     group = group_of(host, UUID)
-    machine = host.start_vm(group)
+    vm = host.start_vm(group)
     with pytest.raises(Exception, match="in another process"), host.kernel.lease(group):
         pytest.fail("leased, though it is in use")
-    assert not machine.asked_back()
-    machine.end()
+    assert not vm.asked_back()
+    vm.end()
     until_free(host, group)
 
 
@@ -146,11 +146,11 @@ def test_a_vf_in_use_keeps_whoever_switches_it_off_waiting_and_its_user_is_asked
     assert write(host, NUMVFS, "2") == 0
     first = vfs(host)[0]
     bind(host, first, "vfio-pci")
-    machine = host.start_vm(group_of(host, first))
+    vm = host.start_vm(group_of(host, first))
     job = host.start_write(NUMVFS, "0")
-    assert machine.asked_back(LONG_S), "this is what must never be begun"
+    assert vm.asked_back(LONG_S), "this is what must never be begun"
     assert job.answer(host.patience_s) is None
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     assert vfs(host) == ()
 

@@ -109,25 +109,25 @@ def test_a_gpu_that_no_driver_takes_is_never_said_to_be_back(mover: Mover) -> No
     assert mover.drivers(IDLE) == ["vfio-pci"]
 
 
-def test_a_gpu_that_a_machine_has_is_not_touched_and_the_machine_hears_nothing(host: Host, mover: Mover) -> None:
+def test_a_gpu_that_a_vm_has_is_not_touched_and_the_vm_hears_nothing(host: Host, mover: Mover) -> None:
     mover.move(DesiredDriver.PASSTHROUGH, GPU)
-    machine = host.start_vm(group_of(host, GPU))
+    vm = host.start_vm(group_of(host, GPU))
     mover.steps.clear()
     (refused,) = {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU)}
     assert refused is ReasonCode.IN_USE
     assert mover.steps == []
-    assert not machine.asked_back(host.patience_s)
+    assert not vm.asked_back(host.patience_s)
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
-    machine.end()
+    vm.end()
 
 
-def test_no_force_moves_what_a_machine_has(host: Host, mover: Mover) -> None:
+def test_no_force_moves_what_a_vm_has(host: Host, mover: Mover) -> None:
     mover.move(DesiredDriver.PASSTHROUGH, GPU)
-    machine = host.start_vm(group_of(host, GPU))
+    vm = host.start_vm(group_of(host, GPU))
     forced = inputs(forced=True)
     assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=forced)} == {ReasonCode.IN_USE}
-    assert not machine.asked_back(host.patience_s)
-    machine.end()
+    assert not vm.asked_back(host.patience_s)
+    vm.end()
 
 
 def test_half_a_group_that_somebody_else_has_left_is_made_whole(host: Host, mover: Mover) -> None:
@@ -157,7 +157,7 @@ def test_a_listed_neighbour_moves_along_and_comes_back(mover: Mover) -> None:
 
 
 def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: CdevHost, tmp_path: Path) -> None:
-    """A machine that is about to start looks like that."""
+    """A VM that is about to start looks like that."""
     mover = Mover(cdevs.kernel, tmp_path / "state")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     process = cdevs.open_devices(GPU, bind=False)
@@ -168,13 +168,13 @@ def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: 
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
 
-def test_where_devices_have_nodes_one_that_a_machine_has_is_not_touched(cdevs: CdevHost, tmp_path: Path) -> None:
+def test_where_devices_have_nodes_one_that_a_vm_has_is_not_touched(cdevs: CdevHost, tmp_path: Path) -> None:
     mover = Mover(cdevs.kernel, tmp_path / "state")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
-    machine = cdevs.open_devices(GPU, AUDIO)
+    vm = cdevs.open_devices(GPU, AUDIO)
     assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.IN_USE}
-    assert not machine.asked_back(cdevs.patience_s)
-    machine.end()
+    assert not vm.asked_back(cdevs.patience_s)
+    vm.end()
 
 
 def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
@@ -196,12 +196,12 @@ def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
 def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: Path) -> None:
     """A container has a `/dev` of its own: no lease, but the kernel tells the node's number."""
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
-    machine = host.start_vm(group_of(host, GPU))
+    vm = host.start_vm(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
     assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.IN_USE}
     assert blind.steps == []
-    assert not machine.asked_back(host.patience_s)
-    machine.end()
+    assert not vm.asked_back(host.patience_s)
+    vm.end()
     assert blind.move(DesiredDriver.NATIVE, GPU) == []
     assert blind.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
@@ -209,11 +209,11 @@ def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: P
 @GROUP_NODES_ALONE
 def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host, tmp_path: Path) -> None:
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
-    machine = host.start_vm(group_of(host, GPU))
+    vm = host.start_vm(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False, sees_host=False), tmp_path / "state")
     assert {reason.code for reason in blind.move(DesiredDriver.NATIVE, GPU)} == {ReasonCode.PROCESSES_NOT_VISIBLE}
-    assert not machine.asked_back(host.patience_s)
-    machine.end()
+    assert not vm.asked_back(host.patience_s)
+    vm.end()
     assert blind.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     seeing = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
     assert seeing.move(DesiredDriver.NATIVE, GPU) == []
@@ -233,7 +233,7 @@ def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> 
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
     vf, other = scan(host.kernel).functions[SRIOV].virtfns
     assert mover.drivers(vf, other) == ["vfio-pci", "vfio-pci"]
-    machine = host.start_vm(group_of(host, vf), devices=False)
+    vm = host.start_vm(group_of(host, vf), devices=False)
     mover.steps.clear()
     assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, SRIOV)} >= {ReasonCode.VFS_ENABLED}
     forced = inputs(forced=True)
@@ -242,7 +242,7 @@ def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> 
     }
     assert mover.steps == []
     assert scan(host.kernel).functions[SRIOV].virtfns == (vf, other)
-    machine.end()
+    vm.end()
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "0") == 0
     assert mover.move(DesiredDriver.NATIVE, SRIOV) == []
     assert mover.drivers(SRIOV) == ["nvidia"]
@@ -275,13 +275,13 @@ def check_variant(host: Host, mover: Mover, driver: str) -> None:
     for _ in range(3):
         assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
         assert mover.steps == [], "it is where it is wanted"
-    machine = host.start_vm(group_of(host, GPU))
+    vm = host.start_vm(group_of(host, GPU))
     for desired_driver, codes in ((DesiredDriver.NATIVE, {ReasonCode.IN_USE}), (DesiredDriver.PASSTHROUGH, set())):
         assert {reason.code for reason in mover.move(desired_driver, GPU)} == codes
     assert mover.steps == []
-    assert not machine.asked_back(host.patience_s)
+    assert not vm.asked_back(host.patience_s)
     assert mover.drivers(GPU, AUDIO) == [driver, driver]
-    machine.end()
+    vm.end()
     assert mover.move(DesiredDriver.NATIVE, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
@@ -291,12 +291,12 @@ def test_a_gpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(host: Host, tmp
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     mover, asked = Mover(host.kernel, tmp_path / "state"), Inputs(account.account)
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
-    machine = host.start_vm(group_of(host, GPU))
+    vm = host.start_vm(group_of(host, GPU))
     with kubelet_with_pod(short_path / "k", "nvidia.com/AD102_GEFORCE_RTX_4090", GPU):
         mover.steps.clear()
         assert ReasonCode.HELD_BY_POD in {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)}
-        assert not machine.asked_back(host.patience_s)
-        machine.end()
+        assert not vm.asked_back(host.patience_s)
+        vm.end()
         assert {reason.code for reason in mover.move(DesiredDriver.NATIVE, GPU, orders=asked)} == {
             ReasonCode.HELD_BY_POD
         }

@@ -23,7 +23,7 @@ from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
 from tests.changes import NOBODY, change_vgpus, inputs
-from tests.contract.hosts import LONG_S, Answer, CdevHost, Host, Job, Machine, exists, group_of, until_free
+from tests.contract.hosts import LONG_S, Answer, CdevHost, Host, Job, Vm, exists, group_of, until_free
 from tests.givingkubelet import kubelet_with_pod
 
 RTX = PciAddress("0000:02:00.0")
@@ -86,14 +86,14 @@ def left(host: Host, gpu: PciAddress) -> dict[str, int]:
 
 
 def start_removal(host: Host, vgpu: VgpuId) -> Job:
-    """Have somebody else remove a vGPU that a machine has, and see that it is on its way out."""
+    """Have somebody else remove a vGPU that a VM has, and see that it is on its way out."""
     job = host.start_write(f"/sys/bus/mdev/devices/{vgpu}/remove", "1")
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"/sys/bus/mdev/devices/{vgpu}")
     return job
 
 
-def machine_on(host: Host, vgpu: VgpuId) -> Machine:
+def vm_on(host: Host, vgpu: VgpuId) -> Vm:
     return host.start_vm(group_of(host, vgpu))
 
 
@@ -130,66 +130,66 @@ def test_fewer_and_more_of_a_type_leave_the_others_where_they_are(makes_vgpus: V
     assert makes_vgpus.types(RTX) == had
 
 
-def test_what_a_machine_has_stays_and_goes_when_it_has_ended(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_what_a_vm_has_stays_and_goes_when_it_has_ended(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=3)
     _, mine, _ = makes_vgpus.ids(RTX)
     group = group_of(host, mine)
-    machine = machine_on(host, mine)
+    vm = vm_on(host, mine)
     reasons = makes_vgpus.apply_vgpus(RTX, small=2)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert reasons[0].subject == mine
     assert makes_vgpus.ids(RTX) == [mine], "the others went"
     assert codes(makes_vgpus.apply_vgpus(RTX)) == [ReasonCode.VGPU_IN_USE]
-    assert not machine.asked_back(host.patience_s)
-    machine.end()
+    assert not vm.asked_back(host.patience_s)
+    vm.end()
     until_free(host, group)
     assert makes_vgpus.apply_vgpus(RTX, small=2) == ()
     assert Counter(makes_vgpus.types(RTX).values()) == {SMALL: 2}
 
 
 def test_what_merely_has_its_group_open_stays_too(host: Host, makes_vgpus: VgpuHost) -> None:
-    """A machine that is about to start looks like that."""
+    """A VM that is about to start looks like that."""
     makes_vgpus.apply_vgpus(RTX, large=1)
     (mine,) = makes_vgpus.ids(RTX)
     group = group_of(host, mine)
-    machine = host.start_vm(group, devices=False)
+    vm = host.start_vm(group, devices=False)
     assert codes(makes_vgpus.apply_vgpus(RTX)) == [ReasonCode.VGPU_IN_USE]
     assert makes_vgpus.ids(RTX) == [mine]
-    machine.end()
+    vm.end()
     until_free(host, group)
     assert makes_vgpus.apply_vgpus(RTX) == ()
 
 
-def test_a_machine_that_starts_after_the_look_is_found_by_the_lease(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_a_vm_that_starts_after_the_look_is_found_by_the_lease(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=3)
     _, second, _ = makes_vgpus.ids(RTX)
-    machines: list[Machine] = []
+    vms: list[Vm] = []
 
     def start(step: Step | RollBack) -> None:
-        if isinstance(step, RemoveVgpu) and step.vgpu == second and not machines:
-            machines.append(machine_on(host, second))
+        if isinstance(step, RemoveVgpu) and step.vgpu == second and not vms:
+            vms.append(vm_on(host, second))
 
     reasons = makes_vgpus.apply_vgpus(RTX, small=1, tell=start)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert reasons[0].subject == second
     assert makes_vgpus.ids(RTX) == [second], "as where it had started before"
-    (machine,) = machines
-    assert not machine.asked_back(host.patience_s)
-    machine.end()
+    (vm,) = vms
+    assert not vm.asked_back(host.patience_s)
+    vm.end()
 
 
 def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=2)
     mine, other = makes_vgpus.ids(RTX)
     makes_vgpus.given = inputs(holdings=(Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
-    machine = machine_on(host, mine)
+    vm = vm_on(host, mine)
     job = start_removal(host, mine)
     reasons = makes_vgpus.apply_vgpus(RTX, large=2)
     assert codes(reasons) == [ReasonCode.UNBIND_PENDING]
     assert mine in reasons[0].message
     assert makes_vgpus.steps == [], "its place is taken"
     assert makes_vgpus.ids(RTX) == [other]
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     makes_vgpus.given = NOBODY
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
@@ -200,11 +200,11 @@ def test_what_somebody_removes_and_no_pod_is_known_to_have_stands_in_the_way(hos
     """The kernel says no more of it than that another size does not fit."""
     makes_vgpus.apply_vgpus(RTX, large=2)
     mine, other = makes_vgpus.ids(RTX)
-    machine = machine_on(host, mine)
+    vm = vm_on(host, mine)
     job = start_removal(host, mine)
     assert failed_to_make(makes_vgpus.apply_vgpus(RTX, small=1), "nvidia-222", errno.ENOSPC)
     assert makes_vgpus.types(RTX) == {other: LARGE}, "it came back with its id"
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     assert makes_vgpus.apply_vgpus(RTX, small=1) == ()
     assert Counter(makes_vgpus.types(RTX).values()) == {SMALL: 1}
@@ -214,12 +214,12 @@ def test_the_id_of_what_somebody_removes_is_taken_until_it_is_gone(host: Host, m
     makes_vgpus.apply_vgpus(RTX, large=2)
     before = makes_vgpus.types(RTX)
     mine, other = makes_vgpus.ids(RTX)
-    machine = machine_on(host, mine)
+    vm = vm_on(host, mine)
     job = start_removal(host, mine)
     assert failed_to_make(makes_vgpus.apply_vgpus(RTX, large=2), "nvidia-223", errno.EEXIST)
     assert makes_vgpus.ids(RTX) == [other]
     assert not exists(host, f"/sys/bus/mdev/devices/{mine}")
-    machine.end()
+    vm.end()
     assert job.answer(LONG_S) == Answer()
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
     assert makes_vgpus.types(RTX) == before
@@ -258,10 +258,10 @@ def test_a_vgpu_changes_that_is_killed_before_any_step_is_followed_by_one_that_e
         assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
 
 
-def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_one_vgpu_is_removed_alone_unless_a_vm_has_it(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=2)
     first, second = makes_vgpus.ids(RTX)
-    machine = machine_on(host, first)
+    vm = vm_on(host, first)
     before = observe(makes_vgpus.site, NOBODY, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
@@ -270,8 +270,8 @@ def test_one_vgpu_is_removed_alone_unless_a_machine_has_it(host: Host, makes_vgp
     assert remove(first) == [ReasonCode.VGPU_IN_USE]
     assert remove(second) == []
     assert makes_vgpus.ids(RTX) == [first]
-    assert not machine.asked_back()
-    machine.end()
+    assert not vm.asked_back()
+    vm.end()
 
 
 def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
@@ -282,7 +282,7 @@ def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
     mine, other = makes_vgpus.ids(RTX)
     before = observe(makes_vgpus.site, NOBODY, None).inventory
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
-    machine = machine_on(host, mine)
+    vm = vm_on(host, mine)
 
     def remove(vgpu: VgpuId) -> tuple[Reason, ...]:
         return byhand.remove(makes_vgpus.site, RTX, vgpu, Inputs(account.account), makes_vgpus.steps.append, before)
@@ -290,8 +290,8 @@ def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
     with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-2B", mine):
         makes_vgpus.steps.clear()
         assert any("pod default/cuda" in one.message for one in remove(mine))
-        assert not machine.asked_back(host.patience_s)
-        machine.end()
+        assert not vm.asked_back(host.patience_s)
+        vm.end()
         until_free(host, group_of(host, mine))
         assert any("pod default/cuda" in one.message for one in remove(mine))
         assert makes_vgpus.steps == []
@@ -304,7 +304,7 @@ def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
     assert mine not in makes_vgpus.types(RTX)
 
 
-def test_a_gpu_for_machines_is_not_with_vgpus(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_a_gpu_for_vms_is_not_with_vgpus(host: Host, makes_vgpus: VgpuHost) -> None:
     assert host.start_write(f"/sys/bus/pci/devices/{RTX}/driver/unbind", RTX).answer(LONG_S) == Answer()
     assert codes(makes_vgpus.apply_vgpus(RTX, large=1)) == [ReasonCode.NO_VGPU_HOST]
 
@@ -314,9 +314,9 @@ def test_where_groups_have_no_nodes_vgpus_are_made_and_none_is_removed(cdevs: Cd
     makes_vgpus = VgpuHost(cdevs, tmp_path / "state")
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
     before = makes_vgpus.types(RTX)
-    machine = cdevs.open_devices(makes_vgpus.ids(RTX)[1])
+    vm = cdevs.open_devices(makes_vgpus.ids(RTX)[1])
     reasons = makes_vgpus.apply_vgpus(RTX, small=1)
     assert codes(reasons) == [ReasonCode.NO_IOMMU_GROUP]
     assert makes_vgpus.types(RTX) == before
-    assert not machine.asked_back(cdevs.patience_s)
-    machine.end()
+    assert not vm.asked_back(cdevs.patience_s)
+    vm.end()

@@ -59,9 +59,9 @@ def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(guests: G
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "vfio-pci")
     bind(host, OTHER, "vfio-pci")
-    changers, machine = Changers(host), host.start_vm(group_of(host, GPU))
+    changers, vm = Changers(host), host.start_vm(group_of(host, GPU))
     first = changers.start("first", GPU, UNBIND)
-    assert machine.asked_back(LONG_S)
+    assert vm.asked_back(LONG_S)
     changers.kill(first)
     until(lambda: changers.has_ended(first))
     assert changers.said("first") == ["agent", "unit"]
@@ -71,7 +71,7 @@ def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(guests: G
     changers.start("beside", OTHER, UNBIND)
     until(lambda: changers.said("beside") == ["agent", "unit", "written"])
     assert not exists(host, f"/sys/bus/pci/devices/{OTHER}/driver")
-    machine.end()
+    vm.end()
 
     def is_free() -> bool:
         changers.start("later", GPU, UNBIND)

@@ -32,7 +32,7 @@ NO_FIELDS: Mapping[str, object] = {}
 def policy(
     fields: Mapping[str, object] = NO_FIELDS, name: str = "cluster-policy", created: str = "2026-01-01T00:00:00Z"
 ) -> StoredPolicy:
-    """Return a ClusterPolicy with everything for machines switched on, but for `fields`."""
+    """Return a ClusterPolicy with everything for VMs switched on, but for `fields`."""
     metadata = Metadata(name=name, uid=f"uid-{name}", generation=3, creation_timestamp=created)
     return StoredPolicy(metadata, msgspec.Raw(msgspec.json.encode({**ALL_ON, **fields})))
 

@@ -168,7 +168,7 @@ def test_kubevirt_that_can_t_be_read_is_a_condition() -> None:
     assert (found.ready, found.reason) == (False, "KubeVirtStateUnknown")
     assert forbidden in found.message
     assert Scene([node()], kubevirt=KubeVirtObserved()).decided().progress.kubevirt is None
-    # Where there is no KubeVirt, nobody misses what can't be read of its machines.
+    # Where there is no KubeVirt, nobody misses what can't be read of its VMs.
     without = KubeVirtObserved(kubevirts={}, problems=(forbidden,))
     assert Scene([node()], kubevirt=without).decided().progress.kubevirt is None
 

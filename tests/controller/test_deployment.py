@@ -175,7 +175,7 @@ def test_what_its_pods_need_goes_after_them() -> None:
     assert gone(There(left)) == ["gpuvirt-node", "gpuvirt-node-configs", "gpuvirt-node-configs"]
 
 
-def test_the_driver_beneath_machines_stays_and_that_is_said() -> None:
+def test_the_driver_beneath_vms_stays_and_that_is_said() -> None:
     manager = {"enabled": True, "repository": "registry.example.com", "image": "vgpu-manager", "version": "1"}
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
     labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}
@@ -193,7 +193,7 @@ def test_the_driver_beneath_machines_stays_and_that_is_said() -> None:
     assert driver in deleted(Scene(nodes, gpu_nodes=[vgpu_node(users=())], there=before).decided(DEPLOYS))
 
 
-def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_machines() -> None:
+def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_vms() -> None:
     theirs = policy(
         {"sandboxWorkloads": {"enabled": False}, "driver": {"repository": "r", "image": "i", "version": "1"}}
     )
@@ -202,7 +202,7 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_machines() 
     assert not any("driver" in name for name in applied(found))
 
 
-def test_machines_that_are_switched_off_keep_what_serves_them_until_they_have_ended() -> None:
+def test_vms_that_are_switched_off_keep_what_serves_them_until_they_have_ended() -> None:
     off = policy({"sandboxWorkloads": {"enabled": False}})
     used = vgpu_node(users=("pod default/vm-a",))
     scene = Scene([node("vm-vgpu")], [off], gpu_nodes=[used])

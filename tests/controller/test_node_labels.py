@@ -1,4 +1,4 @@
-"""Which labels nodes get: the exact sets, what is left alone, what heals, and what waits for machines."""
+"""Which labels nodes get: the exact sets, what is left alone, what heals, and what waits for VMs."""
 
 import pytest
 from hypothesis import example, given
@@ -56,7 +56,7 @@ def test_each_workload_has_its_exact_set(workload: Workload) -> None:
     assert (labels.get(NODE_LABEL) == "true") == (workload is not Workload.CONTAINER)
 
 
-def test_without_a_label_the_default_counts_and_without_machines_every_label_is_ignored() -> None:
+def test_without_a_label_the_default_counts_and_without_vms_every_label_is_ignored() -> None:
     passthrough = Defaults(sandboxed=True, workload=Workload.PASSTHROUGH)
     assert deployed(labelled(NFD, defaults=passthrough)) == set(SETS[Workload.PASSTHROUGH])
     off = labelled(NFD | {LABEL: "vm-vgpu"}, defaults=Defaults(sandboxed=False))
@@ -192,7 +192,7 @@ def test_gpus_that_vanish_from_labels_alone_are_still_there() -> None:
     assert labelled(gone) == gone
 
 
-def test_the_switch_takes_all_away_but_the_driver_beneath_machines() -> None:
+def test_the_switch_takes_all_away_but_the_driver_beneath_vms() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"}) | {"nvidia.com/gpu.deploy.operands": "false"}
     assert not deployed(labelled(before))
     used = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/vm-a",)))
@@ -235,7 +235,7 @@ def test_mig_is_for_containers_alone() -> None:
     )
 
 
-def test_beside_nvidias_operator_nodes_for_machines_are_ours_and_go_back() -> None:
+def test_beside_nvidias_operator_nodes_for_vms_are_ours_and_go_back() -> None:
     def beside(labels: dict[str, str], annotations: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         metadata = Metadata(labels=labels, annotations=annotations)
         keys = keys_beside(metadata, placement_of(labels, None, ON), Around())
@@ -333,7 +333,7 @@ def test_an_uninstall_takes_the_agents_word_once_no_agent_is_there() -> None:
     metadata = Metadata(labels=labels, annotations={"gpuvirt.io/vgpu.config.reason": "y"})
     first = patched(labels, left_of(metadata, used=True, agents_gone=False))
     selected = {f"{DEPLOY}vgpu-manager", "gpuvirt.io/os"}
-    assert set(first) == {"nvidia.com/vgpu.config.state", *selected, "mine"}, "the driver stays beneath machines"
+    assert set(first) == {"nvidia.com/vgpu.config.state", *selected, "mine"}, "the driver stays beneath VMs"
     discovered = dict.fromkeys(("gpuvirt.io/pci-10de.present", "gpuvirt.io/os-release.id"), "x")
     metadata = replace(metadata, labels=metadata.labels | discovered)
     assert discovered.items() <= patched(metadata.labels, left_of(metadata, used=False, agents_gone=False)).items()

@@ -30,7 +30,7 @@ VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_machines_with_nvidias_gpus_are_known(simulated: Simulated, name: str) -> None:
+def test_vms_with_nvidias_gpus_are_known(simulated: Simulated, name: str) -> None:
     assert look(simulated(name)).gpu is (name not in NOT_NVIDIAS)
 
 

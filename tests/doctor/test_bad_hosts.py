@@ -40,7 +40,7 @@ def test_a_host_in_order_has_nothing_but_what_is_in_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_machine_can_be_told_of_whole(name: str) -> None:
+def test_every_host_can_be_told_of_whole(name: str) -> None:
     report = examine(host(simulated=name))
     assert [one for one in findings(report) if one.level is Level.UNKNOWN] == []
     assert (report.level is Level.ERROR) == (name == "2xA10-no-iommu")

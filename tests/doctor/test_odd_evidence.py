@@ -37,7 +37,7 @@ FILES = PlatformSpec(
 
 
 def sick() -> SimKernel:
-    """Return a machine that has all that doctor reads, and a virtual machine."""
+    """Return a host that has all that doctor reads, and a VM."""
     kernel = host(FILES)
     kernel.start_vm(IommuGroup(12))
     return kernel

@@ -1,4 +1,4 @@
-"""One device's way to a virtual machine, and the one thing that blocks it."""
+"""One device's way to a VM, and the one thing that blocks it."""
 
 import os
 from collections.abc import Callable
@@ -150,7 +150,7 @@ def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_gpu_and_resource_of_every_machine_has_one_blocker(name: str) -> None:
+def test_every_gpu_and_resource_of_every_host_has_one_blocker(name: str) -> None:
     seen = evidence(host(simulated=name))
     view: NodeView = seen.view
     for target in (*(gpu.address for gpu in view.gpus), *(one.name for one in view.resources)):

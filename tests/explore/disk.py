@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.explore.scheduler import Scheduler
 
 _flock = fcntl.flock
-"""The machine's own, which a schedule replaces."""
+"""The host's own, which a schedule replaces."""
 
 
 class Disk:

@@ -20,7 +20,7 @@ from gpuvirt.sim import builder, hostspec
 
 
 class Surroundings(Protocol):
-    """What a schedule puts in the place of the machine on which it runs."""
+    """What a schedule puts in the place of the host on which it runs."""
 
     @property
     def random(self) -> Random:
@@ -146,7 +146,7 @@ _PLACES: Sequence[tuple[object, str, object]] = (
 
 @contextmanager
 def explored(surroundings: Surroundings) -> Iterator[None]:
-    """Have a schedule's surroundings in the place of the machine's, for as long as the context lasts."""
+    """Have a schedule's surroundings in the place of the host's, for as long as the context lasts."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in _PLACES]
     _Now.found = surroundings
     for owner, name, instead in _PLACES:

@@ -169,4 +169,4 @@ def test_vfs_that_split_a_gpu_are_functions_to_a_look_at_the_host(flex: SimKerne
     nvidias = scan(simulated("4xL40S")).functions.values()
     assert not any(host_of_vfs(function) for function in nvidias)
     on_vfio = scan(simulated("8xMI300X")).functions.values()
-    assert not any(host_of_vfs(function) for function in on_vfio), "a machine may have it"
+    assert not any(host_of_vfs(function) for function in on_vfio), "a VM may have it"

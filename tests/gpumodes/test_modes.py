@@ -310,7 +310,7 @@ def test_a_scheduler_is_set_and_read_back(a100: Place, desired: Scheduler) -> No
     assert desired.timeslice_ms in {None, found.timeslice_ms}
 
 
-def test_a_scheduler_stays_while_machines_run_and_goes_with_the_driver(a100: Place) -> None:
+def test_a_scheduler_stays_while_vms_run_and_goes_with_the_driver(a100: Place) -> None:
     host = a100.host(A100)
     assert host is not None
     group = host.live[0].group

@@ -24,7 +24,7 @@ from tests.simulated import Simulated
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_a_machine_in_files_shows_what_it_shows_in_memory(simulated: Simulated, tmp_path: Path, name: str) -> None:
+def test_a_host_in_files_shows_what_it_shows_in_memory(simulated: Simulated, tmp_path: Path, name: str) -> None:
     kernel = simulated(name)
     export(kernel, tmp_path)
     assert scan(RealKernel(HostRoots.under(tmp_path))) == scan(kernel)

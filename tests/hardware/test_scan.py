@@ -78,7 +78,7 @@ def test_vfs_that_carry_types(simulated: Simulated) -> None:
     assert "vfio0" in facts.cdev_nodes
 
 
-def test_a_machine_that_uses_a_gpu_is_found_by_device_number(simulated: Simulated) -> None:
+def test_a_vm_that_uses_a_gpu_is_found_by_device_number(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     process = kernel.start_vm(IommuGroup(12))
     kernel.tree.place(HostPath(f"/proc/{process.pid}/fd/23"), Link("/dev/vfio/in-a-container/12"))

@@ -8,7 +8,7 @@ A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
-async def test_a_machine_started_by_hand_is_found_and_named(two_a10: SimNode) -> None:
+async def test_a_vm_started_by_hand_is_found_and_named(two_a10: SimNode) -> None:
     await two_a10.report_account()
     process = two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(90)

@@ -76,7 +76,7 @@ async def test_an_app_container_gets_what_its_init_container_had(short_path: Pat
         assert pod.env("prepare") == pod.env("compute")
 
 
-async def test_one_machine_takes_a_shared_group_whole_and_two_do_not_share_it(short_path: Path) -> None:
+async def test_one_vm_takes_a_shared_group_whole_and_two_do_not_share_it(short_path: Path) -> None:
     async with cluster_on("2xRTX4090-one-group", short_path) as node:
         await until(lambda: node.kubelet.capacity() == {RTX4090: 3})
         alone = await node.kubelet.run_pod("vm-a", Container("compute", {RTX4090: 1}))

@@ -213,12 +213,12 @@ def test_undoing_takes_nothing_that_is_named(cluster: Cluster, names: Names) -> 
     assert {name for name in had if not permits(cluster, name)} == set()
     assert cluster.undoing.patch == ()
     unmanaged = replace(cluster, manner=Manner(manage=False), offered=mdevs)
-    assert not (safe and unmanaged.plan.stops_vgpu_changes), "KubeVirt would delete what machines have"
+    assert not (safe and unmanaged.plan.stops_vgpu_changes), "KubeVirt would delete the vGPUs of VMs"
     annotation = at(cluster.subject, "metadata", "annotations", ANNOTATION)
     assert (annotation is not None) is bool(cluster.undoing.reasons)
 
 
-def test_what_pods_have_keeps_what_spares_it_and_no_gate_for_machines() -> None:
+def test_what_pods_have_keeps_what_spares_it_and_no_gate_for_vms() -> None:
     cluster = Cluster(kubevirt({"developerConfiguration": {"featureGates": []}}, version="v0.58.2"))
     cluster.step()
     gates = ("spec", "configuration", "developerConfiguration", "featureGates")

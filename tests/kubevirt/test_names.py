@@ -1,4 +1,4 @@
-"""What machines ask for by name, in whatever kind of object, and what nodes offer."""
+"""What VMs ask for by name, in whatever kind of object, and what nodes offer."""
 
 import msgspec
 import pytest

@@ -27,7 +27,7 @@ RTX, A10 = PciAddress("0000:04:00.0"), PciAddress("0000:65:00.0")
 AUDIO = PciAddress("0000:04:00.1")
 T4 = PciAddress("0000:3b:00.0")
 
-MACHINE = HostSpec(
+HOST = HostSpec(
     about="a bit of everything: two GPUs in one group, one with audio, one alone, one with mdevs",
     slots=(
         SlotSpec(at="0000:00:0c.0", board="root-port", group=12),
@@ -56,7 +56,7 @@ MDEV_CREATE = HostPath(f"/sys/class/mdev_bus/{T4}/mdev_supported_types/nvidia-23
 
 @dataclass
 class Pod:
-    """A pod, and the machines that run in it."""
+    """A pod, and the VMs that run in it."""
 
     name: str
     resource: ResourceName
@@ -73,7 +73,7 @@ class Life(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.kernel = build_host(MACHINE)
+        self.kernel = build_host(HOST)
         self.rig = self.make_rig(self.kernel)
         self.pods: dict[str, Pod] = {}
         self.strangers: list[Process] = []
@@ -137,7 +137,7 @@ class Life(RuleBasedStateMachine):
                 self.kernel.rebind(function.address, data.draw(DRIVERS))
             except WouldBlock:
                 self.human_requests += 1
-            except OSError as error:  # a machine has its group: no native driver gets it
+            except OSError as error:  # a VM has its group: no native driver gets it
                 if error.errno != errno.EBUSY or not self.in_use(function.group):
                     raise
 
@@ -175,7 +175,7 @@ class Life(RuleBasedStateMachine):
         self.kernel.faults.fail(HostPath(data.draw(st.sampled_from(folders))), errno.EIO)
 
     def stranger_comes(self, data: st.DataObject) -> None:
-        """Somebody starts a machine by hand."""
+        """Somebody starts a VM by hand."""
         group = IommuGroup(data.draw(st.sampled_from([12, 27, 30])))
         if not any(group in pod.groups for pod in self.pods.values()):
             try:
@@ -263,7 +263,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: self.pods)
-    def machine_starts(self, data: st.DataObject) -> None:
+    def vm_starts(self, data: st.DataObject) -> None:
         self.start(self.pods[data.draw(st.sampled_from(sorted(self.pods)))])
 
     def start(self, pod: Pod) -> None:

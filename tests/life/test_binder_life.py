@@ -1,4 +1,4 @@
-"""GPUs moved to and fro while machines and processes come and go: no machine is ever asked for its GPU."""
+"""GPUs moved to and fro while VMs and processes come and go: no VM is ever asked for its GPU."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +24,7 @@ from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.thoroughness import examples
 
-pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a machine that others use
+pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a busy computer
 
 HOSTS = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)
@@ -41,16 +41,16 @@ class Moving(RuleBasedStateMachine):
         super().__init__()
         self.folder = TemporaryDirectory()
         self.kernel: SimKernel
-        self.machines: list[tuple[Process, frozenset[str]]] = []
+        self.vms: list[tuple[Process, frozenset[str]]] = []
         self.processes: list[tuple[Process, str]] = []
 
     @override
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    @initialize(machine=st.sampled_from(HOSTS), has_cdevs=st.booleans(), has_groups=st.booleans())
-    def build(self, machine: str, *, has_cdevs: bool, has_groups: bool) -> None:
-        spec = replace(load_host(machine), iommufd=has_cdevs, group_nodes=has_groups or not has_cdevs)
+    @initialize(host=st.sampled_from(HOSTS), has_cdevs=st.booleans(), has_groups=st.booleans())
+    def build(self, host: str, *, has_cdevs: bool, has_groups: bool) -> None:
+        spec = replace(load_host(host), iommufd=has_cdevs, group_nodes=has_groups or not has_cdevs)
         self.kernel = build_host(spec)
         self.has_cdevs = has_cdevs
         folder = Path(self.folder.name)
@@ -96,7 +96,7 @@ class Moving(RuleBasedStateMachine):
                 process = self.kernel.open_devices([self.name(device) for device in devices], bind=bind)
             else:
                 return
-            self.machines.append((process, frozenset(devices)))
+            self.vms.append((process, frozenset(devices)))
 
     def name(self, device: str) -> str:
         """Return the name of a device's own node."""
@@ -105,8 +105,8 @@ class Moving(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def end_vm(self, number: int) -> None:
-        if self.machines:
-            process, _ = self.machines.pop(number % len(self.machines))
+        if self.vms:
+            process, _ = self.vms.pop(number % len(self.vms))
             self.kernel.end_vm(process)
 
     @rule(number=NUMBERS)
@@ -123,18 +123,18 @@ class Moving(RuleBasedStateMachine):
     @rule(number=NUMBERS, driver=st.sampled_from(["vfio-pci", "nvidia", None]))
     def somebody_rebinds(self, number: int, driver: str | None) -> None:
         gpu = self.gpus[number % len(self.gpus)]
-        if not self.processes and not self.machines:  # else it is them who are harmed by it
+        if not self.processes and not self.vms:  # else it is them who are harmed by it
             with suppress(OSError):
                 self.kernel.rebind(gpu, driver)
 
     @invariant()
-    def no_machine_is_asked_for_its_gpu(self) -> None:
+    def no_vm_is_asked_for_its_gpu(self) -> None:
         if hasattr(self, "site"):
             assert self.kernel.vfio.requests == []
 
     @invariant()
-    def what_a_machine_has_keeps_its_driver(self) -> None:
-        for _, has in self.machines:
+    def what_a_vm_has_keeps_its_driver(self) -> None:
+        for _, has in self.vms:
             functions = {self.kernel.pci.functions[PciAddress(one)].driver for one in has if ":" in one}
             assert functions <= {"vfio-pci"}
             assert {one for one in has if ":" not in one} <= self.kernel.mdev.devices.keys()

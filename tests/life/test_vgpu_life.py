@@ -32,7 +32,7 @@ from gpuvirt.sim.tools import SimTools
 from tests.changes import change_vgpus, inputs
 from tests.thoroughness import examples
 
-pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a machine that others use
+pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a busy computer
 
 SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
 HOSTS = {
@@ -49,28 +49,28 @@ class Killed(Exception):  # noqa: N818
     """The process is no more."""
 
 
-class Carving(RuleBasedStateMachine):
+class VgpuLife(RuleBasedStateMachine):
     """One host, whose GPUs somebody carves."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = TemporaryDirectory()
         self.kernel: SimKernel
-        self.machines: list[tuple[Process, VgpuId]] = []
+        self.vms: list[tuple[Process, VgpuId]] = []
         self.pods: dict[VgpuId, Holding] = {}
 
     @override
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    @initialize(machine=st.sampled_from(sorted(HOSTS)))
-    def build(self, machine: str) -> None:
-        spec = load_host(machine)
+    @initialize(host=st.sampled_from(sorted(HOSTS)))
+    def build(self, host: str) -> None:
+        spec = load_host(host)
         slots = [
             replace(slot, vfs=min(slot.vfs, 6)) for slot in spec.slots
         ]  # looks at more take longer, and show no more
         self.kernel = build_host(replace(spec, slots=tuple(slots)))
-        self.card, self.sizes = HOSTS[machine]
+        self.card, self.sizes = HOSTS[host]
         folder = Path(self.folder.name)
         self.tools = SimTools(self.kernel)
         self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
@@ -109,7 +109,7 @@ class Carving(RuleBasedStateMachine):
             assert not (desired_vgpus.whole and self.kernel.pci.functions[gpu].virtfns)
         failed = ReasonCode.STEP_FAILED in {reason.code for reason in reasons}
         # Beside one in use, whose place nobody knows, mixed sizes may not fit though they could.
-        assert not failed or (self.card == "A10" and (self.machines or self.pods))
+        assert not failed or (self.card == "A10" and (self.vms or self.pods))
         if failed:
             return
         taken.clear()
@@ -152,21 +152,21 @@ class Carving(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def start_vm(self, number: int) -> None:
         """Start one on a vGPU that none has; of no pod, as one that somebody runs by hand."""
-        had = {vgpu for _, vgpu in self.machines}
+        had = {vgpu for _, vgpu in self.vms}
         free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
         if free:
             vgpu = free[number % len(free)]
             group = next(number for number, one in self.kernel.vfio.groups.items() if vgpu in one.vfio_devices)
-            self.machines.append((self.kernel.start_vm(group), vgpu))
+            self.vms.append((self.kernel.start_vm(group), vgpu))
 
     @rule(number=NUMBERS)
     def end_vm(self, number: int) -> None:
-        if self.machines:
-            self.kernel.end_vm(self.machines.pop(number % len(self.machines))[0])
+        if self.vms:
+            self.kernel.end_vm(self.vms.pop(number % len(self.vms))[0])
 
     @rule(number=NUMBERS)
     def admit_pod(self, number: int) -> None:
-        """A pod has been given a vGPU, and its machine is not there yet."""
+        """A pod has been given a vGPU, and its VM is not there yet."""
         if live := self.live():
             vgpu, vgpu_type, gpu = live[number % len(live)]
             self.pods[vgpu] = Holding(gpu, vgpu, VgpuType(vgpu_type), "pod default/vm", seen_this_boot=True)
@@ -179,7 +179,7 @@ class Carving(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def somebody_removes(self, number: int) -> None:
         """What nobody has goes, by another program."""
-        had = {*self.pods, *(vgpu for _, vgpu in self.machines)}
+        had = {*self.pods, *(vgpu for _, vgpu in self.vms)}
         free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
         if free:
             vgpu = free[number % len(free)]
@@ -193,8 +193,8 @@ class Carving(RuleBasedStateMachine):
         if hasattr(self, "site"):
             assert self.kernel.vfio.requests == []
             there = {vgpu for vgpu, _, _ in self.live()}
-            assert there >= {*self.pods, *(vgpu for _, vgpu in self.machines)}
+            assert there >= {*self.pods, *(vgpu for _, vgpu in self.vms)}
 
 
-TestCarving = Carving.TestCase
-TestCarving.settings = settings(max_examples=examples(30), stateful_step_count=20, deadline=None)
+TestVgpuLife = VgpuLife.TestCase
+TestVgpuLife.settings = settings(max_examples=examples(30), stateful_step_count=20, deadline=None)

@@ -29,7 +29,7 @@ def unready(node: SimNode) -> dict[Check, ReasonCode]:
         ("4xL40S", Workload.VGPU, ["vgpu-devices-ready", "vgpu-manager-ready", "workload-type"]),
     ],
 )
-async def test_what_a_machine_is_ready_for(
+async def test_what_a_host_is_ready_for(
     simulated: Simulated, tmp_path: Path, name: str, workload: Workload, files: list[str]
 ) -> None:
     folder = tmp_path / "validations"

@@ -150,7 +150,7 @@ async def test_what_a_pod_has_keeps_no_plugin_away(simulated: Simulated, tmp_pat
         node.agent.observe_operands(GONE)
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-8Q": 1, "T4-4Q": 12}
-        assert not node.agent.operands_away.get(), "the rest waits for the machine, which may run for weeks"
+        assert not node.agent.operands_away.get(), "the rest waits for the VM, which may run for weeks"
         assert state(node.agent)[0] is StateName.PENDING
         assert "VgpuInUse" in state(node.agent)[1]
         kernel.end_vm(guest)

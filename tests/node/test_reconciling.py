@@ -71,7 +71,7 @@ async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(
         assert notes(node) == set()
 
 
-async def test_a_gpu_that_is_desired_whole_waits_for_the_machines_that_have_parts_of_it(
+async def test_a_gpu_that_is_desired_whole_waits_for_the_vms_that_have_parts_of_it(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
@@ -246,7 +246,7 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(simula
         assert notes(node) == set()
 
 
-async def test_back_to_the_host_waits_for_pods_and_machines(simulated: Simulated, tmp_path: Path) -> None:
+async def test_back_to_the_host_waits_for_pods_and_vms(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         node.hold(A10, FIRST)

@@ -110,7 +110,7 @@ async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(simulate
 
 
 async def test_nothing_that_an_agent_does_writes_to_the_host(simulated: Simulated, tmp_path: Path) -> None:
-    """Rule 1: started, killed, started again, with a machine running: not one write, not one question to its user."""
+    """Rule 1: started, killed, started again, with a VM running: not one write, not one question to its user."""
     for name in ("2xA10", "4xT4", "4xL40S", "4xRTX2060"):
         kernel = simulated(name)
         kernel.start_vm(next(group for group in kernel.vfio.groups if kernel.vfio.groups[group].vfio_devices))
@@ -129,7 +129,7 @@ async def test_nothing_that_an_agent_does_writes_to_the_host(simulated: Simulate
 
 
 async def test_a_group_that_is_open_is_not_disturbed_by_looking(two_a10: SimNode) -> None:
-    """Opening a group, even for a moment, would keep a machine from starting; only an allocation may try."""
+    """Opening a group, even for a moment, would keep a VM from starting; only an allocation may try."""
     opened: list[IommuGroup] = []
     original = two_a10.kernel.vfio.open
 

@@ -43,7 +43,7 @@ async def test_nothing_of_it_is_given_and_what_pods_have_stays(two_a10: SimNode)
     node.hold(A10, FIRST)
     await node.report_account()
     await withhold(node, foreign())
-    assert node.offered == {A10: {FIRST: True}}, "its machine runs on, and is well"
+    assert node.offered == {A10: {FIRST: True}}, "its VM goes on"
     assert node.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
     assert node.reasons(SECOND) == [ReasonCode.FOREIGN_PROVIDER]
     found = resource(node)

@@ -224,9 +224,7 @@ async def test_how_far_a_spec_has_come_is_said_where_no_label_is_followed(simula
         assert node.agent.workload_states.get() is None
 
 
-async def test_a_gpu_on_its_way_from_machines_is_waited_for_and_no_failure(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_a_gpu_on_its_way_from_vms_is_waited_for_and_no_failure(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")

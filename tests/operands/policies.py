@@ -40,7 +40,7 @@ def policy_of(spec: object) -> ClusterPolicy:
 
 
 def sandbox(**parts: object) -> ClusterPolicy:
-    """Return a policy for virtual machines."""
+    """Return a policy for VMs."""
     return policy_of({"sandboxWorkloads": {"enabled": True}, **parts})
 
 

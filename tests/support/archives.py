@@ -1,4 +1,4 @@
-"""What tests of archives share: one packed of a machine, in memory."""
+"""What tests of archives share: one packed of a host, in memory."""
 
 import io
 from collections.abc import Mapping

@@ -207,7 +207,7 @@ def sim_import(*arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_bad_archive_ends_with_1_and_writes_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.tar.gz").write_bytes(content)
-    done = sim_import(str(tmp_path / "bad.tar.gz"), "-o", str(tmp_path / "machine.yaml"))
+    done = sim_import(str(tmp_path / "bad.tar.gz"), "-o", str(tmp_path / "host.yaml"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"gpuvirt: {tmp_path}/bad.tar.gz: ")
     assert len(done.stderr.splitlines()) == 1
@@ -218,12 +218,12 @@ def test_an_archive_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
     assert sim_import(str(tmp_path / "none.tar.gz")).returncode == 2
 
 
-def test_an_import_is_a_machine_and_says_what_it_lost(simulated: Simulated, tmp_path: Path) -> None:
+def test_an_import_is_a_host_and_says_what_it_lost(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     kernel.faults.answer(HostPath("/sys/bus/pci/devices/0000:65:00.0/numa_node"), b"many\n")
     (tmp_path / "host.tar.gz").write_bytes(packed(copy_host(kernel)))
-    done = sim_import(str(tmp_path / "host.tar.gz"), "-o", str(tmp_path / "machine.yaml"))
+    done = sim_import(str(tmp_path / "host.tar.gz"), "-o", str(tmp_path / "host.yaml"))
     assert done.returncode == 0
     assert "0000:65:00.0: unread: " in done.stderr
-    assert load_host(str(tmp_path / "machine.yaml")).slots[0].at == "0000:00:1f.0"
-    assert sim_import(str(tmp_path / "host.tar.gz")).stdout == (tmp_path / "machine.yaml").read_text()
+    assert load_host(str(tmp_path / "host.yaml")).slots[0].at == "0000:00:1f.0"
+    assert sim_import(str(tmp_path / "host.tar.gz")).stdout == (tmp_path / "host.yaml").read_text()

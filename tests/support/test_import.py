@@ -1,4 +1,4 @@
-"""Hosts become test machines: what an archive shows, the machine made of it shows."""
+"""Hosts become test hosts: what an archive shows, the host made of it shows."""
 
 import errno
 import random
@@ -50,20 +50,20 @@ def assert_round_trip(kernel: SimKernel) -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_machine_comes_back_as_it_was(simulated: Simulated, name: str) -> None:
+def test_every_host_comes_back_as_it_was(simulated: Simulated, name: str) -> None:
     kernel = simulated(name)
     assert scan(ArchivedKernel(opened(kernel))) == scan(kernel)
     assert_round_trip(kernel)
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S", "2xGH200"])
-def test_a_machine_made_of_an_imported_one_is_the_same(simulated: Simulated, name: str) -> None:
+def test_a_host_made_of_an_imported_one_is_the_same(simulated: Simulated, name: str) -> None:
     once = imported(simulated(name))
     assert imported(build_host(once.spec)).spec == once.spec
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
-def test_an_imported_machine_goes_on_as_a_kernel_does(simulated: Simulated, name: str) -> None:
+def test_an_imported_host_goes_on_as_a_kernel_does(simulated: Simulated, name: str) -> None:
     """What can still be made is what the host said, and changes as vGPUs come and go."""
     kernel = simulated(name)
     copy = build_host(imported(kernel).spec)
@@ -79,7 +79,7 @@ def test_an_imported_machine_goes_on_as_a_kernel_does(simulated: Simulated, name
 
 
 @pytest.mark.parametrize("name", ["2xA10", "4xRTX2060", "8xH100"])
-def test_an_imported_machine_gives_functions_back_to_their_drivers(simulated: Simulated, name: str) -> None:
+def test_an_imported_host_gives_functions_back_to_their_drivers(simulated: Simulated, name: str) -> None:
     kernel = simulated(name)
     copy = build_host(imported(kernel).spec)
     for one in (kernel, copy):
@@ -227,7 +227,7 @@ CARDS = st.sampled_from(["A10", "T4", "RTX2060", "RTX4090", "A100-NVSwitch", "MI
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> HostSpec:
+def hosts(draw: st.DrawFn) -> HostSpec:
     slots = []
     for bus in draw(st.lists(st.integers(1, 250), unique=True, max_size=6)):
         board = draw(CARDS)
@@ -284,16 +284,16 @@ def misfortune(kernel: SimKernel, chance: random.Random) -> None:
             kernel.delete_node(group)
 
 
-@given(machines(), st.integers(0, 1 << 30))
+@given(hosts(), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=examples(40))
-def test_any_machine_comes_back_as_it_was(spec: HostSpec, seed: int) -> None:
+def test_any_host_comes_back_as_it_was(spec: HostSpec, seed: int) -> None:
     kernel, chance = build_host(spec), random.Random(seed)  # noqa: S311
     apply_vgpus(kernel, chance)
     misfortune(kernel, chance)
     assert_round_trip(kernel)
 
 
-@given(machines(), st.integers(0, 1 << 30))
+@given(hosts(), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=examples(30), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: HostSpec, seed: int) -> None:
     kernel, chance = build_host(spec), random.Random(seed)  # noqa: S311
@@ -307,11 +307,11 @@ def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: HostSpec, 
     assert made.losses or shown_by(made) == then
 
 
-def test_types_of_an_imported_machine_are_those_that_the_host_describes(simulated: Simulated, tmp_path: Path) -> None:
+def test_types_of_an_imported_host_are_those_that_the_host_describes(simulated: Simulated, tmp_path: Path) -> None:
     made = imported(simulated("4xT4"))
     carries = made.spec.slots[0].carries
     assert carries is not None
     assert carries.types[0] == VgpuTypeSpec(id=230, name="GRID T4-1Q", size="1G", most=16)  # type: ignore[arg-type]
     assert carries.left == {}
-    (tmp_path / "machine.yaml").write_text(made.text)
-    assert load_host(str(tmp_path / "machine.yaml")) == made.spec
+    (tmp_path / "host.yaml").write_text(made.text)
+    assert load_host(str(tmp_path / "host.yaml")) == made.spec

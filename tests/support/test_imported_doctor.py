@@ -1,4 +1,4 @@
-"""What doctor says of a host, it says of the machine that is made of it."""
+"""What doctor says of a host, it says of the host that is made of it."""
 
 import errno
 import io
@@ -64,7 +64,7 @@ def assert_same(kernel: SimKernel) -> Imported:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_of_every_machine(simulated: Simulated, name: str) -> None:
+def test_of_every_host(simulated: Simulated, name: str) -> None:
     assert_same(simulated(name))
 
 
@@ -106,7 +106,7 @@ def test_what_could_not_be_read_is_told(path: str) -> None:
     assert [loss.text for loss in imported(kernel).losses if loss.where == path and "EACCES" in loss.why]
 
 
-def test_what_no_archive_or_machine_file_can_say_is_told(tmp_path: Path) -> None:
+def test_what_no_archive_or_host_file_can_say_is_told(tmp_path: Path) -> None:
     kernel = host(PlatformSpec(console="0000:65:00.0"))
     kernel.tree.place(HostPath("/etc/modprobe.d/a b.conf"), constant("blacklist nouveau"))
     kernel.tree.place(HostPath("/sys/class/dmi/id/product_name"), File(read=lambda: b"\xff\xfe"))

@@ -114,7 +114,7 @@ def test_what_is_told_of_a_file(path: str) -> None:
 
 
 def test_what_is_told_can_be_told_again() -> None:
-    """An imported machine is looked at through the same eyes."""
+    """An imported host is looked at through the same eyes."""
     once = host(PlatformSpec(files=FILES))
     paths = [HostPath(path) for path in FILES if not path.startswith(("/proc/1/", "/boot", "/etc/kernel", "/etc/def"))]
     told = {path: Discreet(once).read(path).decode() for path in paths}

@@ -239,8 +239,8 @@ def test_wrong_use_is_told_on_one_line(tmp_path: Path, arguments: list[str]) -> 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
 def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, name: str) -> None:
-    """And those of the machine that is made of it."""
-    simulated = tmp_path / "machine"
+    """And those of the host that is made of it."""
+    simulated = tmp_path / "simulated"
     export(build_host(load_host(name)), simulated)
     assert run("support", "--host-root", str(simulated), "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
@@ -256,7 +256,7 @@ def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, na
     assert b"ADDRESS" in tables[0]
 
 
-def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_machine(tmp_path: Path) -> None:
+def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_host(tmp_path: Path) -> None:
     files = {
         "/proc/cmdline": "root=/dev/sda1 nomodeset\n",
         "/etc/modprobe.d/no.conf": "# why not\ninstall vfio-pci /bin/false\n",
@@ -265,8 +265,8 @@ def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_machine(tmp
     }
     platform = PlatformSpec(cpu=Cpu.AMD, boot=Boot.PROXMOX, kvm=False, unsafe_interrupts=True, files=files)
     (tmp_path / "cdi.yaml").write_text("cdi: answers\n")
-    export(build_host(msgspec.structs.replace(load_host("2xA10"), platform=platform)), tmp_path / "machine")
-    assert run("support", "--host-root", "machine", "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
+    export(build_host(msgspec.structs.replace(load_host("2xA10"), platform=platform)), tmp_path / "simulated")
+    assert run("support", "--host-root", "simulated", "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
@@ -276,7 +276,7 @@ def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_machine(tmp
     arguments = ("--config", "cdi.yaml", "--kubelet-dir", "none", "-o", "json")
     reports = [
         json.loads(run("doctor", "--host-root", str(root), *arguments, cwd=tmp_path).stdout)
-        for root in (tmp_path / "machine", unpacked, tmp_path / "imported")
+        for root in (tmp_path / "simulated", unpacked, tmp_path / "imported")
     ]
     assert reports[0] == reports[1] == reports[2]
     codes = {one["code"] for result in reports[0]["results"] for one in result["findings"]}

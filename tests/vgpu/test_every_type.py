@@ -29,7 +29,7 @@ EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not 
 
 
 def host_with(card: Card, framework: Framework) -> HostSpec:
-    """Return a machine with one such card, which knows the types of the catalog."""
+    """Return a host with one such card, which knows the types of the catalog."""
     types = tuple(
         VgpuTypeSpec(id=number, name=VgpuType(f"NVIDIA {one.profile.text}"), size=f"{one.profile.gb}G", most=one.most)
         for number, one in enumerate(card.types(), 1)

@@ -94,7 +94,7 @@ def test_what_has_no_placements_is_refused_before_anything_goes(a10: VgpuHost, d
     assert (a10.steps, a10.types(MIXED)) == ([], before)
 
 
-def test_a_machines_vgpu_keeps_the_mode_until_it_ends(a10: VgpuHost) -> None:
+def test_a_vms_vgpu_keeps_the_mode_until_it_ends(a10: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
     simulated = a10.kernel.start_vm(a10.group_of(mine))
     desired_vgpus = DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)
@@ -191,14 +191,14 @@ def test_one_in_use_keeps_all_instances_of_its_kind(a30: VgpuHost) -> None:
     assert mine in a30.types(CUT)
 
 
-def test_a_machine_keeps_mig_mode_until_it_ends(a30: VgpuHost) -> None:
+def test_a_vm_keeps_mig_mode_until_it_ends(a30: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-2-12C")
     simulated = a30.kernel.start_vm(a30.group_of(mine))
     reasons = a30.apply_types(CUT, {"A30-12C": 2})
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert list(a30.types(CUT)) == [mine]
     modes = a30.modes(CUT)
-    assert (modes.mig, modes.mig_pending) == (True, True), "nothing was switched behind the machine's back"
+    assert (modes.mig, modes.mig_pending) == (True, True), "nothing was switched behind the VM's back"
     a30.kernel.end_vm(simulated)
     assert a30.apply_types(CUT, {"A30-12C": 2}) == ()
 
@@ -302,7 +302,7 @@ def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: VgpuHost) -> N
     assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE, "left alone"
 
 
-def test_a_scheduler_waits_for_machines(t4: VgpuHost) -> None:
+def test_a_scheduler_waits_for_vms(t4: VgpuHost) -> None:
     t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 2}))
     simulated = t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
     desired_vgpus = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
@@ -315,7 +315,7 @@ def test_a_scheduler_waits_for_machines(t4: VgpuHost) -> None:
 
 
 def test_a_scheduler_that_fails_leaves_the_vgpus(t4: VgpuHost) -> None:
-    """A machine has started just before."""
+    """A VM has started just before."""
 
     def start(command: Sequence[str]) -> None:
         if "set-scheduler-state" in command:

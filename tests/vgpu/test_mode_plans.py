@@ -174,7 +174,7 @@ def carried(one: GpuState) -> Counter[str]:
 
 
 def used(one: GpuState, *ids: VgpuId) -> GpuState:
-    """Return the board where a machine runs on some of its vGPUs."""
+    """Return the board where a VM runs on some of its vGPUs."""
     return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)), running=frozenset(ids))
 
 
@@ -258,7 +258,7 @@ def test_a_scheduler_is_read_again_when_it_was_not_understood() -> None:
     assert [reason.code for reason in done.refusals] == [ReasonCode.UNREAD]
 
 
-def test_a_pod_whose_machine_does_not_run_yet_does_not_keep_the_scheduler() -> None:
+def test_a_pod_whose_vm_does_not_run_yet_does_not_keep_the_scheduler() -> None:
     """After a restart of the host pods have their vGPUs at once, and the driver has forgotten its scheduler."""
     desired_vgpus = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
     one = after(board(), planned(board(), DesiredVgpus({"A30-4C": 2})))

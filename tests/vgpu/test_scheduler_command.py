@@ -99,7 +99,7 @@ def test_what_is_to_last_is_kept_in_the_modprobe_file(place: Place, capsys: Said
     assert rows[OTHER]["kept"] == {"policy": "fixed-share", "timeslice-ms": None}
 
 
-def test_machines_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys: Said) -> None:
+def test_vms_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys: Said) -> None:
     place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-8Q": 2}))
     simulated = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
     assert place.set(T4, EQUAL_4, persist=True) == 1

@@ -51,7 +51,7 @@ def test_the_same_config_has_the_same_ids_after_a_reboot(tmp_path: Path) -> None
     assert again.types(A10) == before
 
 
-def test_a_machines_vgpu_stays_and_it_hears_nothing(tmp_path: Path) -> None:
+def test_a_vms_vgpu_stays_and_it_hears_nothing(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     mine, other = host.types(T4)
@@ -67,7 +67,7 @@ def test_a_machines_vgpu_stays_and_it_hears_nothing(tmp_path: Path) -> None:
     assert other not in host.types(T4)
 
 
-def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None:
+def test_a_vm_that_starts_in_between_is_not_touched(tmp_path: Path) -> None:
     """It came after the look that the plan was made from: the lease finds it."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
@@ -88,7 +88,7 @@ def test_a_machine_that_starts_in_between_is_not_touched(tmp_path: Path) -> None
 
 
 def test_a_vgpu_whose_own_node_could_not_be_told_is_not_removed(tmp_path: Path) -> None:
-    """A machine may have it open by that node, and nobody could be seen to."""
+    """A VM may have it open by that node, and nobody could be seen to."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=1)
     (mine,) = before = host.types(T4)
@@ -100,7 +100,7 @@ def test_a_vgpu_whose_own_node_could_not_be_told_is_not_removed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("users", [2, 8])
-def test_machines_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Path, users: int) -> None:
+def test_vms_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Path, users: int) -> None:
     """An agent without the host's processes sees nobody who has a group open; a lease does."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_2Q=8)
@@ -116,7 +116,7 @@ def test_machines_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Pat
     assert host.kernel.vfio.requests == []
 
 
-def test_a_pods_vgpu_stays_before_the_pods_machine_has_opened_it(tmp_path: Path) -> None:
+def test_a_pods_vgpu_stays_before_the_pods_vm_has_opened_it(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     mine = min(host.types(T4))
@@ -172,7 +172,7 @@ def test_a_gpu_that_a_process_uses_gets_no_vfs(tmp_path: Path) -> None:
     assert host.tools.commands == []
 
 
-def test_a_gpu_for_machines_is_not_with_vgpus(tmp_path: Path) -> None:
+def test_a_gpu_for_vms_is_not_with_vgpus(tmp_path: Path) -> None:
     host = VgpuHost("2xA10", tmp_path)
     assert codes(host.apply_vgpus(ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
     assert host.apply_vgpus(ON_VFIO) == (), "it carries none, as is wished"
@@ -199,7 +199,7 @@ def test_a_set_of_vfs_that_splits_a_gpu_is_changed_as_one(tmp_path: Path) -> Non
     assert scan(host.kernel).functions[FLEX].virtfns == ()
 
 
-def test_a_machine_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
+def test_a_vm_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
     host = VgpuHost("2xFlex170", tmp_path)
     vf = scan(host.kernel).functions[FLEX].virtfns[0]
     host.kernel.rebind(vf, "vfio-pci")

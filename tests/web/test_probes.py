@@ -117,7 +117,7 @@ async def test_clients_that_hang_on_keep_nobody_out(request_line: bytes) -> None
         for _, writer in hanging:
             writer.write(request_line)
         for _ in range(3):
-            async with asyncio.timeout(30):  # a kubelet's patience is a second; a busy machine's is not measured here
+            async with asyncio.timeout(30):  # a kubelet's patience is a second; a busy host's is not measured here
                 assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
         for _, writer in hanging:
             writer.transport.abort()
