@@ -15,7 +15,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from tests.life.life import A10, AUDIO, LEFT, HOST, RIGHT, RTX, T4
+from tests.life.life import A10, AUDIO, HOST, LEFT, RIGHT, RTX, T4
 from tests.life.rigs import Conclusions
 
 Fault = Callable[[SimKernel], None]

@@ -95,7 +95,7 @@ async def test_an_app_container_may_ask_for_more_than_its_init_container(node: S
     assert node.allocate(AUDIO, [SOUND]), "the GPU was given to this container just now, and is not recorded yet"
 
 
-async def test_the_record_of_a_pod_that_has_ended_is_in_nobodys_way(node: SimNode) -> None:
+async def test_the_record_of_a_pod_that_has_ended_is_in_the_way_of_nothing(node: SimNode) -> None:
     """The kubelet leaves it there until it writes the record again."""
     node.write(GPU, CARD, uid="ended")
     node.allocate(GPU, [CARD])

@@ -85,7 +85,7 @@ async def test_a_device_that_a_process_has_open_with_the_process_named(two_a10: 
     assert two_a10.allocate(A10, [FIRST])
 
 
-async def test_where_it_cannot_be_told_whether_a_device_is_in_use_it_is_given(two_a10: SimNode) -> None:
+async def test_a_device_whose_use_is_unknown_is_given(two_a10: SimNode) -> None:
     two_a10.kernel.faults.fail(HostPath("/dev/vfio/12"), errno.EPERM)
     assert two_a10.allocate(A10, [FIRST])
 
@@ -136,7 +136,7 @@ async def test_refusals_are_counted_by_their_reason(two_a10: SimNode) -> None:
     assert two_a10.agent.telemetry.allocations == {(A10, "UnknownDevice"): 1, (A10, "given"): 1}
 
 
-async def test_a_group_whose_node_somebody_has_just_deleted(two_a10: SimNode) -> None:
+async def test_a_group_whose_node_was_just_deleted(two_a10: SimNode) -> None:
     two_a10.kernel.delete_node(IommuGroup(12))
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
 
@@ -175,7 +175,7 @@ async def test_a_node_of_its_own_that_goes_is_seen_within_two_seconds(tmp_path: 
         assert node.offered == {A10: {FIRST: False, "0000:ca:00.0": True}}
 
 
-async def test_a_device_that_somebody_has_open_on_a_kernel_without_groups(tmp_path: Path) -> None:
+async def test_a_device_that_a_process_has_open_on_a_kernel_without_groups(tmp_path: Path) -> None:
     kernel = with_iommufd(group_nodes=False)
     kernel.tree.place(HostPath("/proc/777/comm"), constant("qemu"))
     async with running_node(kernel, tmp_path) as node:
@@ -191,7 +191,9 @@ async def test_a_vgpu_in_a_domain_that_kubevirt_refuses(tmp_path: Path) -> None:
         assert node.reasons("10000:25:00.4") == [ReasonCode.ADDRESS_NOT_ACCEPTED]
 
 
-async def test_a_driver_that_sleeps_refuses_one_pod_and_holds_up_nobody(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_driver_that_sleeps_refuses_one_pod_and_delays_nothing_else(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel, wake = simulated("4xL40S"), threading.Event()
 
     def sleep() -> None:
@@ -261,7 +263,7 @@ async def test_a_request_for_two_allocated_devices_names_the_one_that_is_in_use(
 
 
 @pytest.mark.parametrize("known_by", ["ledger", "checkpoint"])
-async def test_a_walk_through_processes_that_sleeps_holds_up_nobody(
+async def test_a_walk_through_processes_that_sleeps_delays_nothing_else(
     simulated: Simulated, tmp_path: Path, known_by: str
 ) -> None:
     kernel, wake = simulated("2xA10"), threading.Event()

@@ -70,7 +70,7 @@ def test_each_code_is_answered_in_its_own_way(code: int, kind: type[Exception]) 
         ),
     ],
 )
-def test_who_may_not_is_told_the_line_that_lets_them(asked: Asked, line: str) -> None:
+def test_a_missing_right_is_reported_with_the_line_that_grants_it(asked: Asked, line: str) -> None:
     assert line in str(failure(asked, 403, b"{}"))
 
 

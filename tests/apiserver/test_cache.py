@@ -87,7 +87,7 @@ def test_a_failure_keeps_what_is_known_and_goes_on_where_it_was() -> None:
     assert (cache.objects, cache.version, delta) == (before.objects, "8", [])
 
 
-def test_a_kind_that_was_not_there_for_a_moment_is_told_again_be_it_as_before() -> None:
+def test_a_kind_that_was_not_there_for_a_moment_is_reported_again_be_it_as_before() -> None:
     """Listeners take a kind that is not there for one without objects, and would go on with none."""
     listed = Listed((node("a", 1),), "5")
     cache, _ = after(listed, Failed(missing=True))
@@ -101,7 +101,7 @@ def test_a_bookmark_is_no_news_and_is_gone_on_from() -> None:
     assert (cache.version, len(delta)) == ("90", 1)
 
 
-def test_what_is_said_twice_is_news_once() -> None:
+def test_what_is_reported_twice_is_news_once() -> None:
     _, delta = after(Listed((node("a", 1),), "5"), modified("a", 8), modified("a", 8), deleted("b", 9))
     assert [one.changed for one in delta] == [{key("a")}, {key("a")}]
 

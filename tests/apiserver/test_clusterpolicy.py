@@ -86,5 +86,5 @@ def test_what_is_not_read_does_no_harm(spec: object) -> None:
         ([], "$.spec", "Expected `object`, got `array`"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(spec: object, path: str, said: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(spec: object, path: str, said: str) -> None:
     assert read_policy(stored(spec)) == SpecFault(path, said)

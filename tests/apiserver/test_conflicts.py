@@ -106,7 +106,9 @@ async def test_an_uninstall_takes_a_lease_that_its_leader_renews_meanwhile(
     )
 
 
-async def test_a_leader_gives_its_lease_back_though_somebody_writes_to_it(authority: Authority, server: Pair) -> None:
+async def test_a_leader_gives_its_lease_back_though_another_program_writes_to_it(
+    authority: Authority, server: Pair
+) -> None:
     peer = Peer(0)
 
     async def lead() -> None:
@@ -158,7 +160,7 @@ def failing(times: int, error: ApiError) -> tuple[list[int], Callable[[], Awaita
     return tries, attempt
 
 
-async def test_a_conflict_that_goes_on_is_told_and_so_is_any_other_error_at_once() -> None:
+async def test_a_conflict_that_goes_on_is_reported_and_so_is_any_other_error_at_once() -> None:
     tries, attempt = failing(MOST_TRIES - 1, ConflictError("x"))
     assert (await retried(attempt, Hasty()), len(tries)) == ("done", MOST_TRIES)
     tries, attempt = failing(MOST_TRIES, ConflictError("the object has been modified"))

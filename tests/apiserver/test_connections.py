@@ -83,7 +83,7 @@ async def test_a_proxy_may_ask_who_we_are(
 @pytest.mark.parametrize(
     ("scheme", "refusal", "said"), [("http", 503, "got 503 As Said"), ("socks5", 4, "the host is unreachable")]
 )
-async def test_a_proxy_that_does_not_lead_there_is_told(
+async def test_a_proxy_that_does_not_lead_there_is_reported(
     tmp_path: Path, authority: Authority, server: Pair, scheme: str, refusal: int, said: str
 ) -> None:
     async with proxying(TestProxy(1, refusal=refusal), scheme, server) as url:

@@ -221,14 +221,14 @@ PRINTS = "#!/bin/sh\necho '%s'\n"
         ("no interpreter", "can't be run: Exec format error"),
     ],
 )
-async def test_what_is_wrong_with_a_plugin_is_told(folder: Folder, plugin: str | None, said: str) -> None:
+async def test_what_is_wrong_with_a_plugin_is_reported(folder: Folder, plugin: str | None, said: str) -> None:
     if plugin is not None:
         folder.plugin(plugin)
     with pytest.raises(CredentialsError, match=rf"the kubeconfig's credential plugin {folder.path}/plugin {said}"):
         await Client(folder.credentials(1)).get(NODES, "node01", Node)
 
 
-async def test_who_needs_a_terminal_and_has_none_is_told(
+async def test_who_needs_a_terminal_and_has_none_is_reported(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder.plugin()

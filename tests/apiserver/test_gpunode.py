@@ -58,7 +58,7 @@ def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
     assert [gpu.vfs for gpu in status.gpus] == [None], "a picture of an earlier agent"
 
 
-def test_what_is_ill_is_said_with_its_reason() -> None:
+def test_what_is_ill_is_reported_with_its_reason() -> None:
     ready = condition(status_of(picture(ILL), EMPTY, AT), "Ready")
     assert (ready.status, ready.reason) == ("False", "NodeMissing")
     assert ready.message == ILL.text
@@ -149,7 +149,7 @@ def test_a_spec_goes_before_the_label_and_the_settings() -> None:
     assert modes_of(settings, request, Modes()) == (Modes(DesiredMode.PASSTHROUGH), None)
 
 
-def test_what_changes_is_told_once_and_a_first_status_is_no_news() -> None:
+def test_what_changes_is_reported_once_and_a_first_status_is_no_news() -> None:
     first = status_of(picture(), EMPTY, AT)
     ill = status_of(picture(ILL), EMPTY, AT)
     assert list(events_between(None, ill)) == []
@@ -167,7 +167,7 @@ def test_a_new_resource_that_waits_for_the_controller_is_no_event() -> None:
     assert list(events_between(status_of(picture(), EMPTY, AT), waiting)) == []
 
 
-def test_a_gpu_that_changes_its_mode_or_goes_is_told() -> None:
+def test_a_gpu_that_changes_its_mode_or_goes_is_reported() -> None:
     before = status_of(picture(), EMPTY, AT)
     (gpu,) = before.gpus
     whole = replace(before, gpus=(replace(gpu, mode="passthrough"),))

@@ -28,7 +28,7 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 
 
 @given(st.data())
-def test_after_all_was_observed_it_is_as_the_watch_said_last(data: st.DataObject) -> None:
+def test_after_all_was_observed_it_is_as_the_watch_reported_last(data: st.DataObject) -> None:
     there = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
     history = [Node(Metadata(resource_version=str(at))) if is_there else None for at, is_there in enumerate(there)]
     written = data.draw(st.sampled_from([at for at, one in enumerate(history) if one is not None] or [0]))

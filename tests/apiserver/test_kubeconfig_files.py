@@ -49,18 +49,18 @@ def test_the_first_current_context_counts(paths: Path) -> None:
     assert (found.host, found.namespace) == ("own.example", "default")
 
 
-def test_a_context_that_is_not_there_is_told_with_those_that_are(paths: Path) -> None:
+def test_a_context_that_is_not_there_is_reported_with_those_that_are(paths: Path) -> None:
     with pytest.raises(ConfigError, match=r"--context: there is no context 'three' in .*; expected one of: one, two"):
         from_kubeconfig(paths, "three")
 
 
-def test_no_current_context_is_told(tmp_path: Path) -> None:
+def test_no_current_context_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(FIRST)
     with pytest.raises(ConfigError, match="no context is the current one; expected --context with one of: one"):
         from_kubeconfig(tmp_path / "config")
 
 
-def test_a_fault_is_told_with_its_own_file(paths: Path, tmp_path: Path) -> None:
+def test_a_fault_is_reported_with_its_own_file(paths: Path, tmp_path: Path) -> None:
     (tmp_path / "second/config").write_text(SECOND.replace("https://own", "http://own"))
     with pytest.raises(ConfigError) as refused:
         from_kubeconfig(paths)
@@ -68,7 +68,7 @@ def test_a_fault_is_told_with_its_own_file(paths: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("names", "said"), [("a", "can't be read: No such file"), ("a:b", "none of these files")])
-def test_files_that_are_all_missing_are_told(tmp_path: Path, names: str, said: str) -> None:
+def test_files_that_are_all_missing_are_reported(tmp_path: Path, names: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         from_kubeconfig(Path(":".join(f"{tmp_path}/{name}" for name in names.split(":"))))
 

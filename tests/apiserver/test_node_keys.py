@@ -85,7 +85,9 @@ def said(state: str | None, reason: str | None) -> Metadata:
         (Progress(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
     ],
 )
-def test_nothing_is_written_where_all_is_said_or_nothing_is_to_be(desired: Progress | None, observed: Metadata) -> None:
+def test_nothing_is_written_where_the_file_is_right_or_not_desired(
+    desired: Progress | None, observed: Metadata
+) -> None:
     assert patch_of([state_keys(desired)], observed) is None
 
 

@@ -44,7 +44,7 @@ def test_a_plugin_that_ends_is_shown_with_its_log() -> None:
     assert not done.stdout
 
 
-def test_a_figure_that_somebody_lacks_leaves_its_cells_empty() -> None:
+def test_a_missing_figure_leaves_its_cells_empty() -> None:
     results = Results()
     results.add("a", "start, s", 0.25)
     results.add("b", "start, s", 0.125)

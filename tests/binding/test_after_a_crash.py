@@ -221,7 +221,7 @@ async def test_a_failed_probe_is_no_success_and_is_tried_again(t4: Host, tmp_pat
         assert state.name is StateName.SUCCESS
 
 
-async def test_a_gpu_without_a_driver_that_nobody_recorded_gets_one(t4: Host, tmp_path: Path) -> None:
+async def test_a_gpu_without_a_driver_that_no_record_names_gets_one(t4: Host, tmp_path: Path) -> None:
     t4.kernel.rebind(T4, None)
     async with running_node(t4.kernel, tmp_path, Settings(modes={T4: DesiredMode.CONTAINER}), tools=t4.tools) as node:
         await settled(node)
@@ -288,7 +288,7 @@ def test_an_override_that_a_killed_change_has_left_is_taken_back(t4: Host, after
     t4.expect(DesiredDriver.NATIVE)
 
 
-def test_an_override_that_somebody_else_has_written_stays(t4: Host) -> None:
+def test_an_override_that_another_program_has_written_stays(t4: Host) -> None:
     t4.kernel.write(OVERRIDE, b"vfio-pci")
     t4.kernel.writes.clear()
     assert moved(t4, DesiredDriver.NATIVE) == []

@@ -286,7 +286,7 @@ def test_agents_are_held_to_their_nodes_where_tokens_name_them(helm: Helm) -> No
     assert (set(old), set(new)) == (set(), {"gpuvirt-node", "gpuvirt-gpunode", "gpuvirt-discover"})
 
 
-def test_nodes_are_discovered_where_nobody_else_does_it(helm: Helm) -> None:
+def test_nodes_are_discovered_where_no_other_program_does_it(helm: Helm) -> None:
     def discovers(*values: str) -> bool:
         rendered = helm.template(*values)
         kinds = ("DaemonSet", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
@@ -323,7 +323,7 @@ def test_a_namespace_is_labelled_only_where_that_is_desired(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("values", [(), GUIDE, GUIDE_VGPU, REGISTRY, (*REGISTRY, "dcgm.enabled=true")])
-def test_the_policy_asks_for_nothing_that_nobody_acts_on(helm: Helm, values: tuple[str, ...]) -> None:
+def test_the_policy_asks_for_nothing_that_has_no_effect(helm: Helm, values: tuple[str, ...]) -> None:
     assert unsupported(at(helm.template(*values).policy, "spec")) == ()
 
 
@@ -371,7 +371,7 @@ def test_jobs_come_before_what_needs_them_and_go(helm: Helm) -> None:
     assert all("hook-succeeded" in str(at(one, "helm.sh/hook-delete-policy")) for one in hooks.values())
 
 
-def test_networks_let_in_whoever_reads_metrics_and_out_to_the_api_server(helm: Helm) -> None:
+def test_networks_let_in_readers_of_metrics_and_out_to_the_api_server(helm: Helm) -> None:
     found = helm.template(*GUIDE, "networkPolicy.apiServerPorts={16443}").named("NetworkPolicy")
     everywhere = at(found["gpuvirt"], "spec")
     assert at(everywhere, "podSelector", "matchLabels") == {"app.kubernetes.io/name": "gpuvirt"}

@@ -86,7 +86,7 @@ def test_types_are_those_of_the_policy(key: str) -> None:
         assert at(found, "enum") == enum
 
 
-def test_no_image_has_a_registry_that_somebody_else_chose() -> None:
+def test_no_image_has_a_registry_that_another_program_chose() -> None:
     assert isinstance(VALUES, dict)
     repositories = {path: at(VALUES, *path.split(".")) for path in paths(VALUES) if path.endswith("repository")}
     assert len(repositories) > 8

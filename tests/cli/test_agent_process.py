@@ -118,7 +118,7 @@ def test_devices_shows_nothing_of_an_agent_that_was_killed(place: Place) -> None
     assert done.stdout.rstrip().endswith(", from a look at the host")
 
 
-def test_devices_checks_what_it_is_told_while_the_agent_runs(place: Place) -> None:
+def test_devices_checks_its_options_while_the_agent_runs(place: Place) -> None:
     bad = place.host / "bad.yaml"
     bad.write_text("offer: [bogus]")
     with place.agent(*GPUVIRT):

@@ -124,7 +124,7 @@ def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
     assert "AllocationsUnknown" not in done.stdout
 
 
-def test_who_is_not_root_is_told_that_users_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_who_is_not_root_reads_that_users_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     view = NodeView(at=BEGINNING)
     render.devices(view, every=False, sees_users=False)
     assert "which processes use a device is known to root alone" in " ".join(capsys.readouterr().out.split())
@@ -155,7 +155,7 @@ def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("mode", "command"), [("vgpu", "bind"), ("container", "bind"), ("passthrough", "unbind")])
-def test_a_gpu_is_said_to_be_kept_in_its_mode(tmp_path: Path, mode: str, command: str) -> None:
+def test_a_gpu_is_reported_as_kept_in_its_mode(tmp_path: Path, mode: str, command: str) -> None:
     kernel = build_host(load_host("4xT4"))
     export(kernel, tmp_path)
     seen = snapshot.take(kernel, Settings(), IDS, RealClock())

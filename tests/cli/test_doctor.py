@@ -35,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
     return on
 
 
-def test_a_host_in_order_is_told_of_in_a_few_lines(on: On) -> None:
+def test_a_host_in_order_is_described_in_a_few_lines(on: On) -> None:
     done = on("2xA10", "doctor")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -119,7 +119,7 @@ def test_why_of_nothing_ends_with_2(on: On, target: str) -> None:
 
 
 @pytest.mark.parametrize("command", [("devices",), ("doctor",), ("why", "0000:65:00.0")])
-def test_settings_that_name_no_gpu_are_said_by_all(on: On, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_settings_that_name_no_gpu_are_reported_by_all(on: On, tmp_path: Path, command: tuple[str, ...]) -> None:
     config = tmp_path / "node.yaml"
     config.write_text('mode: vgpu\nmodes: {"0000:66:00.0": passthrough}\n')
     done = on("2xA10", *command, "--config", str(config))

@@ -44,7 +44,7 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path, option: str, value: st
     assert f"{value!r} is not a" in ended.stderr
 
 
-def test_what_it_does_not_do_is_said_and_without_an_api_server_it_ends(tmp_path: Path) -> None:
+def test_what_it_does_not_do_is_reported_and_without_an_api_server_it_ends(tmp_path: Path) -> None:
     ended = run(tmp_path, "-r", "-w", "-g", "clients.yaml", **NEEDED)
     assert ended.returncode == 1
     for option in ("--with-reboot", "--with-shutdown-host-gpu-clients", "--gpu-clients-file"):

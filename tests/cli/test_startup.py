@@ -47,7 +47,7 @@ def test_the_help_of_each_command_begins_as_the_list_of_commands_says(name: str)
     assert listed.get_short_help_str() == loaded.get_short_help_str()
 
 
-def test_a_mistyped_command_is_told_with_what_may_be_meant() -> None:
+def test_a_mistyped_command_is_reported_with_what_may_be_meant() -> None:
     done = ran("vfo")
     assert done.returncode == 2
     assert "No such command 'vfo'. Did you mean 'vfio'?" in done.stderr

@@ -54,7 +54,7 @@ def test_status_has_its_columns_whole_and_reasons_below(width: int, capsys: pyte
     assert (f"Running              {OFFERED}" in shown) == (width == 200)
 
 
-def test_eighty_columns_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eighty_columns_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     piped = gpuvirt("sim", "hosts").stdout
     assert piped == gpuvirt("sim", "hosts", environment={"COLUMNS": "80"}).stdout

@@ -112,7 +112,7 @@ async def test_broken_connections_lose_nothing(api: ApiLab) -> None:
         assert set(observed.codes) == {ReasonCode.API_SERVER_AWAY}
 
 
-async def test_what_ended_while_nobody_answered_is_observed_after_the_servers_restart(api: ApiLab) -> None:
+async def test_what_ended_while_the_api_server_was_away_is_observed_after_the_servers_restart(api: ApiLab) -> None:
     """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
@@ -140,7 +140,7 @@ async def test_what_ended_while_nobody_answered_is_observed_after_the_servers_re
         await until(lambda: not observed.problems, lambda: observed.problems)
 
 
-async def test_whoever_fails_at_news_is_told_it_again(api: ApiLab) -> None:
+async def test_a_follower_that_fails_at_news_gets_it_again(api: ApiLab) -> None:
     observed = Listener(failures=2)
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     async with following(api.credentials, observed):

@@ -121,7 +121,7 @@ def test_what_can_be_is_taken(policies: ApiLab, spec: Plain) -> None:
     assert refusal(policies, spec) == ""
 
 
-def test_a_misspelt_field_of_the_vm_half_is_told_by_kubectl(policies: ApiLab) -> None:
+def test_a_misspelt_field_of_the_vm_half_is_reported_by_kubectl(policies: ApiLab) -> None:
     given = yaml.safe_load((GIVEN / "guidepolicy.yaml").read_text())
     given["spec"]["sandboxWorkloads"]["defaultWorkloads"] = "vm-vgpu"
     done = policies.cluster.kubectl("apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump(given))

@@ -109,7 +109,7 @@ def column(place: Place) -> list[str]:
     return place.kubectl("get", "gpunode", NODE, "--no-headers").split()[5:7]
 
 
-def test_a_misspelt_label_is_said_everywhere_and_changes_nothing(node: LabNode) -> None:
+def test_a_misspelt_label_is_reported_everywhere_and_changes_nothing(node: LabNode) -> None:
     with running(node) as place:
         node.until_allocatable(HALF, 8)
         place.cluster.until_said("True Reconciled")

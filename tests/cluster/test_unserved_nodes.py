@@ -67,7 +67,7 @@ def test_a_controller_that_does_not_know_its_image_says_so_everywhere(node: LabN
             until_shown(cluster, ["device-plugin", "no", "ImageUnknown"], ["driver", "no", "OsUnknown"])
 
 
-def test_a_driver_that_can_not_be_rendered_and_components_that_are_off_are_told(node: LabNode) -> None:
+def test_a_driver_that_can_not_be_rendered_and_components_that_are_off_are_reported(node: LabNode) -> None:
     manager = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}
     off = {name: {"enabled": False} for name in ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd")}
     with controlled(node) as cluster, node.nodes_kept():

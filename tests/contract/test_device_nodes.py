@@ -107,7 +107,7 @@ def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(hos
     assert job.answer(LONG_S) == Answer()
 
 
-def test_unbind_of_a_device_that_is_merely_open_sleeps_and_asks_nobody(host: CdevHost) -> None:
+def test_unbind_of_a_device_that_is_merely_open_sleeps_and_asks_no_process(host: CdevHost) -> None:
     ready(host)
     process = host.open_devices(GPU, bind=False)
     job = host.start_write(UNBIND, GPU)
@@ -141,7 +141,7 @@ def test_a_lease_keeps_everybody_out(host: CdevHost) -> None:
     host.open_devices(GPU, AUDIO).end()
 
 
-def test_a_device_in_use_can_not_be_leased_and_its_user_hears_nothing(host: CdevHost) -> None:
+def test_a_device_in_use_can_not_be_leased_and_its_user_is_not_asked_for_it(host: CdevHost) -> None:
     names = ready(host)
     vm = host.open_devices(GPU, AUDIO)
     with pytest.raises(DeviceBusyError), host.kernel.lease_devices(names):
@@ -150,13 +150,13 @@ def test_a_device_in_use_can_not_be_leased_and_its_user_hears_nothing(host: Cdev
     vm.end()
 
 
-def test_whether_a_device_beside_one_with_a_native_driver_is_in_use_can_not_be_told(host: CdevHost) -> None:
+def test_the_use_of_a_device_beside_one_with_a_native_driver_is_unknown(host: CdevHost) -> None:
     bind(host, GPU, "vfio-pci")
     with pytest.raises(LeaseUnavailableError), host.kernel.lease_devices([cdev_of(host, GPU)]):
         pass
 
 
-def test_unbind_under_a_lease_waits_for_nobody(host: CdevHost) -> None:
+def test_unbind_under_a_lease_waits_for_nothing(host: CdevHost) -> None:
     names = ready(host)
     with host.kernel.lease_devices(names):
         assert write(host, UNBIND, GPU) == 0
@@ -176,7 +176,7 @@ def test_under_a_lease_a_native_driver_gets_none_before_all_are_free(host: CdevH
     assert write(host, "/sys/bus/pci/drivers_probe", GPU) == 0
 
 
-def test_a_device_that_somebody_has_merely_open_can_be_leased_and_unbind_waits_for_them(host: CdevHost) -> None:
+def test_a_device_that_a_process_has_merely_open_can_be_leased_and_unbind_waits_for_them(host: CdevHost) -> None:
     """A VM that is about to start looks like that, so the open files are looked through as well."""
     names = ready(host)
     process = host.open_devices(GPU, bind=False)

@@ -57,7 +57,7 @@ def test_a_full_gpu_and_another_size_and_a_uuid_that_is_taken(host: Host) -> Non
     assert len(live(host)) == 12
 
 
-def test_a_type_that_is_not_offered_is_told_with_those_that_are(host: Host) -> None:
+def test_a_type_that_is_not_offered_is_reported_with_those_that_are(host: Host) -> None:
     with pytest.raises(VgpuUnavailableError, match=r"07:01.0 does not offer .* A10-4Q now; .* GRID T4-1B, GRID T4-2B"):
         MDEV.create(host.kernel, PARENT, VgpuType("NVIDIA A10-4Q"), UUID)
     bind(host, PARENT, "vfio-pci")
@@ -77,7 +77,7 @@ def test_one_that_is_gone_or_another_is_not_removed(host: Host) -> None:
     assert [one.type for one in live(host)] == [SMALL]
 
 
-def test_one_whose_group_is_open_can_not_be_leased_and_its_vm_hears_nothing(host: Host) -> None:
+def test_one_whose_group_is_open_can_not_be_leased_and_its_vm_is_not_asked_for_it(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     group = group_of(host, UUID)
     vm = host.start_vm(group)
@@ -142,7 +142,7 @@ def test_vfs_go_with_the_driver_that_made_them(host: Host) -> None:
     assert vfs(host) == ()
 
 
-def test_a_vf_in_use_keeps_whoever_switches_it_off_waiting_and_its_user_is_asked(host: Host) -> None:
+def test_a_vf_in_use_delays_its_removal_and_its_user_is_asked(host: Host) -> None:
     assert write(host, NUMVFS, "2") == 0
     first = vfs(host)[0]
     bind(host, first, "vfio-pci")

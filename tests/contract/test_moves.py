@@ -109,7 +109,7 @@ def test_a_gpu_that_no_driver_takes_is_never_said_to_be_back(mover: Mover) -> No
     assert mover.drivers(IDLE) == ["vfio-pci"]
 
 
-def test_a_gpu_that_a_vm_has_is_not_touched_and_the_vm_hears_nothing(host: Host, mover: Mover) -> None:
+def test_a_gpu_that_a_vm_has_is_not_touched_and_the_vm_is_not_asked_for_it(host: Host, mover: Mover) -> None:
     mover.move(DesiredDriver.PASSTHROUGH, GPU)
     vm = host.start_vm(group_of(host, GPU))
     mover.steps.clear()
@@ -130,7 +130,7 @@ def test_no_force_moves_what_a_vm_has(host: Host, mover: Mover) -> None:
     vm.end()
 
 
-def test_half_a_group_that_somebody_else_has_left_is_made_whole(host: Host, mover: Mover) -> None:
+def test_half_a_group_that_another_program_has_left_is_made_whole(host: Host, mover: Mover) -> None:
     bind(host, GPU, "vfio-pci")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]

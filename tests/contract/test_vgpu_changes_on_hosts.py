@@ -178,7 +178,7 @@ def test_a_vm_that_starts_after_the_look_is_found_by_the_lease(host: Host, makes
     vm.end()
 
 
-def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_what_another_program_removes_and_a_pod_has_is_waited_for(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=2)
     mine, other = makes_vgpus.ids(RTX)
     makes_vgpus.given = inputs(holdings=(Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
@@ -196,7 +196,9 @@ def test_what_somebody_removes_and_a_pod_has_is_waited_for(host: Host, makes_vgp
     assert makes_vgpus.ids(RTX) == [mine, other]
 
 
-def test_what_somebody_removes_and_no_pod_is_known_to_have_stands_in_the_way(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_what_another_program_removes_and_no_pod_is_known_to_have_stands_in_the_way(
+    host: Host, makes_vgpus: VgpuHost
+) -> None:
     """The kernel says no more of it than that another size does not fit."""
     makes_vgpus.apply_vgpus(RTX, large=2)
     mine, other = makes_vgpus.ids(RTX)
@@ -210,7 +212,7 @@ def test_what_somebody_removes_and_no_pod_is_known_to_have_stands_in_the_way(hos
     assert Counter(makes_vgpus.types(RTX).values()) == {SMALL: 1}
 
 
-def test_the_id_of_what_somebody_removes_is_taken_until_it_is_gone(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_the_id_of_what_another_program_removes_is_taken_until_it_is_gone(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=2)
     before = makes_vgpus.types(RTX)
     mine, other = makes_vgpus.ids(RTX)

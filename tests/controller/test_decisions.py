@@ -101,7 +101,7 @@ def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
     assert found.origins.mode == "set in this GpuNode by kubectl-patch"
 
 
-def test_a_gpunode_goes_with_its_node_unless_somebody_else_wants_something_in_it() -> None:
+def test_a_gpunode_goes_with_its_node_unless_another_program_wants_something_in_it() -> None:
     origins = Origins(mode="label", vgpu_config="label")
     ours = with_(gpu_node(), spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default", origins=origins))
     gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node is gone")
@@ -146,7 +146,7 @@ def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
     assert leaving.message == "node node01: it becomes container once these are free: 0000:65:00.0 (vgpu)"
 
 
-def test_no_gpus_anywhere_is_fine_and_is_said() -> None:
+def test_no_gpus_anywhere_is_fine_and_is_reported() -> None:
     bare = Node(Metadata(name="node01"))
     found = Scene([bare]).decided()
     assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")

@@ -175,7 +175,7 @@ def test_what_its_pods_need_goes_after_them() -> None:
     assert gone(There(left)) == ["gpuvirt-node", "gpuvirt-node-configs", "gpuvirt-node-configs"]
 
 
-def test_the_driver_beneath_vms_stays_and_that_is_said() -> None:
+def test_the_driver_beneath_vms_stays_and_that_is_reported() -> None:
     manager = {"enabled": True, "repository": "registry.example.com", "image": "vgpu-manager", "version": "1"}
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
     labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}

@@ -17,7 +17,7 @@ def lease(allocated_to: str | None, transitions: int | None = None) -> Lease:
 
 
 @pytest.mark.parametrize("allocated_to", [None, ""])
-def test_what_nobody_holds_is_taken_at_once(allocated_to: str | None) -> None:
+def test_what_is_free_is_taken_at_once(allocated_to: str | None) -> None:
     mine = claimed(lease(allocated_to, 3), "me", NOW, quiet_s=0.0)
     assert mine is not None
     assert mine.spec == LeaseSpec("me", DURATION_S, AT, AT, 3 if allocated_to is None else 4)

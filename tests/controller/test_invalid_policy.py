@@ -139,7 +139,7 @@ def test_a_label_that_is_no_workload_leaves_its_node_alone() -> None:
     assert [one.node for one in decided.progress.invalid] == ["bad"]
 
 
-def test_a_config_map_that_is_there_is_valid_and_so_is_the_one_that_nobody_named() -> None:
+def test_a_config_map_that_is_there_is_valid_and_so_is_the_one_that_no_setting_names() -> None:
     for fields in (configs("my-configs"), configs("default-vgpu-devices-config"), configs("")):
         scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], there=THERE)
         assert scene.decided(DEPLOYS).progress.invalid == ()

@@ -95,7 +95,7 @@ def test_what_was_written_before_is_kept_before_anything_is_written() -> None:
     assert any(T4_8Q in one.text for one in patch.plan.writes)
 
 
-def test_where_it_is_not_to_be_written_it_is_said() -> None:
+def test_where_it_is_not_to_be_written_it_is_reported() -> None:
     found = scene(LACKING).decided(replace(HOME, manages_kubevirt=False))
     assert patches(found) == []
     said = condition(found)
@@ -141,7 +141,7 @@ def test_before_kubevirt_was_observed_what_was_withheld_stays() -> None:
         assert condition(found) is None
 
 
-def test_without_a_kubevirt_nothing_is_said_of_it() -> None:
+def test_without_a_kubevirt_nothing_is_reported_of_it() -> None:
     none = KubeVirtObserved({}, Observed(None), NOTHING_ASKED)
     found = Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=none).decided()
     assert condition(found) is None

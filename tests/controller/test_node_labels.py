@@ -63,7 +63,7 @@ def test_without_a_label_the_default_counts_and_without_vms_every_label_is_ignor
     assert deployed(off) == set(SETS[Workload.CONTAINER])
 
 
-def test_a_value_that_is_not_known_leaves_the_node_as_it_is_and_is_said() -> None:
+def test_a_value_that_is_not_known_leaves_the_node_as_it_is_and_is_reported() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     odd = before | {LABEL: "kata"}
     assert labelled(odd) == odd
@@ -208,7 +208,7 @@ def test_what_an_admin_has_set_is_left_alone() -> None:
     assert NODE_LABEL not in off
 
 
-def test_a_pause_heals_once_nobody_is_at_work() -> None:
+def test_a_pause_heals_once_nothing_pauses_the_node() -> None:
     paused = NFD | {
         LABEL: "vm-vgpu",
         f"{DEPLOY}sandbox-validator": "paused-for-vgpu-change",

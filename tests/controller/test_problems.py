@@ -163,7 +163,7 @@ def test_a_node_for_vms_without_an_agent_by_policy_does_not_repeat_the_last_repo
     assert {state for _, state in said(scene)} == {"ComponentsOff"}
 
 
-def test_a_vgpu_manager_that_can_not_be_rendered_is_told() -> None:
+def test_a_vgpu_manager_that_can_not_be_rendered_is_reported() -> None:
     scene = Scene([labelled(Workload.VGPU)], [policy({"vgpuManager": MANAGER})], [gpu_node()], [pod("gpuvirt-node")])
     assert "OsUnknown: the vGPU manager can't be deployed" in against(scene)
     assert "gpuvirt.io/os=ubuntu22.04" in against(scene)
@@ -177,7 +177,7 @@ def test_a_vgpu_manager_that_can_not_be_rendered_is_told() -> None:
     assert against(replace(scene, policies=[policy()])) == ""
 
 
-def test_a_driver_that_can_not_be_rendered_is_told_and_the_other_components_are_deployed() -> None:
+def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_are_deployed() -> None:
     parts = {name: {"repository": "r", "image": name.lower(), "version": "1"} for name in ("toolkit", "devicePlugin")}
     manager = {"repository": "r", "image": "manager", "version": "1"}
     driver = {"driver": {"repository": "r", "image": "driver", "version": "1", "manager": manager}}
@@ -212,7 +212,7 @@ def test_a_node_that_an_agent_is_to_leave_and_that_has_none_says_both() -> None:
     assert "PodMissing" in found
 
 
-def test_a_container_node_without_a_pod_of_the_device_plugin_is_told() -> None:
+def test_a_container_node_without_a_pod_of_the_device_plugin_is_reported() -> None:
     scene = Scene([labelled(Workload.CONTAINER, **OS)])
     assert "PodMissing: DaemonSet nvidia-device-plugin-daemonset has no pod" in against(scene)
     assert against(replace(scene, pods=[pod("nvidia-device-plugin-daemonset")])) == ""

@@ -44,7 +44,7 @@ def test_then_so_many_as_are_allowed() -> None:
     assert nodes(pod(0, NEW), pod(1, NEW, ready=False), pod(2, OLD), pod(3, OLD)) == []
 
 
-def test_pods_that_serve_nobody_are_replaced_without_waiting() -> None:
+def test_pods_that_serve_no_vm_are_replaced_without_waiting() -> None:
     assert nodes(pod(0, NEW), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"]
     assert nodes(pod(0, OLD), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"], "the first, too"
 

@@ -80,7 +80,7 @@ async def test_what_was_written_is_in_the_log_and_what_was_not_is_not(caplog: py
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == ["node good: label=x"]
 
 
-async def test_one_that_fails_waits_by_itself_and_is_told_until_it_is_done() -> None:
+async def test_one_that_fails_waits_by_itself_and_is_reported_until_it_is_done() -> None:
     server = Server(refuses={"bad"})
     async with writing(server) as (writer, clock):
         writer.offer([label("bad"), label("good")])

@@ -45,7 +45,7 @@ def test_what_kubevirt_gets_without_what_is_but_asked() -> None:
     assert PatchKubeVirt(Target(KUBEVIRTS, "kubevirt"), plan).text == 'kubevirts kubevirt: add /spec/x {"a":1}'
 
 
-def test_everything_that_follows_is_said() -> None:
+def test_everything_that_follows_is_reported() -> None:
     texts = [one.text for one in Scene([node("vm-vgpu")]).decided().writes]
     assert texts[0].startswith("node node01: nvidia.com/gpu.present=true, nvidia.com/gpu.deploy.")
     assert texts[1] == (

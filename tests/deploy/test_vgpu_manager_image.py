@@ -214,7 +214,7 @@ def test_told_to_end_it_leaves_nothing_behind(bench: Bench) -> None:
     assert list(bench.scratch.iterdir()) == []
 
 
-def test_all_mistakes_are_told_at_once_and_nothing_is_done(bench: Bench) -> None:
+def test_all_mistakes_are_reported_at_once_and_nothing_is_done(bench: Bench) -> None:
     wrong = {"PRIVATE_REGISTRY": "", "VERSION": "510", "OS_TAG": "ubuntu24.04", "CUDA_VERSION": "11.7"}
     done = bench.build(bench.folder / "none.zip", BUILDER="no-such-builder", **wrong)
     assert (done.returncode, done.stdout, bench.calls()) == (2, "", [])
@@ -253,7 +253,7 @@ def test_what_can_not_be_is_refused(bench: Bench, name: str, value: str, said: s
     assert said in done.stderr
 
 
-def test_a_registry_without_a_host_is_taken_and_that_is_said(bench: Bench) -> None:
+def test_a_registry_without_a_host_is_taken_and_that_is_reported(bench: Bench) -> None:
     done = bench.build(bench.run_file(), PRIVATE_REGISTRY="my/private/registry")
     assert done.returncode == 0
     assert "note: PRIVATE_REGISTRY names no host ('my' has no dot" in done.stderr
@@ -332,7 +332,7 @@ def test_the_checkout_itself_is_to_be_named(bench: Bench, inside: str) -> None:
     assert "is no checkout of the driver container repository" in done.stderr
 
 
-def test_a_dockerfile_that_takes_no_cuda_version_is_said(bench: Bench) -> None:
+def test_a_dockerfile_that_takes_no_cuda_version_is_reported(bench: Bench) -> None:
     bench.add_folder("ubuntu24.04", "FROM base\n")
     done = bench.build(bench.run_file(), OS_TAG="ubuntu24.04")
     assert done.returncode == 0

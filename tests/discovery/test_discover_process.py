@@ -49,7 +49,7 @@ async def looking(kernel: SimKernel, worker: SerialWorker | None = None) -> Asyn
         running.cancel()
 
 
-async def test_what_changes_is_said_at_the_next_look(simulated: Simulated) -> None:
+async def test_what_changes_is_reported_at_the_next_look(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     async with looking(kernel) as (discoverer, clock):
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | DEBIAN
@@ -82,7 +82,7 @@ async def test_a_gpu_that_is_found_again_was_never_missed(simulated: Simulated) 
             assert discoverer.labels.get()[PRESENT_LABEL] == "true"
 
 
-async def test_while_nothing_can_be_read_nothing_is_said_of_it(simulated: Simulated) -> None:
+async def test_while_nothing_can_be_read_nothing_is_reported_of_it(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     async with looking(kernel) as (discoverer, clock):
         kernel.faults.fail(DEVICES, EACCES)
@@ -123,7 +123,7 @@ def test_a_person_is_told_what_can_not_be_told(tmp_path: Path) -> None:
         (("--node-name", "node01", "--once"), "--kubeconfig: no API server to ask"),
     ],
 )
-def test_what_is_missing_is_said(host: Path, options: tuple[str, ...], said: str) -> None:
+def test_what_is_missing_is_reported(host: Path, options: tuple[str, ...], said: str) -> None:
     done = ran("discover", "--host-root", str(host), *options)
     assert done.returncode == 2
     assert said in done.stderr
@@ -136,7 +136,7 @@ def nobody() -> Credentials:
         return Credentials("127.0.0.1", listener.getsockname()[1], "gpuvirt", token=b"x")
 
 
-async def test_it_lives_and_is_not_ready_while_nobody_answers(simulated: Simulated) -> None:
+async def test_it_lives_and_is_not_ready_while_the_api_server_is_away(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.remove(OS_RELEASE)
     discovery = Discovery(DiscoverOptions(kernel, nobody(), NodeName("node01")))

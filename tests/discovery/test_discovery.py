@@ -88,7 +88,7 @@ def discovery(gpu: bool | None, text: str | None = None) -> Discovery:
         (True, None, {}),
     ],
 )
-def test_a_gpu_is_said_at_once_and_its_absence_when_it_was_seen_twice(
+def test_a_gpu_is_reported_at_once_and_its_absence_when_it_was_seen_twice(
     before: bool | None, now: bool | None, said: Labels
 ) -> None:
     assert labels_of(discovery(now), discovery(before)) == said
@@ -108,7 +108,7 @@ def test_a_gpu_is_said_at_once_and_its_absence_when_it_was_seen_twice(
         ("ID=alpine\nVERSION_ID=3.23.0_alpha20250612", ("alpine", "3.23.0_alpha20250612")),
     ],
 )
-def test_the_system_is_said_as_its_file_says_it(text: str, said: tuple[str, str | None]) -> None:
+def test_the_system_is_reported_as_its_file_says_it(text: str, said: tuple[str, str | None]) -> None:
     labels = labels_of(discovery(None, text), None)
     assert (labels[OS_ID_LABEL], labels[OS_VERSION_LABEL]) == said
 

@@ -40,7 +40,7 @@ def test_a_host_in_order_has_nothing_but_what_is_in_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_host_can_be_told_of_whole(name: str) -> None:
+def test_every_host_can_be_described_whole(name: str) -> None:
     report = examine(host(simulated=name))
     assert [one for one in findings(report) if one.level is Level.UNKNOWN] == []
     assert (report.level is Level.ERROR) == (name == "2xA10-no-iommu")
@@ -117,7 +117,7 @@ def test_a_card_that_is_reset_with_its_bus_is_in_order_while_vfio_has_all_of_it(
     assert found(examine(kernel), ReasonCode.NO_RESET).subject == first
 
 
-def test_a_group_that_the_host_holds_is_told_once() -> None:
+def test_a_group_that_the_host_holds_is_reported_once() -> None:
     assert FindingCode.SHARED_GROUP not in codes(examine(BAD["a disk in the group"].build()))
 
 

@@ -69,7 +69,7 @@ def test_all_is_registered_and_counted(folder: Path) -> None:
     assert any(one.message == "is counted as it is: 2 healthy devices" for one in findings(report))
 
 
-def test_not_registered_is_said_in_the_agents_words(folder: Path) -> None:
+def test_not_registered_is_reported_in_the_agents_words(folder: Path) -> None:
     taken = Reason(ReasonCode.SOCKET_TAKEN, A10, "has another plugin at its socket", (Seen("x.sock"),), "stop it")
     one = found(diagnosis.report(with_agent(folder, taken)), ReasonCode.SOCKET_TAKEN)
     assert (one.level, one.subject, one.message, one.fix) == (Level.ERROR, A10, taken.message, ("stop it",))

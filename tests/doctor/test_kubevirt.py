@@ -53,7 +53,7 @@ def test_without_a_list_all_is_permitted() -> None:
     assert (one.level, one.message) == (Level.OK, "permits all devices")
 
 
-def test_nobody_has_shown_us_any() -> None:
+def test_none_was_observed() -> None:
     assert of_kubevirt(diagnosis.report(evidence(host()))) == []
 
 

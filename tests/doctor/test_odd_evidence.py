@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_no_error(path: str) -> None:
         "/sys/bus/pci/devices/0000:65:00.0/boot_vga", "/sys/devices/system/node/node0/cpulist",
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_told_with_its_errno(path: str) -> None:
+def test_what_cannot_be_read_is_reported_with_its_errno(path: str) -> None:
     kernel = sick()
     kernel.faults.fail(HostPath(path), errno.EACCES)
     told = [one for one in findings(examine(kernel)) if one.code is FindingCode.NOT_READ]

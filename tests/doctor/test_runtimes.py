@@ -76,7 +76,7 @@ def test_imports_of_imports_come_last_and_rings_end() -> None:
     assert [file.path.rpartition("/")[2] for file in found.files] == ["config.toml", "a.toml", "b.toml", "c.toml"]
 
 
-def test_imports_without_end_are_told() -> None:
+def test_imports_without_end_are_reported() -> None:
     files = {OWN: 'version = 3\nimports = ["n/*.toml"]'}
     files |= {f"/etc/containerd/n/{number}.toml": "" for number in range(MOST_FILES + 10)}
     (found,) = runtimes(files)
@@ -85,7 +85,7 @@ def test_imports_without_end_are_told() -> None:
 
 
 @pytest.mark.parametrize("path", [f"{FOLDER}/x.toml", FOLDER])
-def test_what_is_imported_and_can_not_be_read_is_told(path: str) -> None:
+def test_what_is_imported_and_can_not_be_read_is_reported(path: str) -> None:
     kernel = with_files({OWN: IMPORTS + V1 + ON, f"{FOLDER}/x.toml": ""})
     kernel.faults.fail(HostPath(path), errno.EACCES)
     (told,) = said(kernel)
@@ -117,7 +117,7 @@ def test_cdi_is_on_unasked_from_version_3_on(version: int) -> None:
     assert [one.level for one in said(with_files({OWN: f"version = {version}\n{V2}"}))] == [Level.OK]
 
 
-def test_cri_o_s_files_are_told_each() -> None:
+def test_cri_o_s_files_are_reported_each() -> None:
     files = {"/etc/crio/crio.conf": "", "/etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}
     assert [one.code for one in said(with_files(files))] == [None, FindingCode.CDI_FOLDER_NOT_READ]
 

@@ -110,7 +110,7 @@ def test_what_people_write_is_what_is_read(text: str, name: str) -> None:
         ("a: 1\n---\nb: 2\n", "f:2: $: not YAML: but found another document"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: str, message: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         documents.parse(text, Outer, where="f")
     assert str(error.value).startswith(message)
@@ -161,7 +161,7 @@ def test_an_alias_stands_for_what_it_refers_to() -> None:
     assert (read.many, read.maybe) == ((Inner(1), Inner(1)), Inner(1))
 
 
-def test_what_is_found_wrong_later_is_told_with_its_place() -> None:
+def test_what_is_found_wrong_later_is_reported_with_its_place() -> None:
     written = documents.parse_written("named:\n  a.b:\n    number: 1\n", Outer, where="f")
     assert written.value.named == {"a.b": Inner(1)}
     assert str(written.fault("is odd", ["named", "a.b", "number"])) == "f:3: $.named.a.b.number: is odd"

@@ -56,7 +56,7 @@ def unavailable(kernel: SimKernel, slot: PciAddress, type_: VgpuType, vgpu: str)
     return str(refused.value)
 
 
-def test_what_is_not_to_be_had_is_told_with_what_is(l40s: SimKernel) -> None:
+def test_what_is_not_to_be_had_is_reported_with_what_is(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     assert "da:00.4/nvidia/current_vgpu_type reads 1156" in unavailable(l40s, VF, TYPE, VF)
     assert "lists NVIDIA L40S-12Q" in unavailable(l40s, OTHER_VF, OTHER, OTHER_VF), "sizes don't mix"

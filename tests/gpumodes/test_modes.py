@@ -229,7 +229,7 @@ def test_vfs_do_not_change_while_the_gpu_is_open(a10: Place) -> None:
     assert len(a10.tools.commands) == 3
 
 
-def test_nvidias_driver_lets_nobody_else_make_vfs(a10: Place) -> None:
+def test_nvidias_driver_lets_no_other_program_make_vfs(a10: Place) -> None:
     a10.tools = SimTools(a10.kernel, programs=())
     with pytest.raises(VfsUnchangedError, match=r"no sriov-manage in /.*sriov_numvfs"):
         sriov.enable_vfs(a10.kernel, a10.tools, OFF)
@@ -239,7 +239,7 @@ def test_nvidias_driver_lets_nobody_else_make_vfs(a10: Place) -> None:
     assert a10.tools.commands == []
 
 
-def test_a_card_that_the_program_does_not_know_is_told(a10: Place) -> None:
+def test_a_card_that_the_program_does_not_know_is_reported(a10: Place) -> None:
     a10.tools.before = lambda _: setattr(a10.kernel.pci.functions[OFF], "total_vfs", None)
     with pytest.raises(VfsUnchangedError, match=r"b1:00.0/virtfn\*: 0 VFs; expected 32"):
         sriov.enable_vfs(a10.kernel, a10.tools, OFF)
@@ -339,7 +339,7 @@ def test_a_scheduler_stays_while_vms_run_and_goes_with_the_driver(a100: Place) -
         ("Fairness : Equal Share", None),
     ],
 )
-def test_what_the_scheduler_is_said_to_be(lines: str, expected: Scheduler | None) -> None:
+def test_the_scheduler_is_the_one_that_nvidia_smi_reports(lines: str, expected: Scheduler | None) -> None:
     found = vgpuscheduler.parse_state(f"GPU 00000000:B1:00.0\n    {lines}\n", OFF)
     assert found == expected or (expected is None and isinstance(found, Unread))
 

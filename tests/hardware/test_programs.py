@@ -55,7 +55,7 @@ def test_the_driver_container_comes_before_the_host() -> None:
 
 
 @pytest.mark.parametrize(("enable", "flag"), [(True, "-e"), (False, "-d")])
-def test_sriov_manage_is_tried_again_while_somebody_looks_at_the_gpu(enable: bool, flag: str) -> None:
+def test_sriov_manage_is_tried_again_while_a_process_has_the_gpu_open(enable: bool, flag: str) -> None:
     script = Script(LOCKED, Ended(1, "cannot obtain unbindlock", ""), FINE)
     script.tools("/host/usr/lib/nvidia/sriov-manage").sriov_manage(GPU, enable)
     assert script.commands == [("chroot", "/host", "/usr/lib/nvidia/sriov-manage", flag, GPU)] * 3
@@ -77,7 +77,7 @@ def test_another_failure_of_sriov_manage_is_final() -> None:
     assert (len(script.commands), script.pauses, failed.value.exit_code) == (1, [], 1)
 
 
-def test_a_program_that_is_nowhere_is_told_with_where_it_was_looked_for() -> None:
+def test_a_program_that_is_nowhere_is_reported_with_where_it_was_looked_for() -> None:
     with pytest.raises(ToolMissingError, match="no nvidia-smi in /run/nvidia/driver nor in /host"):
         Script(FINE).tools().nvidia_smi("-q")
 

@@ -89,7 +89,7 @@ def test_writing(tmp_path: Path) -> None:
     assert (tmp_path / "sys/x").read_text().startswith("after")
 
 
-def test_what_the_kernel_refuses_is_told_with_its_path() -> None:
+def test_what_the_kernel_refuses_is_reported_with_its_path() -> None:
     """A descriptor has no name: the kernel's answer alone would be told as `No space left on device (None)`."""
     host = RealKernel(HostRoots.under(Path("/")))
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
@@ -153,7 +153,7 @@ def test_a_user_is_found_whatever_became_of_the_groups_node(simulated: Simulated
     assert [user.pid for user in users[IommuGroup(12)]] == [process.pid]
 
 
-def test_a_stale_node_with_the_number_of_another_group_names_nobody(simulated: Simulated) -> None:
+def test_a_stale_node_with_the_number_of_another_group_names_no_process(simulated: Simulated) -> None:
     """The kernel says which number is a group's; a node in `/dev` may be of an earlier boot or made by hand."""
     host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12))
@@ -213,7 +213,7 @@ def test_only_what_is_called_like_a_node_is_looked_at(tmp_path: Path, end: str, 
     assert found == ([(77, str(target))] if is_node else [])
 
 
-def test_nobody_uses_what_nobody_has(simulated: Simulated) -> None:
+def test_nothing_uses_what_no_process_has(simulated: Simulated) -> None:
     assert with_users(simulated("2xA10"), scan(simulated("2xA10"))).users == {}
 
 

@@ -234,7 +234,7 @@ def test_an_egm_region_that_makes_no_sense_is_left_out(simulated: Simulated, con
     assert [region.node for region in scan(kernel).platform.egm] == ["/dev/egm1"]
 
 
-def test_an_egm_region_without_a_node_is_left_out_and_told(simulated: Simulated) -> None:
+def test_an_egm_region_without_a_node_is_left_out_and_reported(simulated: Simulated) -> None:
     kernel = simulated("2xGH200")
     kernel.tree.remove(HostPath("/dev/egm0"))
     facts = scan(kernel)

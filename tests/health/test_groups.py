@@ -42,7 +42,7 @@ async def test_a_group_that_was_never_viable_is_unhealthy_from_the_first_moment(
         assert node.offered[RTX2060][GPU] is False
 
 
-async def test_a_neighbour_without_a_driver_harms_nobody(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_neighbour_without_a_driver_harms_nothing(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(AUDIO, None)
         await node.advance(2)

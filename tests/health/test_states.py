@@ -80,7 +80,7 @@ async def test_a_reset_that_passes_is_not_an_illness(two_a10: SimNode) -> None:
     assert two_a10.agent.telemetry.looks["brief", "debounce"] == 1
 
 
-async def test_a_device_that_somebody_unbinds_under_its_vm_is_left_alone_and_says_so(two_a10: SimNode) -> None:
+async def test_a_device_that_another_program_unbinds_under_its_vm_is_left_alone_and_says_so(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
     await two_a10.report_account()
     process = two_a10.kernel.start_vm(IommuGroup(12))

@@ -29,7 +29,7 @@ async def test_a_pod_that_has_it_is_no_stranger(two_a10: SimNode) -> None:
     assert two_a10.gpu(FIRST).users == ("pod default/vm-a",)
 
 
-async def test_as_long_as_the_kubelet_is_not_observed_nobody_is_a_stranger(two_a10: SimNode) -> None:
+async def test_as_long_as_the_kubelet_is_not_observed_no_pod_is_a_stranger(two_a10: SimNode) -> None:
     two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(120)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}

@@ -52,7 +52,7 @@ async def test_an_mdev_that_is_made_comes_within_two_seconds(t4: SimNode) -> Non
     assert t4.offered[T4_8Q]["aaaaaaaa-0000-4000-8000-000000000001"] is True
 
 
-async def test_an_mdev_in_use_that_somebody_removes_stays_listed_and_unhealthy(t4: SimNode) -> None:
+async def test_an_mdev_in_use_that_another_program_removes_stays_listed_and_unhealthy(t4: SimNode) -> None:
     first = mdevs(t4, T4_8Q)[0]
     t4.hold(T4_8Q, first)
     await t4.report_account()

@@ -73,7 +73,7 @@ def test_a_kubelet_that_runs_must_answer(tmp_path: Path, kubelets: tuple[int, ..
     assert len(caught.value.known) == 1, "what the checkpoint says counts all the same"
 
 
-def test_a_socket_that_nobody_serves(short_path: Path) -> None:
+def test_a_socket_without_a_server(short_path: Path) -> None:
     with kubelet_with_pod(short_path / "k", "nvidia.com/gpu", "GPU-1"):
         pass
     found = KubeletPaths(short_path / "k")

@@ -117,7 +117,7 @@ async def test_health_and_hotplug_reach_allocatable(short_path: Path) -> None:
         await until(lambda: node.kubelet.allocatable() == {A10: 1})
 
 
-async def test_numa_nodes_are_told_and_an_unknown_one_is_not(short_path: Path) -> None:
+async def test_numa_nodes_are_reported_and_an_unknown_one_is_not(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         assert node.kubelet.manager.resources[A10].numa_nodes == {FIRST: 0, SECOND: 1}
         node.kernel.pci.functions[FIRST].numa_node = -1
@@ -211,7 +211,9 @@ async def test_an_agent_that_ends_takes_its_sockets_with_it(short_path: Path) ->
     ("devices", "message"),
     [(["0000:99:00.0"], "UnknownDevice"), ([""], "UnknownDevice"), (["../" * 50], "UnknownDevice")],
 )
-async def test_a_request_that_makes_no_sense_is_told_so(short_path: Path, devices: list[str], message: str) -> None:
+async def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
+    short_path: Path, devices: list[str], message: str
+) -> None:
     async with cluster_on("2xA10", short_path):
         client = PluginClient(short_path / "device-plugins/kubevirt-GA102GL_A10.sock")
         with pytest.raises(grpc.aio.AioRpcError, match=message) as error:

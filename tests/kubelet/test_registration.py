@@ -72,7 +72,7 @@ async def test_pods_keep_what_they_have_over_a_restart_of_the_kubelet(short_path
         assert set(pod.env().values()).isdisjoint(other.env().values())
 
 
-async def test_a_resource_that_nobody_watches_is_registered_again(short_path: Path) -> None:
+async def test_a_resource_without_a_watch_is_registered_again(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         await node.kubelet.end_oldest_stream(A10)
         assert node.kubelet.allocatable() == {A10: 0}
@@ -88,7 +88,7 @@ async def test_the_end_of_an_old_stream_that_takes_the_new_plugin_with_it_is_sur
         await until(lambda: node.kubelet.allocatable() == {A10: 2})
 
 
-async def test_a_socket_that_somebody_deletes_is_made_again(short_path: Path) -> None:
+async def test_a_socket_that_another_program_deletes_is_made_again(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         (short_path / SOCKET).unlink()
         await until((short_path / SOCKET).exists)
@@ -96,7 +96,7 @@ async def test_a_socket_that_somebody_deletes_is_made_again(short_path: Path) ->
         await until(lambda: node.kubelet.allocatable() == {A10: 2})
 
 
-async def test_a_socket_that_somebody_else_serves_is_not_taken(short_path: Path) -> None:
+async def test_a_socket_that_another_program_serves_is_not_taken(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         with socket.socket(socket.AF_UNIX) as other:
@@ -120,7 +120,7 @@ async def test_a_stale_socket_is_replaced(short_path: Path) -> None:
             await until(lambda: kubelet.allocatable() == {A10: 2})
 
 
-async def test_a_file_that_is_no_socket_stays_and_is_told(short_path: Path) -> None:
+async def test_a_file_that_is_no_socket_stays_and_is_reported(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         (short_path / SOCKET).write_text("somebody's")
@@ -131,7 +131,7 @@ async def test_a_file_that_is_no_socket_stays_and_is_told(short_path: Path) -> N
             await until(lambda: kubelet.allocatable() == {A10: 2})
 
 
-async def test_the_end_of_an_agent_does_not_delete_somebody_elses_socket(short_path: Path) -> None:
+async def test_the_end_of_an_agent_does_not_delete_another_programs_socket(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         with socket.socket(socket.AF_UNIX) as other:

@@ -170,7 +170,7 @@ def test_nothing_of_others_is_changed(cluster: Cluster) -> None:
 
 
 @given(cluster=CLUSTERS, then=st.lists(st.tuples(OFFERS, NAMES), max_size=3), prune=st.booleans())
-def test_nobody_is_refused_what_they_ask_for_and_had(
+def test_no_pod_is_refused_what_it_had(
     cluster: Cluster, then: list[tuple[dict[str, Selectors], Names]], prune: bool
 ) -> None:
     cluster.manner = Manner(prune=prune)
@@ -183,7 +183,7 @@ def test_nobody_is_refused_what_they_ask_for_and_had(
 
 
 @given(cluster=CLUSTERS)
-def test_what_is_offered_is_permitted_unless_it_is_said_why_not(cluster: Cluster) -> None:
+def test_what_is_offered_is_permitted_unless_it_is_reported_why_not(cluster: Cluster) -> None:
     cluster.step()
     subjects = {reason.subject for reason in cluster.plan.reasons}
     assert all(permits(cluster, name) for name in cluster.offered.keys() - subjects)

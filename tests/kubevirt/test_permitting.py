@@ -50,7 +50,7 @@ def test_the_patch_fits_one_version_alone() -> None:
         patched(cluster.document, patch)
 
 
-def test_what_somebody_has_permitted_already_stays_as_it_is() -> None:
+def test_what_an_admin_has_permitted_already_stays_as_it_is() -> None:
     theirs = [entry("8086:56C0", "intel.com/flex"), entry("10de:2236", A10)]
     after = converged(Cluster(kubevirt(permitting(*theirs))))
     assert at(after, *PCI) == theirs, "an id is the same in any case"
@@ -136,7 +136,7 @@ def test_what_kubevirt_offers_itself_is_withheld_until_it_does_not(theirs: Field
     assert cluster.plan.withheld == ()
 
 
-def test_an_entry_of_ours_that_somebody_has_changed_is_mended() -> None:
+def test_an_entry_of_ours_that_another_program_has_changed_is_mended() -> None:
     cluster = Cluster(kubevirt())
     converged(cluster)
     lists = at(cluster.document, *PCI)
@@ -197,7 +197,7 @@ def test_without_mediated_devices_nobody_is_kept_from_handling_them() -> None:
     assert at(after, "spec", "configuration", "mediatedDevicesConfiguration") is None
 
 
-def test_host_devices_need_their_gate_and_a_denied_gate_is_said() -> None:
+def test_host_devices_need_their_gate_and_a_denied_gate_is_reported() -> None:
     names = Names(host_devices=frozenset({A10}))
     developer: Fields = {"featureGates": ["Snapshot", "Snapshot"]}
     after = converged(Cluster(kubevirt({"developerConfiguration": developer}), names=names))
@@ -241,7 +241,7 @@ def test_the_admins_patch_needs_a_list_of_gates_with_us_or_without() -> None:
         ),
     ],
 )
-def test_who_is_left_alone_is_told_what_would_be_written(cluster: Cluster) -> None:
+def test_an_opt_out_is_reported_with_what_would_be_written(cluster: Cluster) -> None:
     plan = cluster.step()
     assert plan.dry_run
     assert plan.patch
@@ -293,7 +293,7 @@ def test_what_an_admin_has_disabled_in_hco_stays_so() -> None:
     assert codes(cluster.plan) == [ReasonCode.SELECTOR_TAKEN]
 
 
-def test_a_selector_that_is_taken_in_every_spelling_is_said() -> None:
+def test_a_selector_that_is_taken_in_every_spelling_is_reported() -> None:
     spelt = ["10DE:2236", "10De:2236", "10dE:2236", "10de:2236"]
     taken: list[Plain] = [{"pciDeviceSelector": one, "resourceName": f"example.com/{one[:4]}"} for one in spelt]
     for one in taken:
@@ -312,7 +312,7 @@ def test_nothing_is_written_to_a_kubevirt_whose_owner_was_not_observed() -> None
     assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_STATE_UNKNOWN]
 
 
-def test_an_annotation_that_nobody_can_read_makes_nothing_ours() -> None:
+def test_an_annotation_that_is_unreadable_makes_nothing_ours() -> None:
     cluster = Cluster(kubevirt(permitting(OUR_A10), annotations={ANNOTATION: "{"}))
     converged(cluster)
     cluster.write(cluster.undoing.patch)

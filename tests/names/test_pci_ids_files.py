@@ -49,7 +49,7 @@ def test_vendors_keep_their_devices_apart_and_blank_lines_end_nothing() -> None:
         ("{}", r"mine:1"),
     ],
 )
-def test_a_bad_file_is_told_with_its_line(text: str, message: str) -> None:
+def test_a_bad_file_is_reported_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         pciids.parse(text, where="mine")
 

@@ -38,7 +38,7 @@ def good_configs(folder: Path) -> ConfigText | None:
     return desiredstatestore.decode((folder / "wishes.json").read_bytes()).value.good_configs
 
 
-async def test_an_agent_that_starts_while_nobody_answers_goes_on_as_before(
+async def test_an_agent_that_starts_while_the_api_server_is_away_goes_on_as_before(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:

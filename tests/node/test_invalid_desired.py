@@ -354,7 +354,7 @@ def none_here(case: Case) -> Case:
     return replace(case, bad=labels("none-here").updated(config_map(text)))
 
 
-async def test_what_is_mended_is_said_no_more(simulated: Simulated, tmp_path: Path) -> None:
+async def test_what_is_mended_is_reported_no_more(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xT4"), tmp_path, VGPU) as agent:
         await observed(agent, NOTHING.updated(labels("nonsense2")))
         ill = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)

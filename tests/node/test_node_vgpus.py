@@ -118,7 +118,7 @@ async def test_nothing_goes_before_the_kubelet_was_observed_to_count_it_no_more(
         assert types(kernel) == {"T4-4Q": 16}
 
 
-async def test_a_config_that_cannot_be_is_told_and_touches_nothing(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_config_that_cannot_be_is_reported_and_touches_nothing(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
@@ -198,7 +198,7 @@ async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(simula
         assert {gpu: of(again, gpu) for gpu in scan(again).vgpu_hosts} == before
 
 
-async def test_gpus_that_nobody_manages_are_not_with_vgpus(simulated: Simulated, tmp_path: Path) -> None:
+async def test_gpus_without_a_manager_are_not_with_vgpus(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         before = types(kernel)

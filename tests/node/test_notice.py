@@ -138,7 +138,7 @@ async def test_a_scheduler_that_cannot_be_told_is_not_waited_for_long(simulated:
         assert listed(node, T4_8Q) == 0
 
 
-async def test_what_the_kubelet_counts_again_is_told_at_once(simulated: Simulated, tmp_path: Path) -> None:
+async def test_what_the_kubelet_counts_again_is_reported_at_once(simulated: Simulated, tmp_path: Path) -> None:
     async with halved(simulated("4xT4"), tmp_path) as (node, status):
         await apply_vgpus(node, "T4-4Q")
         status.correct()

@@ -134,7 +134,7 @@ async def test_single_gpus_have_modes_of_their_own(simulated: Simulated, tmp_pat
         assert node.gpu(T4[0]).desired is None
 
 
-async def test_what_somebody_rebinds_comes_back(simulated: Simulated, tmp_path: Path) -> None:
+async def test_what_another_program_rebinds_comes_back(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.report_account()
@@ -275,7 +275,7 @@ async def test_back_to_the_host_waits_for_pods_and_vms(simulated: Simulated, tmp
         assert notes(node) == set()
 
 
-async def test_a_driver_that_is_not_there_is_said_and_tried_again(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_driver_that_is_not_there_is_reported_and_tried_again(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     kernel.pci.forget_driver("vfio-pci")
     missing = SimTools(kernel, ())

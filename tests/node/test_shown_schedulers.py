@@ -253,7 +253,7 @@ async def test_a_host_without_the_program_shows_nothing_and_nothing_is_wrong(
         assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())
 
 
-async def test_what_could_not_be_told_is_asked_again(simulated: Simulated, tmp_path: Path) -> None:
+async def test_what_was_unknown_is_asked_again(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     tools = SimTools(kernel)
 

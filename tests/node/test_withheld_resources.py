@@ -65,7 +65,7 @@ async def test_its_selectors_are_still_told_or_nobody_would_know_that_it_is_to_b
     assert resource(two_a10).pci_vendor_selectors == ("10DE:2236",)
 
 
-async def test_it_is_said_at_the_api_server_and_in_metrics_and_the_agent_is_ready(two_a10: SimNode) -> None:
+async def test_it_is_reported_at_the_api_server_and_in_metrics_and_the_agent_is_ready(two_a10: SimNode) -> None:
     await withhold(two_a10, foreign(offered_as="a10.com/x"))
     assert not resource(two_a10).silent
     status = status_of(two_a10.view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)

@@ -95,7 +95,7 @@ async def test_what_a_pod_has_stays_and_the_node_says_who(simulated: Simulated, 
         assert state(node) == (StateName.SUCCESS, "")
 
 
-async def test_an_unknown_value_changes_nothing_and_is_told(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_unknown_value_changes_nothing_and_is_reported(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
@@ -145,7 +145,7 @@ async def test_single_gpus_that_the_settings_name_go_before_the_label(simulated:
         assert "the settings set modes for single GPUs" in state(node)[1]
 
 
-async def test_a_label_that_nobody_is_to_follow_says_nothing(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_label_that_is_not_followed_says_nothing(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         await label(node, "vm-passthrough")
@@ -213,7 +213,9 @@ def offered(node: SimNode) -> dict[ResourceName, list[str]]:
     return {ResourceName(name): [one for one, well in devices.items() if well] for name, devices in found}
 
 
-async def test_how_far_a_spec_has_come_is_said_where_no_label_is_followed(simulated: Simulated, tmp_path: Path) -> None:
+async def test_how_far_a_spec_has_come_is_reported_where_no_label_is_followed(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(), hears_spec=True) as node:
         await spec(node, NodeSpec("passthrough"))

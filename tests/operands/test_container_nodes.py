@@ -60,7 +60,7 @@ def test_where_no_node_is_ours_to_serve_there_is_none_and_nothing_is_missed(site
     assert (operands(found), found.faults) == (set(), ())
 
 
-def test_images_that_nobody_names_are_faults_of_their_own_each() -> None:
+def test_images_without_a_name_are_faults_of_their_own_each() -> None:
     found = render(policy_of({"gfd": {"image": "r/gfd:2"}, "dcgm": {"enabled": False}}), ALL_KINDS)
     paths = {one.because.path for one in found.faults}
     expected = {"driver", "driver.manager", "toolkit", "devicePlugin", "dcgmExporter"}

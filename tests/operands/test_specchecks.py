@@ -23,7 +23,7 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
         ),
     ],
 )
-def test_what_can_not_be_is_told(spec: Plain, path: str) -> None:
+def test_what_can_not_be_is_reported(spec: Plain, path: str) -> None:
     assert [one.path for one in spec_faults(policy_of(spec).spec)] == [path]
 
 
@@ -33,7 +33,7 @@ def test_what_can_be_is_not() -> None:
 
 
 @pytest.mark.parametrize("text", ["some", "0", "150%", "-1", "\u0661"])
-def test_pods_are_replaced_one_by_one_where_nobody_knows_how_many(text: str) -> None:
+def test_pods_are_replaced_one_by_one_where_their_number_is_unknown(text: str) -> None:
     policy = policy_of({"daemonsets": {"rollingUpdate": {"maxUnavailable": text}}})
     found = {one.metadata.name: one for one in render(policy, ALL_KINDS).manifests if isinstance(one, DaemonSet)}
     rolling = found["nvidia-operator-validator"].spec.update_strategy.rolling_update

@@ -151,7 +151,7 @@ def test_a_field_is_acted_on_or_told(path: tuple[str, ...], value: Plain) -> Non
         ({"ccManager": {"enabled": False, "defaultMode": "on"}, "kataManager": {"config": {}}}, ()),
     ],
 )
-def test_places_are_told_once_and_no_deeper_than_needed(spec: Plain, paths: tuple[str, ...]) -> None:
+def test_places_are_reported_once_and_no_deeper_than_needed(spec: Plain, paths: tuple[str, ...]) -> None:
     assert unsupported(spec) == paths
 
 

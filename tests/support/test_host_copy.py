@@ -88,7 +88,7 @@ def test_a_gpu_with_all_that_it_shows(simulated: Simulated) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOENT])
-def test_what_can_not_be_read_or_has_vanished_is_told(simulated: Simulated, number: int) -> None:
+def test_what_can_not_be_read_or_has_vanished_is_reported(simulated: Simulated, number: int) -> None:
     kernel = simulated("2xA10")
     path = HostPath(f"/sys/bus/pci/devices/{GPU}/numa_node")
     kernel.faults.fail(path, number)
@@ -104,14 +104,14 @@ def test_a_card_that_is_pulled_out_while_it_is_copied(simulated: Simulated) -> N
 
 
 @pytest.mark.parametrize("folder", ["/sys/bus/pci/devices", "/sys/kernel/iommu_groups", "/dev/vfio", "/dev"])
-def test_a_folder_that_can_not_be_listed_is_told(simulated: Simulated, folder: str) -> None:
+def test_a_folder_that_can_not_be_listed_is_reported(simulated: Simulated, folder: str) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(folder), errno.EACCES)
     assert [one.path for one in copy_host(kernel).unread] == [folder]
 
 
 @pytest.mark.parametrize("name", ["..\udcff", "\x1b[2J", "a b"])
-def test_a_name_that_is_none_is_told_and_not_followed(simulated: Simulated, name: str) -> None:
+def test_a_name_that_is_none_is_reported_and_not_followed(simulated: Simulated, name: str) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"/sys/class/mdev_bus/{name}"), Link("../../devices/x"))
     copy = copy_host(kernel)
@@ -120,7 +120,7 @@ def test_a_name_that_is_none_is_told_and_not_followed(simulated: Simulated, name
 
 
 @pytest.mark.parametrize("target", ["/etc/shadow", "../../../../../../etc/shadow"])
-def test_a_link_out_of_sys_is_told_and_not_copied(simulated: Simulated, target: str) -> None:
+def test_a_link_out_of_sys_is_reported_and_not_copied(simulated: Simulated, target: str) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{FOLDER}/driver"), Link(target))
     copy = copy_host(kernel)

@@ -184,7 +184,7 @@ def test_a_type_that_no_vf_names_any_more_has_no_name_here_either() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["driver", "iommu_group", "numa_node", "subsystem_vendor", "config", "revision"])
-def test_what_could_not_be_read_is_said_and_is_no_failure(simulated: Simulated, attribute: str) -> None:
+def test_what_could_not_be_read_is_reported_and_is_no_failure(simulated: Simulated, attribute: str) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{GPU}/{attribute}"), errno.EIO)
     made = imported(kernel)
@@ -192,13 +192,13 @@ def test_what_could_not_be_read_is_said_and_is_no_failure(simulated: Simulated, 
     assert GPU in shown_by(made).functions
 
 
-def test_odd_entries_are_said(simulated: Simulated) -> None:
+def test_odd_entries_are_reported(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath("/sys/bus/pci/devices/0000:99:00.0"), Link("../../../devices/gone"))
     assert [loss.where for loss in imported(kernel).losses] == ["/sys/bus/pci/devices/0000:99:00.0"]
 
 
-def test_a_vgpu_that_is_being_removed_is_said(simulated: Simulated) -> None:
+def test_a_vgpu_that_is_being_removed_is_reported(simulated: Simulated) -> None:
     kernel = simulated("4xT4")
     kernel.tree.remove(HostPath("/sys/class/mdev_bus/0000:3b:00.0"))
     assert any("what carries them is not listed" in loss.text for loss in imported(kernel).losses)
@@ -295,7 +295,7 @@ def test_any_host_comes_back_as_it_was(spec: HostSpec, seed: int) -> None:
 
 @given(hosts(), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=examples(30), phases=[Phase.explicit, Phase.reuse, Phase.generate])
-def test_what_fails_on_a_host_is_told_and_never_stops_an_import(spec: HostSpec, seed: int) -> None:
+def test_what_fails_on_a_host_is_reported_and_never_stops_an_import(spec: HostSpec, seed: int) -> None:
     kernel, chance = build_host(spec), random.Random(seed)  # noqa: S311
     apply_vgpus(kernel, chance)
     paths = [path for path in copy_host(kernel).members if "/devices/" in path]

@@ -100,13 +100,13 @@ def test_what_could_not_be_read_is_not_read_there_either(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/proc/cmdline", "/sys/module", "/dev/kvm", "/sys/kernel/irq", f"{GPU_FOLDER}/boot_vga"]
 )
-def test_what_could_not_be_read_is_told(path: str) -> None:
+def test_what_could_not_be_read_is_reported(path: str) -> None:
     kernel = host(PlatformSpec(console="0000:65:00.0"))
     kernel.faults.fail(HostPath(path), errno.EACCES)
     assert [loss.text for loss in imported(kernel).losses if loss.where == path and "EACCES" in loss.why]
 
 
-def test_what_no_archive_or_host_file_can_say_is_told(tmp_path: Path) -> None:
+def test_what_no_archive_or_host_file_can_say_is_reported(tmp_path: Path) -> None:
     kernel = host(PlatformSpec(console="0000:65:00.0"))
     kernel.tree.place(HostPath("/etc/modprobe.d/a b.conf"), constant("blacklist nouveau"))
     kernel.tree.place(HostPath("/sys/class/dmi/id/product_name"), File(read=lambda: b"\xff\xfe"))

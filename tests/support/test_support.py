@@ -190,7 +190,7 @@ def test_a_host_with_nothing_on_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ledger.json", "kubelet_internal_checkpoint", "config.yaml", "node.json"])
-def test_a_damaged_file_is_left_out_and_told(host: Path, tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_left_out_and_reported(host: Path, tmp_path: Path, name: str) -> None:
     (path,) = host.rglob(name)
     path.write_bytes(b"\xff[hunter2")
     for hiding in ((), ("--hide-names",)):
@@ -230,7 +230,7 @@ def test_a_log_is_packed_from_its_end(host: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["-o", "/does/not/exist/x/"], ["--host-root", "/does/not/exist"]])
-def test_wrong_use_is_told_on_one_line(tmp_path: Path, arguments: list[str]) -> None:
+def test_wrong_use_is_reported_on_one_line(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "empty").mkdir()
     done = run("support", "--host-root", "empty", *arguments, cwd=tmp_path)
     assert done.returncode in {1, 2}

@@ -33,7 +33,7 @@ def codes(tmp_path: Path) -> Callable[[SimKernel], set[ReasonCode]]:
     return found
 
 
-def test_gpus_on_a_vfio_driver_may_go_while_nobody_uses_them(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+def test_gpus_on_a_vfio_driver_may_go_while_unused(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
     kernel = build_host(load_host("2xA10"))
     assert codes(kernel) == set()
     kernel.start_vm(IommuGroup(12))
@@ -44,7 +44,7 @@ def test_vgpus_stay(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
     assert codes(build_host(load_host("4xT4"))) == {ReasonCode.CARRIES_VGPUS}
 
 
-def test_what_processes_use_can_not_be_told_counts_as_used(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+def test_what_processes_use_can_not_be_reported_counts_as_used(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
     kernel = build_host(load_host("2xA10"))
     kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     assert codes(kernel) == {ReasonCode.PROCESSES_NOT_VISIBLE}

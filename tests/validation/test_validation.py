@@ -64,7 +64,7 @@ def test_a_driver_of_the_hosts_own_goes_first(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("own", "lines"), [(True, ("/opt/driver", "/driver-root")), (False, ("/", "/host"))])
-def test_a_driver_in_a_container_is_told_as_the_host_has_it(node: Node, own: bool, lines: tuple[str, str]) -> None:
+def test_a_driver_in_a_container_is_reported_as_the_host_has_it(node: Node, own: bool, lines: tuple[str, str]) -> None:
     node.install(node.roots.driver)
     node.start()
     if own:
@@ -155,7 +155,7 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
     assert ran("validate", "plugin").returncode == 2
 
 
-def test_files_go_when_nobody_keeps_them_true_any_more(tmp_path: Path) -> None:
+def test_files_go_with_the_agent(tmp_path: Path) -> None:
     for name in ("driver-ready", "toolkit-ready", "plugin-ready", "vfio-pci-ready"):
         (tmp_path / name).touch()
     command = [*GPUVIRT, "validate", "rest", "--validations-dir", str(tmp_path)]

@@ -165,7 +165,7 @@ def test_instances_that_nothing_stands_on_make_room(a30: VgpuHost) -> None:
     assert kept.items() <= a30.types(CUT).items()
 
 
-def test_vgpus_move_where_it_cant_be_told_which_instance_is_free(a30: VgpuHost) -> None:
+def test_vgpus_move_where_it_cant_be_reported_which_instance_is_free(a30: VgpuHost) -> None:
     a30.apply_types(CUT, {"A30-1-6C": 4})
     before = a30.types(CUT)
     assert a30.apply_types(CUT, {"A30-1-6C": 2, "A30-2-12C": 1}) == ()
@@ -212,7 +212,7 @@ def test_more_instances_than_fit_are_refused_before_anything_goes(a30: VgpuHost)
     assert a30.types(CUT) == before
 
 
-def test_a_mode_that_waits_for_a_reset_is_told_and_what_was_there_comes_back(a30: VgpuHost) -> None:
+def test_a_mode_that_waits_for_a_reset_is_reported_and_what_was_there_comes_back(a30: VgpuHost) -> None:
     """nvidia-smi ends well where somebody has the GPU open; that somebody came after the last look."""
     a30.apply_types(SHARED, {"A30-12C": 2})
     before = a30.types(SHARED)
@@ -242,7 +242,7 @@ def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: VgpuHost) -> None:
     assert a30.modes(SHARED).mig_pending is False
 
 
-def test_compute_instances_that_somebody_made_go_with_their_instance(a30: VgpuHost) -> None:
+def test_compute_instances_that_another_program_made_go_with_their_instance(a30: VgpuHost) -> None:
     """As `nvidia-smi mig -cgi ... -C` makes them; one that a process has is refused by the driver."""
     vgpu_host = a30.kernel.vfs.carriers[CUT].vgpu_host
     vgpu_host.computing.update(one.id for one in vgpu_host.instances)
@@ -250,7 +250,7 @@ def test_compute_instances_that_somebody_made_go_with_their_instance(a30: VgpuHo
     assert a30.carries(CUT) == {"A30-4-24C": 1}
 
 
-def test_a_vgpu_that_somebody_makes_meanwhile_keeps_the_instances(a30: VgpuHost) -> None:
+def test_a_vgpu_that_another_program_makes_meanwhile_keeps_the_instances(a30: VgpuHost) -> None:
     """It may stand on the instance that is to go."""
     steps: list[str] = []
 

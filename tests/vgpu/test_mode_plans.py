@@ -180,7 +180,9 @@ def used(one: GpuState, *ids: VgpuId) -> GpuState:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(SPEC_FIELDS), min_size=1, max_size=5), st.data())
-def test_any_way_leads_there_and_nobody_loses_anything(desired_by_gpu: list[DesiredVgpus], data: st.DataObject) -> None:
+def test_any_way_leads_there_and_no_user_loses_a_device(
+    desired_by_gpu: list[DesiredVgpus], data: st.DataObject
+) -> None:
     one = board()
     for desired_vgpus in desired_by_gpu:
         ids = [vgpu.id for vgpu in one.host.live]

@@ -111,7 +111,7 @@ def test_vms_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys
     assert read_kept(place.roots) == {T4: EQUAL_4}
 
 
-def test_a_file_of_somebody_elses_is_left_alone(place: Place, capsys: Said) -> None:
+def test_a_file_of_another_programs_is_left_alone(place: Place, capsys: Said) -> None:
     file = place.roots.local(FILE)
     file.write_text("options nvidia NVreg_EnableMSI=1\n")
     assert place.set(T4, EQUAL_4, persist=True) == 1
@@ -140,7 +140,7 @@ def test_what_does_not_take_it_is_refused_and_nothing_is_kept(
     assert not place.roots.local(FILE).exists()
 
 
-def test_a_host_without_the_program_is_told(tmp_path: Path) -> None:
+def test_a_host_without_the_program_is_reported(tmp_path: Path) -> None:
     export(build_host(load_host("4xT4")), tmp_path / "host")
     shown = called("vgpu", "scheduler", "get", "--host-root", "host", cwd=tmp_path)
     assert shown.returncode == 1

@@ -51,7 +51,7 @@ def test_the_same_config_has_the_same_ids_after_a_reboot(tmp_path: Path) -> None
     assert again.types(A10) == before
 
 
-def test_a_vms_vgpu_stays_and_it_hears_nothing(tmp_path: Path) -> None:
+def test_a_vms_vgpu_stays_and_it_is_not_asked_for_it(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     mine, other = host.types(T4)
@@ -87,7 +87,7 @@ def test_a_vm_that_starts_in_between_is_not_touched(tmp_path: Path) -> None:
     assert first not in host.types(T4)
 
 
-def test_a_vgpu_whose_own_node_could_not_be_told_is_not_removed(tmp_path: Path) -> None:
+def test_a_vgpu_whose_own_node_could_not_be_reported_is_not_removed(tmp_path: Path) -> None:
     """A VM may have it open by that node, and nobody could be seen to."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=1)
@@ -179,7 +179,7 @@ def test_a_gpu_for_vms_is_not_with_vgpus(tmp_path: Path) -> None:
     assert codes(host.apply_vgpus(PciAddress("0000:00:1f.0"))) == [ReasonCode.NO_VGPU_HOST]
 
 
-def test_a_vf_that_refuses_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_a_vf_that_refuses_is_passed_over_and_reported(tmp_path: Path) -> None:
     host = VgpuHost("4xL40S", tmp_path)
     assert host.apply_vgpus(L40S) == ()
     slot = min(scan(host.kernel).vgpu_hosts[L40S].slots)
@@ -247,7 +247,7 @@ def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Pa
     assert host.kernel.vfio.requests == []
 
 
-def test_a_gpu_that_has_gone_since_it_was_seen_is_told(tmp_path: Path) -> None:
+def test_a_gpu_that_has_gone_since_it_was_seen_is_reported(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     first = observe(host.site, host.given, None).inventory
     host.kernel.unplug(T4)
@@ -282,7 +282,7 @@ def test_a_gpu_that_is_desired_whole_carries_nothing_and_has_no_vfs(tmp_path: Pa
     assert host.steps == []
 
 
-def test_vfs_stay_where_somebody_has_one_or_may_have(tmp_path: Path) -> None:
+def test_vfs_stay_while_one_is_or_may_be_in_use(tmp_path: Path) -> None:
     host = VgpuHost("4xL40S", tmp_path)
     assert host.apply_vgpus(L40S) == ()
     vfs = list(host.kernel.pci.functions[L40S].virtfns)

@@ -92,7 +92,7 @@ def test_the_configs_of_the_article(empty: GpuState) -> None:
 
 
 @given(st.sampled_from(EMPTY), st.lists(st.sampled_from(SPEC_FIELDS), min_size=1, max_size=4), st.data())
-def test_any_way_leads_there_and_nobody_loses_anything(
+def test_any_way_leads_there_and_no_user_loses_a_device(
     empty: GpuState, desired_by_gpu: list[dict[VgpuType, int]], data: st.DataObject
 ) -> None:
     one = empty
@@ -170,13 +170,13 @@ def test_after_a_reboot_pods_find_what_they_had(empty: GpuState) -> None:
     assert len(made(plan)) == 2
 
 
-def test_an_id_that_somebody_else_chose_comes_back_too() -> None:
+def test_an_id_that_another_program_chose_comes_back_too() -> None:
     chosen = VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11")
     plan = plan_vgpus(replace(board(*VFS), remembered={chosen: A10_4Q}), {A10_4Q: 1})
     assert list(made(plan)) == [chosen]
 
 
-def test_what_somebody_is_removing_keeps_its_place() -> None:
+def test_what_another_program_is_removing_keeps_its_place() -> None:
     """A held mdev is no longer shown as soon as its removal starts, and still takes its part of the GPU."""
     two = with_vgpus(board(GPU), {A10_12Q: 2})
     shown, hidden = two.host.live
@@ -201,7 +201,7 @@ def test_what_can_never_be_is_refused_before_anything_is_removed(
     assert (plan.steps, codes(plan)) == ((), [code])
 
 
-def test_too_few_vfs_are_told() -> None:
+def test_too_few_vfs_are_reported() -> None:
     plan = plan_vgpus(board(*VFS[:4]), {A10_4Q: 6})
     assert (plan.steps, codes(plan)) == ((), [ReasonCode.NO_ROOM])
     one = board(*VFS[:7])

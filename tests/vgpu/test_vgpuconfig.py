@@ -80,7 +80,7 @@ def entry_of(text: str) -> Entry:
         ),
     ],
 )
-def test_what_is_refused_is_told_with_its_place(text: str, message: str) -> None:
+def test_what_is_refused_is_reported_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         vgpuconfig.parse(text, where="f")
     assert str(error.value).startswith(message)
@@ -97,7 +97,7 @@ def test_the_place_of_a_fault_among_many_configs() -> None:
     assert str(error.value) == f"f:905: {path}: Expected `int`, got `str`"
 
 
-def test_a_file_is_named_in_what_is_said_of_it(tmp_path: Path) -> None:
+def test_a_file_is_named_in_what_is_reported_of_it(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config("{devices: all, vgpu-devices: {A10-4Q: 9}}"))
     (note,) = vgpuconfig.load(path).notes
@@ -177,7 +177,7 @@ def test_files_without_configs(text: str) -> None:
         ("{devices: all, vgpu-devices: }", None, ""),
     ],
 )
-def test_what_never_matches_is_said_and_can_be_used(text: str, code: NoteCode | None, told: str) -> None:
+def test_what_never_matches_is_reported_and_can_be_used(text: str, code: NoteCode | None, told: str) -> None:
     read = vgpuconfig.parse(config(text), where="f")
     assert len(read.configs["mine"]) == 1
     assert [one.code for one in read.notes] == ([code] if code else [])

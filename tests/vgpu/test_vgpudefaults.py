@@ -180,7 +180,7 @@ def test_one_config_is_printed_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "hint"), [("A10-4X", "did you mean A10-4A?"), ("x", "prints them all")])
-def test_an_unknown_name_is_told_with_what_may_be_meant(name: str, hint: str) -> None:
+def test_an_unknown_name_is_reported_with_what_may_be_meant(name: str, hint: str) -> None:
     printed = called("vgpu", "default-config", "--name", name)
     assert printed.returncode == 2
     assert f"there is no built-in config {name}" in printed.stderr.decode()

@@ -176,7 +176,7 @@ def test_the_file_that_nvidia_ships_is_right_here_on_the_cards_that_it_fails_on(
     assert desired_by_gpu.notes == ()
 
 
-def test_a_board_that_no_filter_names_is_said() -> None:
+def test_a_board_that_no_filter_names_is_reported() -> None:
     text = "{device-filter: '0x25B610DE:0x14A910DE', devices: all, vgpu-devices: {A16-8Q: 2}}, " + A10_4Q.replace(
         "all", "[1]"
     )

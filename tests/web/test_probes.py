@@ -110,7 +110,7 @@ async def test_the_end_waits_for_no_client(request_line: bytes) -> None:
 
 
 @pytest.mark.parametrize("request_line", [b"", b"GET /large HTTP/1.1\r\n\r\n"])
-async def test_clients_that_hang_on_keep_nobody_out(request_line: bytes) -> None:
+async def test_clients_that_hang_on_keep_no_client_out(request_line: bytes) -> None:
     """Any pod can open a connection; a kubelet whose probe is not answered restarts the agent."""
     async with serving(Probes({**PAGES, "/large": lambda: Answer(200, "x" * 8_000_000)})) as port:
         hanging = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MOST_CONNECTIONS)]
