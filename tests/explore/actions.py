@@ -57,7 +57,7 @@ class Admit(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.running is not None and any(self._free(world))
+        return world.agents.running is not None and any(self._free(world))
 
     @override
     def act(self, world: World) -> None:
@@ -155,11 +155,11 @@ class Kill(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.running is not None
+        return world.agents.running is not None
 
     @override
     def act(self, world: World) -> None:
-        world.end_agent()
+        world.agents.end()
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,11 @@ class Start(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.running is None and not world.is_dying
+        return world.agents.running is None and not world.is_dying
 
     @override
     def act(self, world: World) -> None:
-        world.start_agent()
+        world.agents.start()
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ class StartBeside(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.running is not None and world.older is None
+        return world.agents.running is not None and world.agents.older is None
 
     @override
     def act(self, world: World) -> None:
-        world.start_beside()
+        world.agents.start_beside()
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,11 @@ class EndOlder(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.older is not None
+        return world.agents.older is not None
 
     @override
     def act(self, world: World) -> None:
-        world.end_older()
+        world.agents.end_older()
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Command(Action):
     @override
     def act(self, world: World) -> None:
         process = Process(f"gpuvirt vfio {'bind' if self.desired is DesiredDriver.PASSTHROUGH else 'unbind'}")
-        site = world.host_of(process)
+        site = world.agents.host_of(process)
         ledger = world.disk.folder / "state/ledger.json"
         account = PodAccount(site.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
 
@@ -57,7 +57,7 @@ class Command(Action):
             desired = {self.gpu: DesiredGpu(self.desired)}
             slots = slots_of(inventory.facts.functions, inventory.units[unit])
             request = DrainRequest(unit, slots, f"{process.name} {self.gpu}", desires_of(desired))
-            asks = drained if world.running is not None else nobody_asked
+            asks = drained if world.agents.running is not None else nobody_asked
             try:
                 with asks(gate_at(site.locks), request) as refusal:
                     if refusal is not None:

@@ -15,7 +15,7 @@ UNKNOWN = "AllocationsUnknown"
 
 def find_wrong(world: World) -> ViolationError | None:
     """Return what is neither as desired nor explained, None where all is well."""
-    return next(_wrongs(world), None) if world.running is not None else None
+    return next(_wrongs(world), None) if world.agents.running is not None else None
 
 
 def _wrongs(world: World) -> Iterator[ViolationError]:
@@ -65,7 +65,7 @@ def _is_reached(world: World, function: SimFunction, mode: str) -> bool:
 
 
 def _is_offered(world: World, address: PciAddress) -> bool:
-    view = world.view
+    view = world.agents.view
     return view is not None and any(
         str(device.id) == address and device.healthy and device.allocated_to is None
         for one in view.resources
@@ -90,7 +90,7 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
 
 
 def _reasons(world: World) -> list[str]:
-    view = world.view
+    view = world.agents.view
     if view is None:
         return []
     found = [note.text for note in view.notes]

@@ -38,7 +38,7 @@ class WorldSurroundings:
         self._world.scheduler.wait(lambda: bool(passed))
 
     def this_process(self) -> Owner:
-        return self._world.owner(self._world.scheduler.current.process)
+        return self._world.agents.owner(self._world.scheduler.current.process)
 
     async def ask_held(self) -> Consumers:
         self._world.scheduler.point("ask the kubelet's API who has what")

@@ -1,63 +1,33 @@
 """The world of one schedule: a simulated host with its disk and kubelet, the agent on it, and who acts on both."""
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpuvirt.facts.ids import DeviceId, NodeName, ResourceName
-from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed
-from gpuvirt.model.offers.view import AgentView, NodeView, Registration
-from gpuvirt.node.agent import Agent
+from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
-from gpuvirt.node.change.gate.gate import gate_at
-from gpuvirt.node.change.gate.gaterecord import Owner
-from gpuvirt.node.change.site import Site as ChangeSite
-from gpuvirt.node.site import Moving, Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim import kernel as sim
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.clock import BEGINNING, SimClock
+from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
-from gpuvirt.tasks import keep_going
 from tests.explore.agenda import Option, PossibleEvents
+from tests.explore.agents import Agents, Running
 from tests.explore.blocking import ScheduledBlocking
 from tests.explore.disk import Disk
-from tests.explore.intervals import INTERVALS
-from tests.explore.jobs import ExploredWorker
 from tests.explore.kubelet import Key, Kubelet
-from tests.explore.loop import ExploredLoop
 from tests.explore.observer import Observer
 from tests.explore.reduction import DESIRED, KERNEL
 from tests.explore.scenario import Action, Scenario
 from tests.explore.scheduler import KilledError, Process, Scheduler
-from tests.explore.seam import ExploredKernel, ExploredTools
 from tests.explore.strategies import Strategy
-from tests.simnode import IDS
 
 Lists = Mapping[ResourceName, Mapping[DeviceId, bool]]
-
-
-@dataclass(eq=False)
-class Running:
-    """One run of the agent."""
-
-    process: Process
-    loop: ExploredLoop
-    agent: Agent
-    observed: int = -1
-    """Which desired state of the cluster it has observed."""
-    mode: str | None = None
-    """What is desired by the last of them."""
-    mode_at: int = 0
-    """How often its event loop had come to rest when it heard that; it has concluded from it at the next rest."""
-    main_task: asyncio.Task[None] | None = None
 
 
 class World:
@@ -75,17 +45,7 @@ class World:
         self.horizon_s = self.patience_s = 0.0
         """Until when time may pass by itself, and until when if nothing else can happen."""
         self.actors = [deque(actions) for actions in scenario.actors]
-        self.running: Running | None = None
-        self.older: Running | None = None
-        """The agent that runs on beside the one that was started after it."""
-        self.serving: Running | None = None
-        """The agent whose devices the kubelet lists, and which it asks for them."""
-        self.starts = 0
-        self._dead: list[Process] = []
-        self._owners: dict[Process, Owner] = {}
-        """The processes that there were, as the gates know them."""
-        self._gates: dict[Process, Path] = {}
-        self._loops: list[ExploredLoop] = []
+        self.agents = Agents(self)
         self.kernel: SimKernel
         self.tools: SimTools
         self.kubelet: Kubelet
@@ -117,7 +77,7 @@ class World:
         self._boot()
         self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
         self.observer = Observer(self._observed, self.kubelet, self.scheduler, self._desired_by)
-        self.start_agent()
+        self.agents.start()
 
     def _observed(self) -> SimKernel:
         self.scheduler.touch(KERNEL)
@@ -126,108 +86,13 @@ class World:
     def _desired_by(self, process: Process) -> str | None:
         if not self.scenario.judges_desired:
             return None
-        running = next((one for one in self._agents() if one.process is process), None)
+        running = next((one for one in self.agents.all if one.process is process), None)
         return running.mode if running is not None and running.loop.rests > running.mode_at else None
-
-    def _agents(self) -> Iterator[Running]:
-        return (one for one in (self.running, self.older) if one is not None)
-
-    def owner(self, process: Process) -> Owner:
-        """Return a process as the gates know it."""
-        return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
-
-    # --- the agent
-
-    def seen_by(self, process: Process) -> tuple[ExploredKernel, ExploredTools]:
-        """Return the kernel and the programs as a process has them."""
-        kernel = ExploredKernel(lambda: self.kernel, self.scheduler, process, self.observer, whole=self.scenario.whole)
-        return kernel, ExploredTools(lambda: self.tools, self.scheduler, process, self.observer)
-
-    def host_of(self, process: Process) -> ChangeSite:
-        """Return where a process changes drivers."""
-        kernel, tools = self.seen_by(process)
-        return ChangeSite(kernel, tools, self.disk.folder / "state/drivers.json", self._gates_of(process))
-
-    def _gates_of(self, process: Process) -> Path:
-        """Return the folder of the gates by a path that only this process uses: what it keeps in memory is its own."""
-        folder = self.disk.volatile / "units"
-        own = self.disk.volatile / f"units of process {self.owner(process).pid}"
-        folder.mkdir(exist_ok=True)
-        own.symlink_to(folder)
-        self._gates[process] = own
-        return own
-
-    def start_beside(self) -> None:
-        """Start an agent beside the one that runs: the kubelet asks it as soon as it has listed its devices.
-
-        Its ledger is its own. Where both have one folder, the lock on it lets only one of them run.
-        """
-        self.older = self.running
-        self.start_agent(ledger="state/ledger of another.json")
-
-    def start_agent(self, ledger: str = "state/ledger.json") -> None:
-        """Start the agent as a new process."""
-        self.starts += 1
-        process = Process(f"agent {self.starts}")
-        loop = ExploredLoop(self.scheduler, process, self.clock, reorders=self.scenario.whole)
-        self._loops.append(loop)
-        host = self.host_of(process)
-
-        def worker(name: str) -> ExploredWorker:
-            return ExploredWorker(name, self.scheduler, process, loop)
-
-        recorded = RecordedAllocations(self.kubelet.paths)
-        site = Site(
-            recorded=recorded.read,
-            kernel=host.kernel,
-            clock=self.clock,
-            watching=worker("watching"),
-            writing=worker("writing"),
-            giving=worker("giving"),
-            ledger=self.disk.folder / ledger,
-            state_file=None,
-            desired_by_gpu=(self.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
-            node_name=NodeName("node01"),
-            hears_spec=True,
-            moving=Moving(host, worker),
-        )
-        who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-        agent = Agent(site, self.scenario.settings, IDS, who, INTERVALS)
-        kubelets = self.kubelet.pids
-        account = AccountWatch(self.kubelet.paths, recorded, kubelets, self.clock, INTERVALS, lambda: None)
-
-        async def live() -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(agent.run())
-                group.create_task(keep_going("holders", lambda: account.run(agent), self.clock))
-
-        self.running = Running(process, loop, agent, main_task=loop.create_task(live()))
-
-    def end_agent(self) -> None:
-        """Kill the agent, the newer one where there are two."""
-        if (running := self.running) is not None:
-            self.running = self.older
-            self.older = None
-            self._end(running)
-
-    def end_older(self) -> None:
-        """Kill the older of two agents."""
-        if (older := self.older) is not None:
-            self.older = None
-            self._end(older)
-
-    def _end(self, running: Running) -> None:
-        self._dead.append(running.process)
-        self.scheduler.kill(running.process)
-        close_drains(self._gates[running.process])
-        if self.serving in {running, None}:
-            self.serving = None
-            self.kubelet.lose_plugins()
 
     def reboot(self) -> None:
         """Stop the host, and start it again: nothing is on disk that was not synced, and no device is as it was."""
-        self.end_older()
-        self.end_agent()
+        self.agents.end_older()
+        self.agents.end()
         self.kubelet.stop()
         self.disk.lose_power()
         self.boots += 1
@@ -236,28 +101,18 @@ class World:
     def close(self) -> None:
         """End all that still runs."""
         self.scheduler.stop()
-        for loop in self._loops:
-            loop.close()
-        for gates in self._gates.values():
-            close_drains(gates)
+        self.agents.close()
 
     @property
     def is_dying(self) -> bool:
         """Whether something of a killed agent is still under way: an answer, or a write that the kernel blocks."""
-        return any(pod.answered and not pod.known for pod in self.kubelet.pods.values()) or any(
-            self.scheduler.has_strands(process) for process in self._dead
-        )
-
-    @property
-    def view(self) -> NodeView | None:
-        """What the agent shows, None where none runs."""
-        return self.running.agent.views.get() if self.running is not None else None
+        return self.agents.are_dying or any(pod.answered and not pod.known for pod in self.kubelet.pods.values())
 
     # --- pods
 
     def admit(self, name: str, keys: tuple[Key, ...]) -> None:
         """Have the kubelet ask the agent for a pod's devices."""
-        running, kubelet = self.serving or self.running, self.kubelet
+        running, kubelet = self.agents.serving or self.agents.running, self.kubelet
         if running is None:
             return
         pod = kubelet.begin(name, keys)
@@ -296,8 +151,8 @@ class World:
     def possible_events(self) -> PossibleEvents:
         """Return what can happen now besides strands that go on."""
         soon: list[Option] = []
-        running, kubelet = self.running, self.kubelet
-        for one in self._agents():
+        running, kubelet = self.agents.running, self.kubelet
+        for one in self.agents.all:
             if one.observed != self.desired_by_gpu:
                 observe = partial(self._observe, one)
                 soon.append(Option(f"{one.process.name} hears what is desired", observe, ("desired", one.process)))
@@ -343,7 +198,7 @@ class World:
         running.agent.take_request(NodeRequest(spec=Observed(self.spec)).updated(self.scenario.request))
 
     def _lists(self) -> Lists:
-        view = self.view
+        view = self.agents.view
         if view is None or not view.looked:
             return self.kubelet.lists
         if self._listed is None or self._listed[0] is not view:
@@ -354,13 +209,13 @@ class World:
         return self._listed[1]
 
     def _list(self) -> None:
-        running = self.running
+        running = self.agents.running
         if running is None:
             return
         lists = self._lists()
         for name in [one for one in lists if one not in self.kubelet.lists]:
             running.loop.call_soon(running.agent.observe_registration, name, Registration(registered=True))
-        self.serving = running
+        self.agents.serving = running
         self.kubelet.take_lists(lists)
 
 
@@ -368,10 +223,3 @@ WAIT_S = 100.0
 """How long an actor waits for what it needs before the schedule is over."""
 ECHO_S = 7.0
 """How long what follows the last action is explored: longer than the pause before a first retry."""
-
-
-def close_drains(gates: Path) -> None:
-    """Close the files by which a process that has ended drained slots, as the kernel does."""
-    draining = gate_at(gates).draining
-    while draining:
-        os.close(draining.popitem()[1])

@@ -1,0 +1,190 @@
+"""The agents of a world: each a process with an event loop of its own, started and killed by the schedule."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.kubelet.accountwatch import AccountWatch
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.model.offers.view import AgentView, NodeView
+from gpuvirt.node.agent import Agent
+from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.change.gate.gaterecord import Owner
+from gpuvirt.node.change.site import Site as ChangeSite
+from gpuvirt.node.site import Moving, Site
+from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.tasks import keep_going
+from tests.explore.intervals import INTERVALS
+from tests.explore.jobs import ExploredWorker
+from tests.explore.loop import ExploredLoop
+from tests.explore.scheduler import Process
+from tests.explore.seam import ExploredKernel, ExploredTools
+from tests.simnode import IDS
+
+if TYPE_CHECKING:
+    from tests.explore.world import World
+
+
+@dataclass(eq=False)
+class Running:
+    """One run of the agent."""
+
+    process: Process
+    loop: ExploredLoop
+    agent: Agent
+    observed: int = -1
+    """Which desired state of the cluster it has observed."""
+    mode: str | None = None
+    """What is desired by the last of them."""
+    mode_at: int = 0
+    """How often its event loop had come to rest when it heard that; it has concluded from it at the next rest."""
+    main_task: asyncio.Task[None] | None = None
+
+
+class Agents:
+    """The agents of one world, and the gates of all processes as each of them has them."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.running: Running | None = None
+        """The agent that was started last."""
+        self.older: Running | None = None
+        """The agent that runs on beside the one that was started after it."""
+        self.serving: Running | None = None
+        """The agent whose devices the kubelet lists, and which it asks for them."""
+        self._starts = 0
+        self._dead: list[Process] = []
+        self._owners: dict[Process, Owner] = {}
+        """The processes that there were, as the gates know them."""
+        self._gates: dict[Process, Path] = {}
+        self._loops: list[ExploredLoop] = []
+
+    @property
+    def all(self) -> Iterator[Running]:
+        """Yield the agents that run."""
+        return (one for one in (self.running, self.older) if one is not None)
+
+    @property
+    def are_dying(self) -> bool:
+        """Whether a strand of a killed agent still runs, such as a write that the kernel blocks."""
+        return any(self._world.scheduler.has_strands(process) for process in self._dead)
+
+    @property
+    def view(self) -> NodeView | None:
+        """The view of the agent that was started last, None where none runs."""
+        return self.running.agent.views.get() if self.running is not None else None
+
+    def owner(self, process: Process) -> Owner:
+        """Return a process as the gates know it."""
+        return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
+
+    def seen_by(self, process: Process) -> tuple[ExploredKernel, ExploredTools]:
+        """Return the kernel and the programs as a process has them."""
+        kernel = ExploredKernel(
+            lambda: self._world.kernel,
+            self._world.scheduler,
+            process,
+            self._world.observer,
+            whole=self._world.scenario.whole,
+        )
+        return kernel, ExploredTools(lambda: self._world.tools, self._world.scheduler, process, self._world.observer)
+
+    def host_of(self, process: Process) -> ChangeSite:
+        """Return where a process changes drivers."""
+        kernel, tools = self.seen_by(process)
+        return ChangeSite(kernel, tools, self._world.disk.folder / "state/drivers.json", self._gates_of(process))
+
+    def _gates_of(self, process: Process) -> Path:
+        """Return the folder of the gates by a path that only this process uses: what it keeps in memory is its own."""
+        folder = self._world.disk.volatile / "units"
+        own = self._world.disk.volatile / f"units of process {self.owner(process).pid}"
+        folder.mkdir(exist_ok=True)
+        own.symlink_to(folder)
+        self._gates[process] = own
+        return own
+
+    def start_beside(self) -> None:
+        """Start an agent beside the one that runs: the kubelet asks it as soon as it has listed its devices.
+
+        Its ledger is its own. Where both have one folder, the lock on it lets only one of them run.
+        """
+        self.older = self.running
+        self.start(ledger="state/ledger of another.json")
+
+    def start(self, ledger: str = "state/ledger.json") -> None:
+        """Start the agent as a new process."""
+        world = self._world
+        self._starts += 1
+        process = Process(f"agent {self._starts}")
+        loop = ExploredLoop(world.scheduler, process, world.clock, reorders=world.scenario.whole)
+        self._loops.append(loop)
+        host = self.host_of(process)
+
+        def worker(name: str) -> ExploredWorker:
+            return ExploredWorker(name, world.scheduler, process, loop)
+
+        recorded = RecordedAllocations(world.kubelet.paths)
+        site = Site(
+            recorded=recorded.read,
+            kernel=host.kernel,
+            clock=world.clock,
+            watching=worker("watching"),
+            writing=worker("writing"),
+            giving=worker("giving"),
+            ledger=world.disk.folder / ledger,
+            state_file=None,
+            desired_by_gpu=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
+            node_name=NodeName("node01"),
+            hears_spec=True,
+            moving=Moving(host, worker),
+        )
+        who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
+        agent = Agent(site, world.scenario.settings, IDS, who, INTERVALS)
+        kubelets = world.kubelet.pids
+        account = AccountWatch(world.kubelet.paths, recorded, kubelets, world.clock, INTERVALS, lambda: None)
+
+        async def live() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.run())
+                group.create_task(keep_going("holders", lambda: account.run(agent), world.clock))
+
+        self.running = Running(process, loop, agent, main_task=loop.create_task(live()))
+
+    def end(self) -> None:
+        """Kill the agent, the newer one where there are two."""
+        if (running := self.running) is not None:
+            self.running = self.older
+            self.older = None
+            self._end(running)
+
+    def end_older(self) -> None:
+        """Kill the older of two agents."""
+        if (older := self.older) is not None:
+            self.older = None
+            self._end(older)
+
+    def _end(self, running: Running) -> None:
+        self._dead.append(running.process)
+        self._world.scheduler.kill(running.process)
+        close_drains(self._gates[running.process])
+        if self.serving in {running, None}:
+            self.serving = None
+            self._world.kubelet.lose_plugins()
+
+    def close(self) -> None:
+        """Close the event loops, and the files by which processes drained slots."""
+        for loop in self._loops:
+            loop.close()
+        for gates in self._gates.values():
+            close_drains(gates)
+
+
+def close_drains(gates: Path) -> None:
+    """Close the files by which a process that has ended drained slots, as the kernel does."""
+    draining = gate_at(gates).draining
+    while draining:
+        os.close(draining.popitem()[1])
