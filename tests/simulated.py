@@ -5,4 +5,4 @@ from collections.abc import Callable
 from gpuvirt.sim.kernel import SimKernel
 
 Simulated = Callable[[str], SimKernel]
-"""The fixture `simulated`: it builds the host of a name anew with each call."""
+"""The fixture `simulated`: it builds the host of a name again at each call."""
