@@ -40,7 +40,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_vms(node: LabNode) -> 
             cluster.until_said(f"pod {node.namespace}/keeps")
             cluster.label(f"{WORKLOAD}=container")
             (gpu,) = mine
-            cluster.until_said(f"it becomes container once these are free: {gpu} (passthrough, used by pod")
+            cluster.until_said(f"the node becomes container once these GPUs are free: {gpu} (passthrough, used by pod")
             node.until_allocatable("nvidia.com/GRID_T4-4Q", 0)
             assert cluster.deployed() == VGPU, "a driver for containers would reach into the VM"
             assert node.devices("keeps") == mine

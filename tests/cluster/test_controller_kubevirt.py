@@ -162,5 +162,5 @@ def test_who_takes_it_back_three_times_has_their_way_and_nothing_is_with_vgpus(n
             )
         admin.until_said("ConfigReverted")
         mode = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.mode} {.spec.origins.mode}")
-        node.until(lambda: "unmanaged no vGPUs are made" in node.kubectl(*mode), lambda: node.kubectl(*mode))
+        node.until(lambda: "unmanaged no vGPUs are created" in node.kubectl(*mode), lambda: node.kubectl(*mode))
         node.until_allocatable(HALF, 8)

@@ -54,7 +54,7 @@ def test_the_label_goes_once_gpus_have_left_and_comes_back_with_a_rollback(node:
         cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
         cluster.until_deployed(VGPU)
         cluster.label(f"{WORKLOAD}=vm-passthrough")
-        cluster.until_said("of which the agent has not reported yet")
+        cluster.until_said("the agent has not reported yet whether they carry vGPUs")
         assert cluster.deployed() == VGPU
         cluster.report(vfs=32, mode="vgpu")
         cluster.until_said("0000:65:00.0 (vgpu, 32 VFs on)")

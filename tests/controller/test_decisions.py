@@ -104,7 +104,7 @@ def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
 def test_a_gpunode_goes_with_its_node_unless_another_program_wants_something_in_it() -> None:
     origins = Origins(mode="label", vgpu_config="label")
     ours = with_(gpu_node(), spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default", origins=origins))
-    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node is gone")
+    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
     other = node("vm-vgpu", "node02")
 
     def deleted(observed: OwnedGpuNode, *nodes: Node) -> list[DeleteObject]:
@@ -136,14 +136,14 @@ def test_nothing_is_written_twice() -> None:
 def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
     unseen = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(seen=1)]).decided())
     assert (unseen.status, unseen.reason, unseen.observed_generation) == ("False", "NodesNotReady", 3)
-    assert unseen.message == "node node01: its agent has not seen yet what is wanted"
+    assert unseen.message == "node node01: the node agent has not read the newest spec of its GpuNode yet"
     ill = ready(Scene([node("vm-vgpu")], gpu_nodes=[gpu_node(against="VgpuInUse: pod vm-a")]).decided())
     assert ill.message == "node node01: VgpuInUse: pod vm-a"
     well = Scene([node("vm-vgpu")], gpu_nodes=[gpu_node()]).decided()
     assert (ready(well).status, ready(well).reason) == ("True", "Reconciled")
     assert states(well) == {"cluster-policy": State.READY}
     leaving = ready(Scene([node("container")], gpu_nodes=[gpu_node()]).decided())
-    assert leaving.message == "node node01: it becomes container once these are free: 0000:65:00.0 (vgpu)"
+    assert leaving.message == "node node01: the node becomes container once these GPUs are free: 0000:65:00.0 (vgpu)"
 
 
 def test_no_gpus_anywhere_is_fine_and_is_reported() -> None:

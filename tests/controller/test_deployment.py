@@ -189,7 +189,7 @@ def test_the_driver_beneath_vms_stays_and_that_is_reported() -> None:
     assert driver not in deleted(kept)
     (against,) = (one.against for one in kept.operands if one.name == driver)
     assert against is not None
-    assert "machines have vGPUs on node01" in against
+    assert "VMs have vGPUs on node01" in against
     assert driver in deleted(Scene(nodes, gpu_nodes=[vgpu_node(users=())], there=before).decided(DEPLOYS))
 
 

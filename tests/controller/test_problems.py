@@ -196,7 +196,8 @@ def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_
 
 def test_what_an_agent_reported_that_has_no_pod_any_more_does_not_count() -> None:
     scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
-    assert "PodMissing: DaemonSet gpuvirt-node has no pod on this node; what it reported last may not" in against(scene)
+    lost = "PodMissing: DaemonSet gpuvirt-node has no pod on this node; the agent's last report may be outdated"
+    assert lost in against(scene)
     assert {state for _, state in said(scene)} == {"PodMissing"}
     assert against(replace(scene, pods=[pod("gpuvirt-node")])) == ""
     elsewhere = replace(scene, pods=[pod("gpuvirt-node", "node02")])
@@ -208,7 +209,7 @@ def test_what_an_agent_reported_that_has_no_pod_any_more_does_not_count() -> Non
 def test_a_node_that_an_agent_is_to_leave_and_that_has_none_says_both() -> None:
     leaving = with_labels(labelled(Workload.VGPU), {LABEL: "container"})
     found = against(Scene([leaving], gpu_nodes=[gpu_node()]))
-    assert "it becomes container once these are free: 0000:65:00.0" in found
+    assert "the node becomes container once these GPUs are free: 0000:65:00.0" in found
     assert "PodMissing" in found
 
 

@@ -32,7 +32,7 @@ def test_one_node_goes_first_whatever_is_allowed() -> None:
     assert nodes(*(pod(n, OLD) for n in range(4)), most=3) == ["node00"]
     waiting = rollout([pod(0, NEW, ready=False), pod(1, OLD)], NEW, desired=2, most_unavailable=2)
     assert waiting.delete == ()
-    assert waiting.waits_for == "waits for the first node to be upgraded: agent-0-new on node00 not ready"
+    assert waiting.waits_for == "waits for the first node to be upgraded; not ready: agent-0-new on node00"
     gone = rollout([pod(0, OLD, going=True), pod(1, OLD)], NEW, desired=2, most_unavailable=2)
     assert gone.delete == ()
     assert "a new pod is being made" in (gone.waits_for or "")

@@ -77,7 +77,7 @@ async def test_what_was_written_is_in_the_log_and_what_was_not_is_not(caplog: py
         async with writing(Server(refuses={"bad"})) as (writer, clock):
             writer.offer([label("good"), label("bad")])
             await clock.settle()
-    assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == ["node good: label=x"]
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == ["patched node good: label=x"]
 
 
 async def test_one_that_fails_waits_by_itself_and_is_reported_until_it_is_done() -> None:

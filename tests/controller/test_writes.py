@@ -16,7 +16,7 @@ from tests.controller.scene import Scene, node
 
 def test_a_nodes_labels_and_annotations() -> None:
     patch = Patch(Keys({"a": "b", "c": None}, {"d": "e"}))
-    assert PatchNode(Target(NODES, "node01"), patch).text == "node node01: a=b, without c, d=e"
+    assert PatchNode(Target(NODES, "node01"), patch).text == "patched node node01: a=b, c removed, d=e"
 
 
 def test_what_is_desired_of_a_node_and_where_it_is_from() -> None:
@@ -25,18 +25,18 @@ def test_what_is_desired_of_a_node_and_where_it_is_from() -> None:
 
     origins = Origins(mode="label x", vgpu_config="policy y")
     whole = AppliedSpec(mode=DesiredMode.VGPU, vgpu_config="A10-4Q", origins=origins)
-    assert text(whole) == "GpuNode node01: mode vgpu (label x), vGPU config A10-4Q (policy y)"
+    assert text(whole) == "applied GpuNode node01: mode vgpu (label x), vGPU config A10-4Q (policy y)"
     by_admin = Origins(mode="set in this GpuNode by kubectl", vgpu_config="set in this GpuNode by kubectl")
     withheld = (Withheld(resource="nvidia.com/a", code="ForeignProvider", message="KubeVirt offers it"),)
     assert text(AppliedSpec(origins=by_admin, withheld=withheld)) == (
-        "GpuNode node01: mode as set in this GpuNode by kubectl, vGPU config as set in this GpuNode by kubectl,"
-        " nvidia.com/a is not offered: ForeignProvider"
+        "applied GpuNode node01: mode set in this GpuNode by kubectl, vGPU config set in this GpuNode by kubectl,"
+        " nvidia.com/a is withheld: ForeignProvider"
     )
 
 
 def test_what_goes_and_why() -> None:
-    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node is gone")
-    assert gone.text == "deleted gpunodes node01: its node is gone"
+    gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
+    assert gone.text == "deleted gpunodes node01: its node no longer exists"
 
 
 def test_what_kubevirt_gets_without_what_is_but_asked() -> None:
@@ -47,9 +47,9 @@ def test_what_kubevirt_gets_without_what_is_but_asked() -> None:
 
 def test_everything_that_follows_is_reported() -> None:
     texts = [one.text for one in Scene([node("vm-vgpu")]).decided().writes]
-    assert texts[0].startswith("node node01: nvidia.com/gpu.present=true, nvidia.com/gpu.deploy.")
+    assert texts[0].startswith("patched node node01: nvidia.com/gpu.present=true, nvidia.com/gpu.deploy.")
     assert texts[1] == (
-        "GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config),"
+        "applied GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config),"
         " vGPU config default (ClusterPolicy cluster-policy $.spec.vgpuDeviceManager.config.default)"
     )
     assert texts[-1].startswith("ClusterPolicy cluster-policy is notReady: Ready is False (ImageUnknown: node node01: ")

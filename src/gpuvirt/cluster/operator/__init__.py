@@ -1,3 +1,1 @@
-"""The controller's part of the cluster's side: what all nodes are for, and what is to run where for that."""
-
-"""The controller's part of the cluster's side: what is to be written, decided from what was heard."""
+"""The controller: it observes the cluster's objects, decides what nodes need, and writes that to the API server."""

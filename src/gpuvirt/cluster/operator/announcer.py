@@ -1,4 +1,4 @@
-"""What admins hear as events: once each time that it begins to be so, and again after a restart of the controller."""
+"""Kubernetes events for admins: one event each time that a state begins, and again after the controller restarts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,42 +19,44 @@ REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What is so now of one object, and worth an event when it begins."""
+    """A state of one object, for which an event is written when the state begins."""
 
     about: About
     event: EventDraft
     topic: str = ""
-    """What of the object it is about: two topics of one reason are two events."""
+    """Tells two states with the same object and reason apart: each gets an event of its own."""
 
 
 def invalid_announcements(choice: Choice, found: Sequence[InvalidValue]) -> Iterator[Announcement]:
-    """Yield what is worth an event where the desired state is invalid: about each node, and about the policy."""
+    """Yield the announcements of invalid values: one about the policy for all of them, and one about each node."""
     if found:
-        note = " | ".join(one.text for one in found)
+        note = " | ".join(value.text for value in found)
         yield Announcement(_policy(choice), EventDraft(Kind.WARNING, INVALID, note), note)
-    for one in found:
-        if one.node:
-            about = About("v1", "Node", one.node, one.node)
-            yield Announcement(about, EventDraft(Kind.WARNING, one.code, one.message), one.message)
+    for value in found:
+        if value.node:
+            about = About("v1", "Node", value.node, value.node)
+            yield Announcement(about, EventDraft(Kind.WARNING, value.code, value.message), value.message)
 
 
 def node_announcements(nodes: Iterable[Node], placements: Mapping[str, Placement]) -> Iterator[Announcement]:
-    """Yield what is worth an event about nodes."""
+    """Yield the announcements about nodes that wait until their GPUs are free."""
     for node in nodes:
         name = node.metadata.name
         placement = placements.get(name)
         if placement is None:
             continue
-        about = About("v1", "Node", name, name)  # as the kubelet's: `kubectl describe node` looks for the name as uid
+        about = About(
+            "v1", "Node", name, name
+        )  # as in the kubelet's events: `kubectl describe node` looks for the name as uid
         if placement.leaving and placement.counts:
             note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
             yield Announcement(about, EventDraft(Kind.NORMAL, "Draining", note))
 
 
 def policy_announcements(choice: Choice, verdict: Verdict) -> Iterator[Announcement]:
-    """Yield what is worth an event about the policy."""
+    """Yield the announcement of the policy's `Ready` condition."""
     kind = Kind.NORMAL if verdict.ready else Kind.WARNING
-    note = verdict.message or "all nodes and operands are as this policy wants them"
+    note = verdict.message or "all nodes and operands match this policy"
     yield Announcement(_policy(choice), EventDraft(kind, verdict.reason, note))
 
 
@@ -64,18 +66,21 @@ def _policy(choice: Choice) -> About:
 
 
 class Announcer:
-    """Tells what was not told yet."""
+    """Writes an event for each announcement that was not made before."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._told: Mapping[tuple[About, str, str], Announcement] = {}
+        self._announced: Mapping[tuple[About, str, str], Announcement] = {}
 
-    async def tell(self, announcements: Iterable[Announcement]) -> None:
-        """Write events of what is so now and was not before: for one object, of another reason than before."""
-        now = {(one.about, one.event.reason, one.topic): one for one in announcements}
-        fresh = [one for key, one in now.items() if key not in self._told]
-        self._told = now
+    async def announce(self, announcements: Iterable[Announcement]) -> None:
+        """Write events for the announcements whose object, reason and topic the previous call did not have."""
+        now = {
+            (announcement.about, announcement.event.reason, announcement.topic): announcement
+            for announcement in announcements
+        }
+        fresh = [announcement for key, announcement in now.items() if key not in self._announced]
+        self._announced = now
         at = self._clock.now()
-        happened = [(one.about, one.event) for one in fresh]
-        await events.tell(self._client, events.events_of(happened, REPORTER, at))
+        drafts = [(announcement.about, announcement.event) for announcement in fresh]
+        await events.tell(self._client, events.events_of(drafts, REPORTER, at))

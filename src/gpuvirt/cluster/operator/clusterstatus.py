@@ -1,4 +1,4 @@
-"""The state of a cluster's GPU nodes, asked once: what `gpuvirt status` prints."""
+"""The state of a cluster's GPU nodes, read once from the API server for `gpuvirt status`."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,26 +28,26 @@ T = TypeVar("T", bound=KubernetesObject)
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """What there is to say."""
+    """The ClusterPolicy's state, the components of each GPU node, and invalid values."""
 
     policy: str | None
-    """The ClusterPolicy that counts; None where there is none."""
+    """The name of the active ClusterPolicy; None without a ClusterPolicy."""
     state: str | None
-    """What it says of itself: `ready`."""
+    """`status.state` of this ClusterPolicy: `ready`."""
     reason: str
-    """Why: a code, and what it is about."""
+    """Code and message of the policy's `Ready` condition."""
     components: tuple[Row, ...]
     invalid: tuple[InvalidValue, ...] = ()
-    """What is invalid of nodes' desired state; of the policy's, `reason` says it."""
+    """Invalid values of nodes' desired state; `reason` has those of the policy."""
 
     @property
     def well(self) -> bool:
-        """Whether nothing is amiss."""
-        return self.state == "ready" and not self.invalid and all(one.ready for one in self.components)
+        """Whether the policy and all components are ready, and no value is invalid."""
+        return self.state == "ready" and not self.invalid and all(row.ready for row in self.components)
 
 
 async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
-    """Return the state; raises ApiError."""
+    """Read the state from the API server; raises ApiError."""
     client = Client(credentials)
 
     async def listed(
@@ -55,10 +55,10 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
     ) -> tuple[T, ...]:
         try:
             return (await client.list(Collection(resource, shape))).items
-        except without:  # a kind that is not installed
+        except without:  # the kind is not installed
             return ()
 
-    found, nodes, gpu_nodes, there, sets = await asyncio.gather(
+    found, nodes, gpu_nodes, operand_pods, sets = await asyncio.gather(
         listed(CLUSTER_POLICIES, StoredPolicy),
         listed(NODES, Node),
         listed(GPU_NODES, GpuNode),
@@ -66,31 +66,31 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
         listed(daemon_sets(namespace), StoredObject, (NotFoundError, ForbiddenError)),
     )
     choice = policies.choose(found)
-    said = choice.stored.status if choice is not None else None
-    ready = next((one for one in said.conditions if one.type == READY), None) if said is not None else None
-    by_name = {one.metadata.name: one for one in gpu_nodes}
+    status = choice.stored.status if choice is not None else None
+    ready = next((one for one in status.conditions if one.type == READY), None) if status is not None else None
+    by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes}
     deployer = None
     if choice is not None and isinstance(choice.policy, ClusterPolicy):
-        beside = any(OPERANDS_OFF_ANNOTATION in one.metadata.annotations for one in nodes)
+        beside = any(OPERANDS_OFF_ANNOTATION in node.metadata.annotations for node in nodes)
         deployer = Deployer(
             policies.beside(choice.policy) if beside else choice.policy,
             has_image=ready is None or ready.reason != ReasonCode.IMAGE_UNKNOWN,
-            has_daemon_sets=any(OPERAND_LABEL in one.metadata.labels for one in sets),
+            has_daemon_sets=any(OPERAND_LABEL in daemon_set.metadata.labels for daemon_set in sets),
             beside=beside,
         )
     return ClusterStatus(
         policy=choice.stored.metadata.name if choice is not None else None,
-        state=str(said.state) if said is not None and said.state is not None else None,
+        state=str(status.state) if status is not None and status.state is not None else None,
         reason=ready.why if ready is not None else "",
-        components=rows(nodes, by_name, there, deployer),
+        components=rows(nodes, by_name, operand_pods, deployer),
         invalid=tuple(_invalid(choice, nodes, by_name)),
     )
 
 
 def _invalid(choice: Choice | None, nodes: Iterable[Node], gpu_nodes: Mapping[str, GpuNode]) -> Iterator[InvalidValue]:
-    """Yield what is invalid of nodes; without a policy that can be read, agents alone know."""
+    """Yield the invalid values of nodes; without a valid policy, only those that agents report."""
     policy = choice.policy if choice is not None and isinstance(choice.policy, ClusterPolicy) else None
-    for node in sorted(nodes, key=lambda one: one.metadata.name):
+    for node in sorted(nodes, key=lambda node: node.metadata.name):
         name, labels = node.metadata.name, node.metadata.labels
         gpu_node = gpu_nodes.get(name)
         placement = placement_of(labels, gpu_node, policies.defaults_of(policy)) if policy is not None else None

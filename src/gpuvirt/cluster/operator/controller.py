@@ -1,4 +1,4 @@
-"""The controller while it leads: follows all that matters, decides by it whenever it changes, and has it written."""
+"""The controller while it leads: it watches the cluster's objects, decides after each change, and writes the result."""
 
 import asyncio
 import logging
@@ -45,14 +45,14 @@ from gpuvirt.tasks import keep_going
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.2
-"""Between two decisions: news come in bursts."""
+"""Pause between two decisions, since watch events come in bursts."""
 MOST_PAUSE_S = 30.0
-"""Decisions are made so often without any news: some depend on what has not changed for a while."""
+"""The longest time between two decisions without a change: some decisions depend on elapsed time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerDependencies:
-    """What the controller works with."""
+    """The API client, the clock and the randomness that the controller uses."""
 
     client: Client
     clock: Clock
@@ -60,11 +60,11 @@ class ControllerDependencies:
 
 
 class Controller:
-    """One term of leading: it begins with nothing known, and nothing is decided before all was heard."""
+    """One term as the leader. It starts with empty stores, and decides nothing until all collections are observed."""
 
     def __init__(self, dependencies: ControllerDependencies, home: Home) -> None:
         self.decisions: Decisions | None = None
-        """What was last decided."""
+        """The latest decisions."""
         self._dependencies = dependencies
         self._home = home
         self._changed = Signal()
@@ -77,7 +77,7 @@ class Controller:
         self._marks: dict[Target, Mark] = {}
         self._kubevirt = KubeVirtStores(self._changed)
         self._histories: Histories | None = None
-        """What is known of patches of KubeVirt; None until what was kept of them was heard."""
+        """The history of patches of KubeVirt; None until its ConfigMap has been observed."""
         self._pods = Store(Collection(pods(home.namespace), Pod), self._changed)
         self._other = OtherOperator()
         leases = Store(its_leases(), self._changed, self._observe_lease)
@@ -89,26 +89,26 @@ class Controller:
             leases,
             *self._made.values(),
         )
-        """Nothing is decided before all of these were heard; of KubeVirt's kinds it is said what was not."""
+        """The controller decides once all of these are observed. A KubeVirt kind that is not is reported instead."""
 
     def _stores_of_made(self) -> Iterator[Store[StoredObject]]:
-        """Yield what operands' objects are kept in; ConfigMaps of others, too, since a policy may name them."""
+        """Yield the stores of operands' objects. That of ConfigMaps has all of them, since a policy may name any."""
         for resource in made_in(self._home.namespace):
             labelled = "" if resource.plural == "configmaps" else OPERAND_LABEL
             yield Store(Collection(resource, StoredObject, labelled=labelled), self._changed)
 
     @property
     def writes_done(self) -> int:
-        """How many writes succeeded in this term."""
+        """How many writes have succeeded in this term."""
         return self._writer.done
 
     @property
     def writes_failed(self) -> int:
-        """How many failed."""
+        """How many writes have failed in this term."""
         return self._writer.failed
 
     async def run(self) -> None:
-        """Lead for ever; what fails is started again by itself."""
+        """Lead until cancelled; each task that fails is restarted by itself."""
         dependencies = self._dependencies
         async with asyncio.TaskGroup() as group:
             for store in (*self._stores, *self._kubevirt.all):
@@ -117,17 +117,21 @@ class Controller:
                     store.resource.plural,
                     partial(store.follow, dependencies.client, dependencies.clock, dependencies.random),
                 )
-            for name, run in (("decide", self._decide), ("write", self._writer.run), ("pass on", self._pass_on)):
+            for name, run in (
+                ("decide", self._decide),
+                ("write", self._writer.run),
+                ("follow writes", self._follow_writes),
+            ):
                 self._start(group, name, run)
 
     def _start(self, group: asyncio.TaskGroup, name: str, run: Callable[[], Awaitable[None]]) -> None:
         group.create_task(keep_going(f"controller: {name}", run, self._dependencies.clock))
 
-    def _observe_lease(self, announcements: Delta[Lease]) -> None:
-        self._other.observe(announcements, self._dependencies.clock.monotonic_s())
+    def _observe_lease(self, delta: Delta[Lease]) -> None:
+        self._other.observe(delta, self._dependencies.clock.monotonic_s())
 
-    async def _pass_on(self) -> None:
-        """Decide again whenever a write was done, or fails."""
+    async def _follow_writes(self) -> None:
+        """Request a new decision whenever a write succeeds or fails."""
         while True:
             await self._writer.changed.wait()
             self._changed.set()
@@ -144,11 +148,11 @@ class Controller:
             if self.decisions.histories is not None:
                 self._histories = self.decisions.histories
             self._writer.offer(self.decisions.writes)
-            await self._announcer.tell(self.decisions.announcements)
+            await self._announcer.announce(self.decisions.announcements)
             await self._dependencies.clock.sleep(PAUSE_S)
 
     def _picture(self) -> Picture | None:
-        """Return what is known; None before all of it was heard."""
+        """Return all observed objects; None until every collection has been observed."""
         if not all(store.is_observed for store in self._stores):
             return None
         stored = {resource: store.known for resource, store in self._made.items()}
@@ -161,7 +165,7 @@ class Controller:
         return Picture(self._policies.known, self._nodes.known, self._gpu_nodes.known, there, other, kubevirt)
 
     async def _write(self, write: Write) -> None:
-        """Do one write, and know what came of it before the watch says it. Raises ApiError."""
+        """Make one write, and store the object that the API server returns. Raises ApiError."""
         client, target = self._dependencies.client, write.target
         match write:
             case PatchNode(patch=patch):
@@ -185,23 +189,23 @@ class Controller:
                 )
 
     async def _delete(self, target: Target, uid: str) -> None:
-        """Delete an object, which may have gone meanwhile; what else has its name by now stays. Raises ApiError."""
+        """Delete an object by name and uid; a newer object of that name stays. Raises ApiError."""
         with suppress(NotFoundError, ConflictError):
             await self._dependencies.client.delete(target.resource, target.name, uid)
         key = ObjectKey(target.resource.namespace or "", target.name)
         next(store for store in self._stores if store.resource == target.resource).drop(key)
 
     def problems(self) -> Iterator[ApiError]:
-        """Return why collections can't be heard."""
+        """Return the errors of collections that the controller cannot watch."""
         return (store.problem for store in self._stores if store.problem is not None)
 
 
 def log_invalid(before: Sequence[InvalidValue], now: Sequence[InvalidValue]) -> None:
-    """Log what of the desired state has become invalid, and what no longer is, once each."""
-    for one in now:
-        if one not in before:
-            extra = {"reason": one.code, "origin": one.origin, "node": one.node}
-            log.warning("desired state: %s", one.text, extra=extra)
-    for one in before:
-        if one not in now:
-            log.info("desired state: no longer invalid: %s", one.text)
+    """Log each value that has become invalid, and each that is no longer invalid."""
+    for value in now:
+        if value not in before:
+            extra = {"reason": value.code, "origin": value.origin, "node": value.node}
+            log.warning("desired state: %s", value.text, extra=extra)
+    for value in before:
+        if value not in now:
+            log.info("desired state: no longer invalid: %s", value.text)

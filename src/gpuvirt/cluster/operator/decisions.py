@@ -1,4 +1,4 @@
-"""All that follows from one picture: what is to be written, and what somebody should hear."""
+"""The controller's decisions from one picture of the cluster: the writes, the events and the policy's status."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,42 +50,42 @@ KATA_AT = "$.spec.sandboxWorkloads.mode"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the controller was told about itself."""
+    """The controller's settings: its command line and environment."""
 
     namespace: str
-    """Where it and what it deploys run."""
+    """The namespace of the controller and of all operands."""
     coexists: bool = False
-    """Whether NVIDIA's operator has all nodes that are not for machines, and the ClusterPolicy."""
+    """Whether NVIDIA's operator manages the ClusterPolicy's status and all nodes that are not for VMs."""
     image: str | None = None
-    """gpuvirt's own, which agents run; without it nothing is deployed, and what is stays as it is."""
+    """gpuvirt's image, which agents run. Without it the controller deploys nothing and changes no operand."""
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
-    """Images for operands of which the policy names none, by variable: `VGPU_MANAGER_IMAGE`."""
+    """Images of operands whose image the policy does not name, by environment variable: `VGPU_MANAGER_IMAGE`."""
     manages_kubevirt: bool = True
-    """Whether what KubeVirt lacks is written; else it is said alone."""
+    """Whether the controller patches KubeVirt; otherwise it only reports what KubeVirt's configuration lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What follows."""
+    """The writes and events that follow from a picture, and the state for status, metrics and probes."""
 
     writes: tuple[Write, ...] = ()
     announcements: tuple[Announcement, ...] = ()
     nodes: tuple[NodeVerdict, ...] = ()
     progress: Progress = field(default_factory=Progress)
     policy: str | None = None
-    """The ClusterPolicy that counts."""
+    """The name of the active ClusterPolicy."""
     operands: tuple[OperandState, ...] = ()
     histories: Histories | None = None
-    """What is known of patches of KubeVirt; None where that is as it was."""
+    """The history of patches of KubeVirt; None if it has not changed."""
 
 
 def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) -> Decisions:
-    """Return what follows; `failures` are writes that could not be done."""
+    """Return the decisions; `failures` are the errors of writes that failed last."""
     choice = policies.choose(picture.policies.values())
     if choice is None:
-        return Decisions()  # without a policy nothing is wanted, and what was deployed before stays as it is
+        return Decisions()  # without a ClusterPolicy the controller changes nothing: deployed operands stay
     problems, missing = tuple(_problems(choice, picture, home)), tuple[InvalidValue, ...]()
     found, deployed, kubevirt = (
         NodeDecisions((), (), {}),
@@ -97,19 +97,24 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
         gpu_nodes = tuple(gpu_node for _, gpu_node in sorted(picture.gpu_nodes.items(), key=itemgetter(0)))
         kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
         found = nodes.decide(picture, policy, kubevirt, beside=home.coexists, has_image=home.image is not None)
-        drains = any(one.leaving and one.counts for one in found.placements.values())
+        drains = any(placement.leaving and placement.counts for placement in found.placements.values())
         missing = tuple(invalidstates.of_config_map(policy, picture))
         deployed = _deployment(picture, policies.while_leaving(policy) if drains else policy, home, found.placements)
-    reported = {key.name: one for key, one in picture.gpu_nodes.items()}
+    reported = {key.name: gpu_node for key, gpu_node in picture.gpu_nodes.items()}
     invalid = (
         *invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults),
         *missing,
         *invalidstates.of_nodes(found.placements, reported),
     )
-    operands = (*deployed.faults, *(f"{one.name}: {one.against}" for one in deployed.states if one.against))
+    operands = (
+        *deployed.faults,
+        *(f"DaemonSet {state.name}: {state.against}" for state in deployed.states if state.against),
+    )
     progress = Progress(
         nodes=found.verdicts,
-        switched_off=tuple(sorted(name for name, one in found.placements.items() if one.present and one.operands_off)),
+        switched_off=tuple(
+            sorted(name for name, place in found.placements.items() if place.present and place.operands_off)
+        ),
         operands=operands,
         problems=problems,
         failures=failures,
@@ -148,8 +153,8 @@ def _deployment(picture: Picture, policy: ClusterPolicy, home: Home, placements:
 def site_of(
     picture: Picture, policy: ClusterPolicy, home: Home, image: str, placements: Mapping[str, Placement]
 ) -> Site:
-    """Return the cluster, as far as operands depend on it."""
-    named = {key.name: one for key, one in picture.nodes.items()}
+    """Return the facts of the cluster and the controller that operands depend on."""
+    named = {key.name: node for key, node in picture.nodes.items()}
     return Site(
         namespace=home.namespace,
         image=image,
@@ -174,7 +179,7 @@ def site_of(
 def _systems(
     named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
 ) -> Iterator[str]:
-    """Yield the operating systems of nodes that are for a workload, as far as they are known."""
+    """Yield the known operating systems of the nodes for a workload."""
     for node in _nodes_of(named, placements, workload, label):
         if OS_LABEL in node.metadata.labels:
             yield node.metadata.labels[OS_LABEL]
@@ -183,14 +188,14 @@ def _systems(
 def _nodes_of(
     named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
 ) -> Iterator[Node]:
-    """Yield the nodes that are for a workload, and those on which its driver runs still."""
+    """Yield the nodes for a workload, and the nodes that still run its driver."""
     for name, placement in placements.items():
         if label in named[name].metadata.labels or (placement.counts and placement.workload is workload):
             yield named[name]
 
 
 def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> str:
-    """Return the container runtime of most nodes for containers that have said theirs."""
+    """Return the container runtime of most nodes for containers; containerd if no node has reported its own."""
     chosen = sorted(name for name, one in placements.items() if one.counts and one.workload is Workload.CONTAINER)
     versions = (named[name].status.node_info.container_runtime_version for name in chosen)
     found = Counter(version.partition("://")[0] for version in versions if version)
@@ -198,7 +203,7 @@ def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> 
 
 
 def _problems(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
-    """Yield what keeps a policy from being carried out at all: then nothing is changed anywhere."""
+    """Yield the problems for which the controller carries out nothing of the policy and changes no node."""
     name = policies.called(choice.stored.metadata.name)
     if picture.other_operator is not None and not home.coexists:
         yield clusterproblems.other_operator(picture.other_operator, COEXIST_OPTION)
@@ -208,7 +213,7 @@ def _problems(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
 
 
 def _statuses(choice: Choice, progress: Progress, home: Home, at: datetime) -> Iterator[PatchPolicyStatus]:
-    """Yield statuses that are not what they should be; beside NVIDIA's operator they are its own."""
+    """Yield the policy statuses that have to change; beside NVIDIA's operator these belong to that operator."""
     if home.coexists:
         return
     stored = choice.stored

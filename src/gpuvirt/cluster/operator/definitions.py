@@ -1,6 +1,6 @@
-"""CustomResourceDefinitions: which are ours to make, to bring up to date and to take away, and which another product's.
+"""CustomResourceDefinitions: which ones gpuvirt creates, updates and deletes, and which belong to another product.
 
-A kind of `nvidia.com` may be NVIDIA's operator's: what somebody else has defined is theirs, and is left as it is.
+A kind of `nvidia.com` may belong to NVIDIA's operator. gpuvirt leaves the definitions of other products as they are.
 Source of the shapes: Kubernetes' API reference, CustomResourceDefinition v1 apiextensions.k8s.io.
 """
 
@@ -14,20 +14,20 @@ API_VERSION = "apiextensions.k8s.io/v1"
 DEFINITIONS = Resource("customresourcedefinitions", "apiextensions.k8s.io")
 PART_OF = "app.kubernetes.io/part-of"
 OURS = "gpuvirt"
-"""What the label `app.kubernetes.io/part-of` of our definitions says, and that of our ClusterPolicy."""
+"""The value of the label `app.kubernetes.io/part-of` on gpuvirt's definitions and its ClusterPolicy."""
 ESTABLISHED = "Established"
-"""The condition of a kind that is served."""
+"""The condition of a definition whose kind the API server serves."""
 
 
 class Name(msgspec.Struct, frozen=True):
-    """What a manifest says of itself."""
+    """The metadata of a manifest."""
 
     name: str
     labels: dict[str, str] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel"):
-    """An object that is to be, as it lies in a file."""
+    """An object to create, as a file has it."""
 
     api_version: str
     kind: str
@@ -36,7 +36,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """What is read of what is defined."""
+    """The part of a definition's spec that gpuvirt reads."""
 
     group: str
 
@@ -49,13 +49,13 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How far the API server is with it."""
+    """The API server's conditions of a definition."""
 
     conditions: tuple[Condition, ...] = ()
 
 
 class Definition(msgspec.Struct, frozen=True):
-    """A definition at the API server."""
+    """A CustomResourceDefinition at the API server."""
 
     metadata: Metadata
     spec: Spec
@@ -63,10 +63,11 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 def is_ours(definition: Definition) -> bool:
-    """Return whether we made a definition: its group is ours, or it says so."""
+    """Return whether gpuvirt made a definition, by its group or its label."""
     return definition.spec.group == GROUP or definition.metadata.labels.get(PART_OF) == OURS
 
 
 def is_served(definition: Definition) -> bool:
-    """Return whether objects of the kind can be written."""
-    return any(one.type == ESTABLISHED and one.status == "True" for one in definition.status.conditions)
+    """Return whether the API server serves the kind, so that objects of it can be written."""
+    conditions = definition.status.conditions
+    return any(condition.type == ESTABLISHED and condition.status == "True" for condition in conditions)

@@ -1,4 +1,4 @@
-"""What follows for each node: what it is for, what it lacks, and whether it is as it should be."""
+"""Decisions for each node: its placement, the writes to its labels and its GpuNode, and whether it is ready."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ NodeWrite = PatchNode | ApplyGpuNode | DeleteObject
 
 @dataclass(frozen=True, slots=True)
 class NodeDecisions:
-    """What is to be written to nodes and GpuNodes, and how the nodes are."""
+    """The writes to nodes and GpuNodes, and the verdict and placement of each node."""
 
     writes: tuple[NodeWrite, ...]
     verdicts: tuple[NodeVerdict, ...]
@@ -35,7 +35,7 @@ class NodeDecisions:
 def decide(
     picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions, *, beside: bool, has_image: bool
 ) -> NodeDecisions:
-    """Return what follows for all nodes; `beside`: NVIDIA's operator has the nodes that are not for machines."""
+    """Return the decisions for all nodes; `beside`: NVIDIA's operator manages the nodes that are not for VMs."""
     writes, verdicts, placements = list[NodeWrite](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
     vgpu_switch = policies.carving_of(policy, kubevirt)
@@ -67,16 +67,16 @@ def decide(
 
 
 def _orphans(picture: Picture) -> Iterator[DeleteObject]:
-    """Yield GpuNodes whose nodes are gone, but for those in which somebody else has said what is wanted."""
+    """Yield deletions of GpuNodes without a node; one whose spec another writer has set stays."""
     for key, gpu_node in sorted(picture.gpu_nodes.items()):
         if key not in picture.nodes and gpu_node.is_ours_alone:
-            yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid, "its node is gone")
+            yield DeleteObject(Target(GPU_NODES, key.name), gpu_node.metadata.uid, "its node no longer exists")
 
 
 def _desired(
     node: Node, placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
 ) -> ApplyGpuNode | None:
-    """Return what is to be applied of a node's GpuNode; none is made for a node that has no GPUs."""
+    """Return the write of a node's GpuNode; None if it is up to date, or if a node without GPUs has none."""
     if placement.workload is None or (not placement.present and observed is None):
         return None
     spec = resolve.spec_of(node.metadata.labels, placement, vgpu_switch, observed)
@@ -86,26 +86,26 @@ def _desired(
 
 
 def _against(placement: Placement, problems: Sequence[Problem], gpu_node: OwnedGpuNode | None) -> str | None:
-    """Return why a node is not as it should be; a node for containers is as it should be once its operands are."""
+    """Return why a node is not ready; a node for containers is ready as soon as its operands are."""
     if placement.problem is not None:
         return placement.problem.text
-    found = [one.reason.text for one in problems]
+    found = [problem.reason.text for problem in problems]
     if placement.leaving:
-        waits = f"it becomes {placement.workload} once these are free: {', '.join(placement.leaving)}"
-        said = _agents_word(gpu_node) if gpu_node is not None and gpu_node.status is not None else None
-        found.insert(0, f"{waits}; {said}" if said is not None else waits)
+        waits = f"the node becomes {placement.workload} once these GPUs are free: {', '.join(placement.leaving)}"
+        reported = _agent_problem(gpu_node) if gpu_node is not None and gpu_node.status is not None else None
+        found.insert(0, f"{waits}; {reported}" if reported is not None else waits)
     if found:
         return " | ".join(found)
-    return _agents_word(gpu_node) if placement.workload is not Workload.CONTAINER else None
+    return _agent_problem(gpu_node) if placement.workload is not Workload.CONTAINER else None
 
 
-def _agents_word(gpu_node: OwnedGpuNode | None) -> str | None:
-    """Return what the node's agent has against it."""
+def _agent_problem(gpu_node: OwnedGpuNode | None) -> str | None:
+    """Return why a node is not ready by its agent's report, or by the lack of a report."""
     if gpu_node is None or gpu_node.status is None:
-        return "its agent has not reported yet"
+        return "the node agent has not reported yet; see the log of its pod if this lasts"
     if gpu_node.status.observed_generation < gpu_node.metadata.generation:
-        return "its agent has not seen yet what is wanted"
+        return "the node agent has not read the newest spec of its GpuNode yet"
     ready = next((one for one in gpu_node.status.conditions if one.type == READY), None)
     if ready is None:
-        return "its agent does not say whether all is well"
+        return "the node agent has not written the Ready condition of its GpuNode yet"
     return None if ready.status == "True" else ready.message or ready.reason

@@ -1,7 +1,7 @@
-"""Whether NVIDIA's GPU operator runs in the cluster: by the lease that it renews, in whatever namespace.
+"""Whether NVIDIA's GPU operator runs in the cluster: its leader renews a lease, in any namespace.
 
-Source: gpu-operator's leader election, whose lease has this name in all its versions. Its Deployment may be called
-anything, and one that is there may be scaled to none; a lease that is renewed has somebody who acts.
+Source: gpu-operator's leader election, whose lease has this name in all its versions. Its Deployment may have any
+name, and may be scaled to zero; a lease that is being renewed proves that the operator runs.
 """
 
 from gpuvirt.cluster.cache import Delta
@@ -12,29 +12,29 @@ from gpuvirt.cluster.resources import Resource
 
 LEASE = "53822513.nvidia.com"
 QUIET_S = 4.0 * DURATION_S
-"""A lease that was not renewed for so long is nobody's; until then one that names a holder is taken for renewed."""
+"""A lease that names a holder counts as renewed until it has not changed for this time."""
 
 
 def its_leases() -> Collection[Lease]:
-    """Return that lease in all namespaces."""
+    """Return the collection of the operator's leases in all namespaces."""
     return Collection(Resource("leases", "coordination.k8s.io", "v1"), Lease, LEASE)
 
 
 class OtherOperator:
-    """What is known of it."""
+    """The observed leases of NVIDIA's operator."""
 
     def __init__(self) -> None:
         self._observed: dict[ObjectKey, tuple[Lease, float]] = {}
-        """Each lease as it was last seen, and when it was first seen so."""
+        """Each lease as last observed, and when its current state was first observed."""
 
     def observe(self, delta: Delta[Lease], now_s: float) -> None:
-        """Take what the leases say."""
+        """Store the leases, and the time of those that have changed."""
         fresh = {key: delta.objects[key] for key in delta.changed if key in delta.objects}
         self._observed = {key: one for key, one in self._observed.items() if key in delta.objects}
         self._observed |= {key: (lease, now_s) for key, lease in fresh.items()}
 
     def active(self, now_s: float) -> str | None:
-        """Return where it was seen at work, None where it is not."""
+        """Return the lease that the operator renews, with its holder; None if none is being renewed."""
         for key, (lease, since_s) in sorted(self._observed.items()):
             if lease.spec.holder_identity and now_s - since_s < QUIET_S:
                 return f"lease {key.namespace}/{key.name}, held by {lease.spec.holder_identity}"

@@ -1,4 +1,4 @@
-"""What all decisions are made from: every collection that matters, as it is known at one moment."""
+"""The picture of the cluster that the controller decides by: its collections as observed at one moment."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,29 +18,29 @@ PAUSERS = {
     "nvidia-driver-daemonset": PAUSED_FOR_DRIVER,
     "nvidia-vgpu-manager-daemonset": PAUSED_FOR_DRIVER,
 }
-"""Pods, by their label `app`, that pause others on their node; those of a driver do so until they are ready."""
+"""The pause that pods put on other operands of their node, by label `app`; driver pods do so until they are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All of it; nothing is decided before all of it was heard."""
+    """The observed collections. The controller makes a picture once all of them are observed."""
 
     policies: Objects[StoredPolicy]
     nodes: Objects[Node]
     gpu_nodes: Objects[OwnedGpuNode]
     there: There
-    """What is there of operands, and the ConfigMaps beside them."""
+    """The operands' objects in the cluster, and all ConfigMaps of the controller's namespace."""
     other_operator: str | None = None
-    """NVIDIA's operator, where it runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
+    """The lease of NVIDIA's operator if that runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
     kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
-        """Return the keys of a ConfigMap's entries, None where there is none of that name."""
+        """Return the keys of a ConfigMap; None if no ConfigMap has this name."""
         found = next((one for key, one in self._config_maps() if key.name == config_map), None)
         return _keys_of(found) if found is not None else None
 
     def config_maps_with(self, key: str) -> tuple[str, ...]:
-        """Return the names of the ConfigMaps that have an entry of that key."""
+        """Return the names of the ConfigMaps with this key."""
         return tuple(sorted(at.name for at, found in self._config_maps() if key in _keys_of(found)))
 
     def _config_maps(self) -> Iterable[tuple[ObjectKey, StoredObject]]:
@@ -53,7 +53,7 @@ def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
 
 
 def apps_by_node(pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
-    """Return which operands have a pod on which node, by their label `app`."""
+    """Return the operands that have a pod on each node, by their label `app`."""
     found: dict[str, frozenset[str]] = {}
     for pod in pods:
         if pod.app and pod.spec.node_name:
@@ -62,7 +62,7 @@ def apps_by_node(pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
 
 
 def pausers_by_node(pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
-    """Return what pauses others on which node now."""
+    """Return the pauses that running pods put on other operands, by node."""
     found: dict[str, frozenset[str]] = {}
     for pod in pods:
         pauses = PAUSERS.get(pod.app)

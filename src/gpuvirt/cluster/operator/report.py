@@ -1,7 +1,7 @@
-"""What an admin asks of a cluster: for each node and each of its components, whether that is well, and why not.
+"""The table of `gpuvirt status`: each component of each node, whether it is ready, and why not.
 
-The components are those that NVIDIA's operator has pods of. On nodes for machines most of them are parts of one agent,
-so that their states are what the agent says of itself; the others are pods.
+The components are those that NVIDIA's operator runs as pods. On nodes for VMs most of them are parts of the node agent,
+which reports their states in the GpuNode; the others are pods.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ PODS: Mapping[str, str] = {
 }
 WELL, OFF = "Running", "Off"
 ALL_OPERANDS = "operands"
-"""The component that stands for all of a node's, where they are switched off together."""
+"""The component that stands for all components of a node on which an admin has switched them off."""
 CHECKS = ("VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
 
 
@@ -57,7 +57,7 @@ class Row:
 
     node: str
     workload: str
-    """What the node is for, as its operands say; `-` where it has none."""
+    """The node's workload by its deployed operands; `-` without operands."""
     component: str
     ready: bool
     state: str
@@ -71,12 +71,12 @@ def rows(
     pods: Sequence[Pod],
     deployer: Deployer | None = None,
 ) -> tuple[Row, ...]:
-    """Return the components of all nodes with GPUs, by node; without a ClusterPolicy nothing is missing."""
+    """Return the components of all nodes with GPUs, by node; without a ClusterPolicy none counts as missing."""
     by_node: dict[str, list[Pod]] = {}
     for pod in pods:
         by_node.setdefault(pod.spec.node_name, []).append(pod)
     apps, found = apps_by_node(pods), list[Row]()
-    for node in sorted(nodes, key=lambda one: one.metadata.name):
+    for node in sorted(nodes, key=lambda node: node.metadata.name):
         name = node.metadata.name
         if node.metadata.labels.get(PRESENT_LABEL) == "true":
             observed = _observed(node, gpu_nodes.get(name), apps.get(name, frozenset()), deployer)
@@ -99,27 +99,26 @@ def _rows_of(node: Node, observed: ObservedNode, problems: Sequence[Problem], po
         yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
         return
     of_agent = next((one.reason for one in problems if one.component == AGENT), None)
-    has_agent = workload in _MACHINES
+    has_agent = workload in _VM_WORKLOADS
     if has_agent:
         yield from _agent_rows(node, workload, observed.gpu_node, of_agent)
-    for one in problems:
-        if one.component != AGENT or not has_agent:
-            yield Row(
-                name, workload, one.component, ready=False, state=str(one.reason.code), detail=_detail(one.reason)
-            )
+    for problem in problems:
+        if problem.component != AGENT or not has_agent:
+            state, detail = str(problem.reason.code), _detail(problem.reason)
+            yield Row(name, workload, problem.component, ready=False, state=state, detail=detail)
     yield from _pod_rows(name, workload, pods)
 
 
 def _detail(reason: Reason) -> str:
-    """Return a reason without its code, which has a column of its own."""
+    """Return a reason's text without the code, which has a column of its own."""
     return reason.text.removeprefix(f"{reason.code}: ")
 
 
-_MACHINES = {str(Workload.PASSTHROUGH), str(Workload.VGPU)}
+_VM_WORKLOADS = {str(Workload.PASSTHROUGH), str(Workload.VGPU)}
 
 
 def _workload(labels: Mapping[str, str]) -> str:
-    """Return what a node is for now, which may not be yet what its label wants."""
+    """Return the workload that a node's operands serve now; a changed label may not have taken effect yet."""
     deploys = {key for key, value in labels.items() if key.startswith(DEPLOY) and value != "false"}
     if deploy_label(VGPU_DEVICE_MANAGER) in deploys:
         return str(Workload.VGPU)
@@ -134,9 +133,13 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
     name, status = node.metadata.name, gpu_node.status if gpu_node is not None else None
     makes_vgpus = workload == Workload.VGPU
     if status is None or problem is not None:
-        # What an agent reported that does not run any more is not known to hold.
+        # The report of an agent that no longer runs may be outdated.
         state = str(problem.code) if problem is not None else "NotReported"
-        detail = _detail(problem) if problem is not None else "its agent has not reported yet"
+        detail = (
+            _detail(problem)
+            if problem is not None
+            else "the node agent has not reported yet; see the log of its pod if this lasts"
+        )
         for component in (PLUGIN, VALIDATOR, VGPU_DEVICE_MANAGER_COMPONENT if makes_vgpus else VFIO):
             yield Row(name, workload, component, ready=False, state=state, detail=detail)
         return
@@ -147,7 +150,7 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
     ready = [one for one in status.conditions if one.type == READY and one.status != "True"]
     done = f"{status.totals.gpus} GPUs, {status.totals.modes or 'no'} mode"
     if makes_vgpus:
-        # What the agent keeps, not what the label says: the two differ while the label is invalid, or overridden.
+        # The config that the agent applies, which differs from the label if that is invalid or overridden.
         configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
         done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
     state, why = _first(ready)
@@ -175,10 +178,10 @@ def _plugin(name: str, workload: str, status: Status) -> Row:
 
 
 def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
-    for pod in sorted(pods, key=lambda one: one.metadata.name):
+    for pod in sorted(pods, key=lambda pod: pod.metadata.name):
         component, ready = PODS.get(pod.app), pod.status.ready
-        if pod.app == OperandName.AGENT and workload in _MACHINES and not ready:
-            component = OperandName.AGENT.value  # a pod that is well has the rows of its parts alone
+        if pod.app == OperandName.AGENT and workload in _VM_WORKLOADS and not ready:
+            component = OperandName.AGENT.value  # a ready agent has only the rows of its parts
         if component is not None:
             state, why = (WELL, "") if ready else (pod.status.phase or "Unknown", pod.status.held_up_by)
             yield Row(node, workload, component, ready=ready, state=state, detail=why)

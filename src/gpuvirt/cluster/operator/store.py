@@ -1,4 +1,4 @@
-"""What is known of one collection: what its reflector says, and what was answered to writes since."""
+"""A store of one collection's objects: those that its reflector observed, and newer ones that writes returned."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,74 +21,74 @@ Objects = Mapping[ObjectKey, T]
 
 
 class AnyStore(Protocol):
-    """A store of objects of whatever shape."""
+    """A store of objects of any kind."""
 
     @property
     def resource(self) -> Resource:
-        """The collection whose objects it has."""
+        """The collection of the stored objects."""
         ...
 
     @property
     def is_observed(self) -> bool:
-        """Whether its objects are known."""
+        """Whether the collection has been listed."""
         ...
 
     @property
     def problem(self) -> ApiError | None:
-        """Why nothing is heard."""
+        """Why the collection cannot be watched; None if it can."""
         ...
 
     def drop(self, key: ObjectKey) -> None:
-        """Take that an object was deleted."""
+        """Remove an object that was deleted."""
         ...
 
     def tell(self, error: ApiError | None, /) -> None:
-        """Take what is wrong."""
+        """Store the reflector's error; None once it has recovered."""
         ...
 
     async def follow(self, client: Client, clock: Clock, random: Random) -> None:
-        """Follow the collection for ever."""
+        """List and watch the collection until cancelled."""
         ...
 
 
 class Store(Generic[T]):
-    """One collection's objects, for those who decide by them."""
+    """The observed objects of one collection."""
 
     def __init__(
         self, collection: Collection[T], changed: Signal, also: Callable[[Delta[T]], None] | None = None
     ) -> None:
-        """`also` is told the same news first."""
+        """Make an empty store; `also` is called first with each delta."""
         self.collection = collection
         self.objects: ObjectMap[T] | None = None
-        """None until they were heard."""
+        """The observed objects; None until the collection has been listed."""
         self.installed = True
-        """Whether the cluster has this kind of objects at all."""
+        """Whether the API server serves this kind."""
         self.problem: ApiError | None = None
-        """Why nothing is heard."""
+        """Why the collection cannot be watched; None if it can."""
         self._changed = changed
         self._also = also
 
     @property
     def resource(self) -> Resource:
-        """The collection whose objects it has."""
+        """The collection of the stored objects."""
         return self.collection.resource
 
     @property
     def is_observed(self) -> bool:
-        """Whether its objects are known."""
+        """Whether the collection has been listed."""
         return self.objects is not None
 
     @property
     def known(self) -> ObjectMap[T]:
-        """The objects; none before they were heard."""
+        """The observed objects; empty until the collection has been listed."""
         return self.objects if self.objects is not None else ObjectMap()
 
     async def follow(self, client: Client, clock: Clock, random: Random) -> None:
-        """Follow the collection for ever."""
+        """List and watch the collection until cancelled."""
         await Reflector(client, self.collection, clock, random).run(self.observe, self.tell)
 
     def observe(self, delta: Delta[T]) -> None:
-        """Take what the reflector says."""
+        """Store the objects that the reflector has observed."""
         if self._also is not None:
             self._also(delta)
         self.objects = ObjectMap.of(delta.objects)
@@ -96,19 +96,19 @@ class Store(Generic[T]):
         self._changed.set()
 
     def tell(self, error: ApiError | None) -> None:
-        """Take what is wrong; a kind that is not installed has no objects, and that is known."""
+        """Store the reflector's error. A kind that is not installed counts as observed, with no objects."""
         before, self.problem = self.problem, None if isinstance(error, NotFoundError) else error
         if self.problem is not None and type(before) is not type(self.problem):
-            log.warning("%s; it is tried again, and nothing is concluded meanwhile", self.problem)
+            log.warning("%s; the controller retries the watch, and keeps the last observed objects", self.problem)
         if isinstance(error, NotFoundError):
             self.installed = False
             self.objects = ObjectMap()
         self._changed.set()
 
     def take(self, item: T) -> None:
-        """Take what a write has answered: the watch says it a moment later, and nothing is to be written twice.
+        """Store the object that a write returned, so that it is not written again before the watch delivers it.
 
-        Where the watch was faster, and has said what came of it since, that stays: nobody would say it again.
+        A newer object that the watch has already delivered stays, since the watch would not deliver it again.
         """
         if self.objects is None:
             return
@@ -117,10 +117,10 @@ class Store(Generic[T]):
             self.objects = self.objects.with_object(key_of(item), item)
 
     def drop(self, key: ObjectKey) -> None:
-        """Take that an object was deleted."""
+        """Remove an object that was deleted."""
         if self.objects is not None:
             self.objects = self.objects.without(key)
 
     def get(self, name: str, namespace: str = "") -> T | None:
-        """Return one object, None where it is not there or nothing was heard."""
+        """Return one object; None if it does not exist, or if the collection has not been listed."""
         return self.known.get(ObjectKey(namespace, name))

@@ -1,4 +1,4 @@
-"""Writes what was decided, some objects at a time; one that fails waits by itself, and the latest decision counts."""
+"""Makes the controller's writes, several at a time. A failed write is retried by itself; the latest decision counts."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from gpuvirt.tasks import backoff_s
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Writes under way: 500 nodes are labelled in some seconds, and an API server hardly notices."""
+"""Concurrent writes: with 8, 500 nodes are labelled in some seconds, at little load for the API server."""
 MOST_PAUSE_S = 60.0
 
 Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
@@ -30,7 +30,7 @@ Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatu
 
 @dataclass(slots=True)
 class _Problem:
-    """What is wrong with one object's writes."""
+    """The last error of one object's writes, and when to retry."""
 
     pauses_s: Iterator[float]
     error: ApiError
@@ -38,14 +38,14 @@ class _Problem:
 
 
 class Writer:
-    """Has one worker a write that is under way."""
+    """Makes writes with `AT_ONCE` workers, at most one write to an object at a time."""
 
     def __init__(self, write: Callable[[Write], Awaitable[None]], clock: Clock, random: Random) -> None:
-        """`write` does one; raises ApiError."""
+        """Make a writer; `write` makes one write and raises ApiError."""
         self.changed = Signal()
-        """Set when a write was done, or begins or ceases to fail."""
+        """Set when a write has succeeded or failed."""
         self.done = 0
-        """Writes that succeeded."""
+        """How many writes have succeeded."""
         self.failed = 0
         self._write = write
         self._clock = clock
@@ -57,17 +57,17 @@ class Writer:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What could not be written when it was last tried, and is still to be."""
-        return tuple(str(one.error) for target, one in self._problems.items() if target in self._pending)
+        """The errors of pending writes that failed when they were last tried."""
+        return tuple(str(problem.error) for target, problem in self._problems.items() if target in self._pending)
 
     def offer(self, writes: Iterable[Write]) -> None:
-        """Take all that is to be written now; what was offered before and is not there any more is not written."""
-        self._pending = {one.target: one for one in writes if one.target not in self._busy}
-        self._problems = {target: one for target, one in self._problems.items() if target in self._pending}
+        """Replace all pending writes; a write that is under way is finished first, and decided again then."""
+        self._pending = {write.target: write for write in writes if write.target not in self._busy}
+        self._problems = {target: problem for target, problem in self._problems.items() if target in self._pending}
         self._due.set()
 
     async def run(self) -> None:
-        """Write for ever."""
+        """Make pending writes until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
                 group.create_task(self._work())
@@ -81,7 +81,7 @@ class Writer:
             await self._try(target)
 
     def _next(self) -> tuple[Target | None, float | None]:
-        """Return what to write now; where there is nothing, in how many seconds there may be."""
+        """Return the target to write now; if there is none, the seconds until the first retry, or None."""
         now_s, soonest_s = self._clock.monotonic_s(), None
         for target in self._pending:
             if target in self._busy:
@@ -94,7 +94,7 @@ class Writer:
 
     async def _try(self, target: Target) -> None:
         write = self._pending[target]
-        self._pending = {at: one for at, one in self._pending.items() if at != target}
+        self._pending = {pending: other for pending, other in self._pending.items() if pending != target}
         self._busy.add(target)
         try:
             await self._write(write)
@@ -116,6 +116,6 @@ class Writer:
         pause_s = max(next(pauses_s) * (0.5 + 0.5 * self._random.random()), error.retry_after_s)
         until_s = self._clock.monotonic_s() + pause_s
         if problem is None:
-            log.warning("%s; it is tried again", error)
+            log.warning("%s; the controller retries the write", error)
         self._problems[write.target] = _Problem(pauses_s, error, until_s)
         self._pending = {write.target: write, **self._pending}

@@ -1,4 +1,4 @@
-"""What the controller writes, as data: each names the one object that it is about, and says in a line what it does."""
+"""The controller's writes as data. Each names one object, and words its log line in `text`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Target:
 
     @property
     def text(self) -> str:
-        """How logs name it: `daemonsets gpuvirt-node`."""
+        """Its name in log lines: `daemonsets gpuvirt-node`."""
         return f"{self.resource.plural} {self.name}"
 
 
@@ -33,63 +33,65 @@ class PatchNode:
 
     @property
     def text(self) -> str:
-        """What is done: `node node01: nvidia.com/gpu.deploy.driver=true, without gpuvirt.io/node`."""
+        """The log line: `patched node node01: nvidia.com/gpu.deploy.driver=true, gpuvirt.io/node removed`."""
         keys = {**self.patch.metadata.labels, **self.patch.metadata.annotations}
-        changes = (f"{key}={value}" if value is not None else f"without {key}" for key, value in keys.items())
-        return f"node {self.target.name}: {', '.join(changes)}"
+        changes = (f"{key}={value}" if value is not None else f"{key} removed" for key, value in keys.items())
+        return f"patched node {self.target.name}: {', '.join(changes)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyGpuNode:
-    """Say what is wanted of a node's GPUs."""
+    """Apply the controller's part of a GpuNode's spec."""
 
     target: Target
     content: AppliedGpuNode
 
     @property
     def text(self) -> str:
-        """What is done: `GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config), ...`."""
-        return f"GpuNode {self.target.name}: {', '.join(self._desired())}"
+        """The log line: `applied GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config), ...`."""
+        return f"applied GpuNode {self.target.name}: {', '.join(self._desired())}"
 
     def _desired(self) -> Iterator[str]:
         spec, origins = self.content.spec, self.content.spec.origins
         if origins is not None:
             yield f"mode {_with_origin(spec.mode, origins.mode)}"
             yield f"vGPU config {_with_origin(spec.vgpu_config, origins.vgpu_config)}"
-        for one in spec.withheld:
-            yield f"{one.resource} is not offered: {one.code}"
+        for entry in spec.withheld:
+            yield f"{entry.resource} is withheld: {entry.code}"
 
 
 @dataclass(frozen=True, slots=True)
 class PatchPolicyStatus:
-    """Say how far a ClusterPolicy has come."""
+    """Write a ClusterPolicy's status."""
 
     target: Target
     status: Status
 
     @property
     def text(self) -> str:
-        """What is done: `ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady: node ...), ...`."""
-        conditions = ", ".join(f"{one.type} is {one.status} ({one.why})" for one in self.status.conditions)
+        """The log line: `ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady: node ...), ...`."""
+        conditions = ", ".join(
+            f"{condition.type} is {condition.status} ({condition.why})" for condition in self.status.conditions
+        )
         return f"ClusterPolicy {self.target.name} is {self.status.state}: {conditions}"
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyObject:
-    """Have an object of an operand."""
+    """Create or update an object of an operand."""
 
     target: Target
     content: Manifest
 
     @property
     def text(self) -> str:
-        """What is done: `applied daemonsets gpuvirt-node`."""
+        """The log line: `applied daemonsets gpuvirt-node`."""
         return f"applied {self.target.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete an object, and none that has its name by then."""
+    """Delete an object by name and uid, so that a newer object of that name stays."""
 
     target: Target
     uid: str
@@ -97,10 +99,10 @@ class DeleteObject:
 
     @property
     def text(self) -> str:
-        """What is done: `deleted gpunodes node01: its node is gone`."""
+        """The log line: `deleted gpunodes node01: its node no longer exists`."""
         return f"deleted {self.target.text}: {self.why}"
 
 
 def _with_origin(desired: str | None, origin: str) -> str:
-    """Return what is wanted, and where that is from; None: somebody else says it."""
-    return f"{desired} ({origin})" if desired is not None else f"as {origin}"
+    """Return the desired value with its origin, or the origin alone if another writer sets the value."""
+    return f"{desired} ({origin})" if desired is not None else origin

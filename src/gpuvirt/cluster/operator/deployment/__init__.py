@@ -1,1 +1,1 @@
-"""The objects of operands: which are lacking or have drifted, and how their pods are rolled out."""
+"""Operands in the cluster: which objects are missing or have drifted, and how new pods are rolled out."""

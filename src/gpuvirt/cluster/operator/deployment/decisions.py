@@ -1,4 +1,4 @@
-"""What follows for operands: objects to apply and to delete, pods to replace, and how far each operand has come."""
+"""Decisions for operands: the objects to apply and to delete, the pods to replace, and each DaemonSet's progress."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,49 +22,53 @@ DAEMON_SETS = "daemonsets"
 FOR_VMS = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
 
 Stored = Mapping[Resource, Objects[StoredObject]]
-"""All that is there, by collection; of ConfigMaps those of others, too."""
+"""The stored objects by collection; ConfigMaps include those of other owners."""
 
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """What is there of operands."""
+    """The operands' objects and pods in the cluster."""
 
     stored: Stored = field(default_factory=dict)
     pods: Objects[Pod] = field(default_factory=dict)
     marks: Mapping[Target, Mark] = field(default_factory=dict)
-    """What was applied in this term."""
+    """The objects that this controller has applied while it leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperandState:
-    """How far one DaemonSet has come."""
+    """The progress of one DaemonSet."""
 
     name: str
     operand: OperandName
     desired: int = 0
     ready: int = 0
     against: str | None = None
-    """Why it is not as it should be; None where it is."""
+    """Why the DaemonSet is not ready; None if it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What follows."""
+    """The writes for operands, and their progress."""
 
     writes: tuple[ApplyObject | DeleteObject, ...] = ()
     states: tuple[OperandState, ...] = ()
     faults: tuple[str, ...] = ()
-    """What of the policy can't be deployed, and why."""
+    """The fields of the policy that cannot be deployed, each with the reason."""
 
 
 def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: Mapping[str, Placement]) -> Deployment:
-    """Return what follows from what is to be there and what is."""
+    """Compare the rendered objects with those in the cluster, and return the writes and the progress."""
     states, writes = list[OperandState](), list[ApplyObject | DeleteObject]()
-    due = [one for one in rendered.manifests if is_due(one, _stored(one, there), there.marks.get(_target(one)))]
+    due = [
+        manifest
+        for manifest in rendered.manifests
+        if is_due(manifest, _stored(manifest, there), there.marks.get(_target(manifest)))
+    ]
     for manifest in rendered.manifests:
         name, stored = manifest.metadata.name, _stored(manifest, there)
         if manifest in due:
-            if not any(_needs(manifest, one) for one in due):
+            if not any(_needs(manifest, other) for other in due):
                 writes.append(ApplyObject(_target(manifest), signed(manifest)))
         elif isinstance(manifest, DaemonSet) and stored is not None:
             state, deletions = _daemon_set(policy, manifest, stored, there)
@@ -73,10 +77,10 @@ def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: 
             continue
         if isinstance(manifest, DaemonSet):
             operand = OperandName(manifest.metadata.labels[OPERAND_LABEL])
-            states.append(OperandState(name, operand, against="is being deployed"))
-    used = sorted(name for name, one in placements.items() if one.vgpus_used)
+            states.append(OperandState(name, operand, against="is being created or updated"))
+    used = sorted(name for name, placement in placements.items() if placement.vgpus_used)
     gone, kept = _superfluous(rendered, there.stored, used)
-    gone = [one for one in gone if not _is_needed(one, rendered, there)]
+    gone = [deletion for deletion in gone if not _is_needed(deletion, rendered, there)]
     faults = tuple(_faults(rendered, placements))
     return Deployment((*writes, *gone), (*states, *kept), faults)
 
@@ -91,7 +95,7 @@ def _stored(manifest: Manifest, there: There) -> StoredObject | None:
 
 
 def _needs(manifest: Manifest, other: Manifest) -> bool:
-    """Return whether one object is to be there after another: pods find their files and their rights."""
+    """Return whether one object is applied only after another, so that pods find their files and permissions."""
     if manifest.metadata.labels[OPERAND_LABEL] != other.metadata.labels[OPERAND_LABEL]:
         return False
     if isinstance(manifest, DaemonSet):
@@ -100,39 +104,41 @@ def _needs(manifest: Manifest, other: Manifest) -> bool:
 
 
 def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator[str]:
-    """Yield what can't be deployed; what only nodes for containers need, where there are such nodes."""
-    containers = any(one.counts and one.workload is Workload.CONTAINER for one in placements.values())
+    """Yield the faults; those of operands for container nodes only if the cluster has such nodes."""
+    workloads = {placement.workload for placement in placements.values() if placement.counts}
     for fault in rendered.faults:
-        if containers or fault.operand in FOR_VMS:
+        if Workload.CONTAINER in workloads or fault.operand in FOR_VMS:
             yield f"{fault.because.path}: {fault.because.message}"
 
 
 def _daemon_set(
     policy: ClusterPolicy, daemon_set: DaemonSet, stored: StoredObject, there: There
 ) -> tuple[OperandState, list[DeleteObject]]:
-    """Return how far a DaemonSet has come, and which of its pods to replace: the agent's alone are the controller's."""
+    """Return a DaemonSet's progress and the pods to delete; the controller replaces only the agent's pods itself."""
     status, name = stored.status, daemon_set.metadata.name
     operand = OperandName(daemon_set.metadata.labels[OPERAND_LABEL])
     desired, ready = status.desired_number_scheduled, status.number_available
     deletions, waits = list[DeleteObject](), None
     if status.observed_generation < stored.metadata.generation:
-        return OperandState(name, operand, desired, ready, "Kubernetes has not seen its change yet"), deletions
+        return OperandState(
+            name, operand, desired, ready, "Kubernetes has not processed its latest change yet"
+        ), deletions
     if operand is OperandName.AGENT:
         rolling = policy.spec.daemonsets.rolling_update
         most = (rolling.max_unavailable if rolling is not None else "") or 1
-        mine = [pod for pod in there.pods.values() if pod.app == operand]
-        plan = rollout(mine, template_of(daemon_set), desired=desired, most_unavailable=most)
+        agents = [pod for pod in there.pods.values() if pod.app == operand]
+        plan = rollout(agents, template_of(daemon_set), desired=desired, most_unavailable=most)
         for pod in plan.delete:
             target = Target(pods(pod.metadata.namespace), pod.metadata.name)
-            why = f"it is of an earlier version of {name}, on {pod.spec.node_name}"
+            why = f"it runs an older version of DaemonSet {name} on {pod.spec.node_name}"
             deletions.append(DeleteObject(target, pod.metadata.uid, why))
         waits = (
-            f"{plan.old} of {desired} pods are of an earlier version; it {plan.waits_for or 'goes on'}"
+            f"{plan.old} of {desired} pods run an older version; the rollout {plan.waits_for or 'continues'}"
             if plan.old
             else None
         )
     if ready < desired:
-        late = ", ".join(_late(operand, daemon_set, there.pods)) or "none of its pods is there yet"
+        late = ", ".join(_late(operand, daemon_set, there.pods)) or "no pod has been created yet"
         return OperandState(
             name, operand, desired, ready, f"{ready} of {desired} pods are ready; not ready: {late}"
         ), deletions
@@ -141,38 +147,44 @@ def _daemon_set(
 
 def _late(operand: OperandName, daemon_set: DaemonSet, found: Objects[Pod]) -> Iterator[str]:
     chosen = daemon_set.spec.selector.match_labels
-    for pod in sorted(found.values(), key=lambda one: one.spec.node_name):
+    for pod in sorted(found.values(), key=lambda pod: pod.spec.node_name):
         if not pod.status.ready and chosen.items() <= pod.metadata.labels.items() and pod.app == operand:
             because = pod.status.held_up_by
             yield f"{pod.metadata.name} on {pod.spec.node_name}" + (f" ({because})" if because else "")
 
 
 def _is_needed(deletion: DeleteObject, rendered: Rendered, there: There) -> bool:
-    """Return whether an object of an operand that goes as a whole is to wait: its pods go before what they need."""
+    """Return whether a deletion waits: an operand's other objects go after its DaemonSets and pods, which need them."""
     resource, key = deletion.target.resource, ObjectKey(deletion.target.resource.namespace or "", deletion.target.name)
     operand = there.stored[resource][key].metadata.labels[OPERAND_LABEL]
     if resource.plural == DAEMON_SETS or operand in rendered.operands:
         return False
-    sets = (one for at, objects in there.stored.items() if at.plural == DAEMON_SETS for one in objects.values())
-    has_set = any(one.metadata.labels.get(OPERAND_LABEL) == operand for one in sets)
+    sets = (stored for at, objects in there.stored.items() if at.plural == DAEMON_SETS for stored in objects.values())
+    has_set = any(daemon_set.metadata.labels.get(OPERAND_LABEL) == operand for daemon_set in sets)
     return has_set or any(pod.app == operand for pod in there.pods.values())
 
 
 def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[list[DeleteObject], list[OperandState]]:
-    """Return objects that are not wanted any more; the driver beneath machines stays until they have ended."""
-    daemon_set = {(resource_of(one), one.metadata.name) for one in rendered.manifests}
+    """Return the objects that are no longer rendered; a vGPU manager stays until no VM uses its vGPUs."""
+    named = {(resource_of(manifest), manifest.metadata.name) for manifest in rendered.manifests}
     faulty = {fault.operand.value for fault in rendered.faults}
     gone, kept = list[DeleteObject](), list[OperandState]()
     for resource, objects in stored.items():
         for key, found in objects.items():
             operand = found.metadata.labels.get(OPERAND_LABEL)
-            if operand is None or operand in faulty or (resource, key.name) in daemon_set:
+            if operand is None or operand in faulty or (resource, key.name) in named:
                 continue
             if operand in rendered.operands and found.status.desired_number_scheduled:
-                continue  # a driver for a system of which some node is still: labels come and go
+                continue  # nodes still run this driver: the label of their operating system may be missing for a while
             if operand == OperandName.VGPU_MANAGER and used:
-                against = f"is not wanted any more, and stays: machines have vGPUs on {', '.join(used)}"
+                against = f"is no longer needed, but stays as long as VMs have vGPUs on {', '.join(used)}"
                 kept.append(OperandState(key.name, OperandName.VGPU_MANAGER, against=against))
             elif not found.metadata.deletion_timestamp:
-                gone.append(DeleteObject(Target(resource, key.name), found.metadata.uid, "nothing wants it any more"))
+                gone.append(
+                    DeleteObject(
+                        Target(resource, key.name),
+                        found.metadata.uid,
+                        "the ClusterPolicy and the nodes no longer need it",
+                    )
+                )
     return gone, kept

@@ -1,8 +1,8 @@
-"""Whether an object is still what was applied: by a digest of what is wanted, and by what stands there.
+"""Whether a stored object still matches the manifest: by a digest in an annotation, and by comparing the fields.
 
-A digest alone, as NVIDIA's operator has it, leaves what somebody edits by hand as it is. What stands there alone may
-differ for ever in how the API server writes the same thing (`1000m` and `1`), so that it is applied once for each
-version of the object.
+The digest alone, which NVIDIA's operator uses, does not notice edits by hand. The comparison alone may always find a
+difference, since the API server may write a value in another way (`1000m` and `1`). So a manifest whose digest matches
+is applied once for each version of the object.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ NOTHING = msgspec.Raw(b"null")
 
 
 class StoredObject(msgspec.Struct, frozen=True, rename="camel"):
-    """An object of any kind that operands are made of, with the parts that are ever applied as they stand there."""
+    """A stored object of any kind that operands consist of, with the parts that the controller applies."""
 
     metadata: Metadata
     spec: msgspec.Raw = NOTHING
@@ -35,47 +35,47 @@ class StoredObject(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def texts(self) -> dict[str, str] | None:
-        """The data of a ConfigMap; None where it has none."""
+        """The data of a ConfigMap; None if it has none."""
         return None if nulls.is_null(self.data) else nulls.decode(self.data, dict[str, str])
 
     @property
     def version(self) -> str:
-        """What changes whenever somebody changes what was applied."""
+        """The generation, or else the resource version: it changes when any writer changes the applied fields."""
         return str(self.metadata.generation) if self.metadata.generation else self.metadata.resource_version
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What was applied last, and which version of the object came of it."""
+    """The digest of the last applied manifest, and the version of the object that resulted."""
 
     digest: str
     version: str
 
 
 def digest_of(manifest: Manifest) -> str:
-    """Return what tells manifests apart."""
+    """Return a digest of a manifest's content."""
     return sha256(encoded(manifest)).hexdigest()[:16]
 
 
 def signed(manifest: Manifest) -> Manifest:
-    """Return a manifest that says its digest."""
+    """Return a manifest with its digest as an annotation."""
     annotations = {**manifest.metadata.annotations, DIGEST_ANNOTATION: digest_of(manifest)}
     return replace(manifest, metadata=replace(manifest.metadata, annotations=annotations))
 
 
 def is_due(manifest: Manifest, stored: StoredObject | None, mark: Mark | None) -> bool:
-    """Return whether a manifest is to be applied; `mark` is what is known of the last time."""
+    """Return whether a manifest has to be applied; `mark` is the last apply of this controller."""
     digest = digest_of(manifest)
     if stored is None or stored.metadata.annotations.get(DIGEST_ANNOTATION) != digest:
         return True
     if mark == Mark(digest, stored.version):
         return False
-    return not _stands(manifest, stored)
+    return not _matches(manifest, stored)
 
 
-def _stands(manifest: Manifest, stored: StoredObject) -> bool:
-    daemon_set: dict[str, Plain] = msgspec.json.decode(encoded(manifest))
-    there: dict[str, Plain] = {
+def _matches(manifest: Manifest, stored: StoredObject) -> bool:
+    desired: dict[str, Plain] = msgspec.json.decode(encoded(manifest))
+    observed: dict[str, Plain] = {
         "spec": msgspec.json.decode(stored.spec),
         "data": msgspec.json.decode(stored.data),
         "rules": msgspec.json.decode(stored.rules),
@@ -85,16 +85,16 @@ def _stands(manifest: Manifest, stored: StoredObject) -> bool:
     }
     labels = stored.metadata.labels
     return all(labels.get(key) == value for key, value in manifest.metadata.labels.items()) and all(
-        covers(value, there[part]) for part, value in daemon_set.items() if part in there
+        covers(value, observed[part]) for part, value in desired.items() if part in observed
     )
 
 
-def covers(daemon_set: Plain, there: Plain) -> bool:
-    """Return whether what stands there has all that is wanted; the API server adds its defaults."""
-    if isinstance(daemon_set, dict):
-        return isinstance(there, dict) and all(covers(value, there.get(key)) for key, value in daemon_set.items())
-    if isinstance(daemon_set, list):
-        if not isinstance(there, list) or len(daemon_set) != len(there):
+def covers(desired: Plain, observed: Plain) -> bool:
+    """Return whether the observed value has all desired fields; the API server adds defaults."""
+    if isinstance(desired, dict):
+        return isinstance(observed, dict) and all(covers(value, observed.get(key)) for key, value in desired.items())
+    if isinstance(desired, list):
+        if not isinstance(observed, list) or len(desired) != len(observed):
             return False
-        return all(covers(one, other) for one, other in zip(daemon_set, there, strict=True))
-    return daemon_set == there
+        return all(covers(item, other) for item, other in zip(desired, observed, strict=True))
+    return desired == observed

@@ -1,8 +1,8 @@
-"""Which labels a node is to have, so that what belongs there runs there.
+"""The labels of each node, by which the operands of its workload run there.
 
-Contract: NVIDIA's operator (its node labelling): `gpu.present`, and `gpu.deploy.*`, one a component. A value that
-somebody has set is left alone, since that is how an admin keeps one component off a node. What pauses a component for a
-change, and died over it, is healed: here the operator sees whether the one who pauses is still at work.
+Contract: the node labelling of NVIDIA's operator: `gpu.present`, and one `gpu.deploy.*` label for each component. A
+value that is already set stays, since admins keep a component off a node with it. A program that pauses a component for
+a change may die before it ends the pause. The controller ends such a pause once the program's pod no longer runs.
 """
 
 from collections.abc import Mapping
@@ -42,20 +42,20 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What else decides over one node's labels."""
+    """Facts beside the placement that decide a node's labels."""
 
     vgpus_change: bool = False
-    """Whether a program runs there that pauses others while vGPUs change."""
+    """Whether a program runs on the node that pauses other operands while vGPUs change."""
     driver_changes: bool = False
-    """Whether one runs there that pauses others while it changes the driver."""
+    """Whether a program runs on the node that pauses other operands while it changes the driver."""
     mig_default: str | None = None
-    """The MIG config of nodes that have none; None where nobody acts on it."""
+    """The MIG config for nodes without one; None if no component applies it."""
     runs_agent: bool = True
-    """Whether the agent is to run on nodes for machines."""
+    """Whether the agent runs on nodes for VMs."""
 
 
 def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
-    """Return what a node is to say; labels that are as they should be may be among them."""
+    """Return a node's desired labels, including those that it already value."""
     labels = metadata.labels
     desired: dict[str, str | None] = {}
     if not placement.present:
@@ -79,7 +79,7 @@ def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
 
 
 def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Keys:
-    """Return the same beside NVIDIA's operator: nodes for machines are ours, and it is asked to leave them alone."""
+    """Return a node's desired labels beside NVIDIA's operator, which they keep off the nodes for VMs."""
     labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     vms = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
     was_ours = ours or labels.get(NODE_LABEL) == "true"
@@ -102,7 +102,7 @@ def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Key
 
 
 def taken_back(metadata: Metadata, *, beside: bool = False) -> Keys:
-    """Return what a node is to say when nothing of ours runs any more; `beside`: what is NVIDIA's operator's stays."""
+    """Return the labels to remove when gpuvirt is uninstalled; `beside`: the labels of NVIDIA's operator stay."""
     ours = metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     own = (NODE_LABEL, OS_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
     theirs = () if beside else (PRESENT_LABEL, *(label for label in metadata.labels if label in ALL))
@@ -110,7 +110,7 @@ def taken_back(metadata: Metadata, *, beside: bool = False) -> Keys:
 
 
 def _os(labels: Labels) -> dict[str, str | None]:
-    """Return the tag of the node's system; where nobody says it, what it was said to be."""
+    """Return the label with the tag of the node's operating system; nothing without source labels, so that it stays."""
     for identity, version in OS_SOURCES:
         if identity in labels and version in labels:
             return {OS_LABEL: os_tag(labels[identity], labels[version])}
@@ -118,7 +118,7 @@ def _os(labels: Labels) -> dict[str, str | None]:
 
 
 def _without_all(labels: Labels, placement: Placement) -> dict[str, str | None]:
-    """Return that nothing runs, but for a driver under machines that have its vGPUs."""
+    """Return the removal of all operands' labels, but for that of a vGPU driver whose vGPUs VMs use."""
     kept = {deploy_label(VGPU_DRIVER)} if placement.vgpus_used else set[str]()
     return dict.fromkeys(label for label in (*labels, NODE_LABEL) if label in (ALL | {NODE_LABEL}) - kept)
 
@@ -135,9 +135,9 @@ def _healed(labels: Labels, around: Around) -> dict[str, str | None]:
 
 
 def _vgpu_driver(labels: Labels, placement: Placement, around: Around) -> dict[str, str | None]:
-    """Return the label of the vGPU driver while GPUs carry vGPUs or have VFs, be it that they have them again.
+    """Return the label of the vGPU driver while GPUs carry vGPUs or have VFs, or do so again.
 
-    A node that was never labelled for operands has its driver from somebody else.
+    A node that was never labelled for operands value a driver that gpuvirt did not deploy.
     """
     label = deploy_label(VGPU_DRIVER)
     if not placement.leaves_vgpus or ALL.isdisjoint(labels):
@@ -145,23 +145,23 @@ def _vgpu_driver(labels: Labels, placement: Placement, around: Around) -> dict[s
     return {label: _value(labels.get(label, ""), around)}
 
 
-def _value(has: str, around: Around) -> str:
-    """Return what a label is to be that is wanted: as it is, but for what somebody paused who is gone."""
-    if has == PAUSED_FOR_VGPUS and not around.vgpus_change:
+def _value(value: str, around: Around) -> str:
+    """Return the value of a component's label: the current one, without a pause whose program no longer runs."""
+    if value == PAUSED_FOR_VGPUS and not around.vgpus_change:
         return "true"
-    if has.endswith(PAUSED_FOR_DRIVER) and not around.driver_changes:
-        return has.removesuffix(PAUSED_FOR_DRIVER).removesuffix("_") or "true"
-    return has or "true"
+    if value.endswith(PAUSED_FOR_DRIVER) and not around.driver_changes:
+        return value.removesuffix(PAUSED_FOR_DRIVER).removesuffix("_") or "true"
+    return value or "true"
 
 
 def _agent(deploy: Mapping[str, str | None], around: Around) -> dict[str, str | None]:
-    """Return where the agent runs: where the operand that it replaces would; a pause for vGPUs is nothing to it."""
+    """Return the agent's label: the agent runs where the operand that it replaces would, also while that is paused."""
     runs = around.runs_agent and deploy.get(deploy_label(AGENT)) in {"true", PAUSED_FOR_VGPUS}
     return {NODE_LABEL: "true" if runs else None}
 
 
 def _agent_of_leaving(placement: Placement, around: Around) -> str | None:
-    """Return the label of a node with an agent; it stays while a report is missing, also of an agent that is off."""
+    """Return the agent's label on a node that changes its workload; it also stays until the agent has reported."""
     return "true" if around.runs_agent or placement.is_unreported else None
 
 

@@ -1,4 +1,4 @@
-"""What each node is for, and what keeps it from becoming that: labels, policy and the agent's word, concluded once."""
+"""The workload of each node, and the GPUs that keep the node from changing it: from labels, policy and agent report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,69 +21,69 @@ from gpuvirt.model.reasons import Reason
 
 MOST_NAMED = 4
 """Users that a message names."""
-NOT_REPORTED = "its GPUs, of which the agent has not reported yet whether they carry vGPUs"
+NOT_REPORTED = "its GPUs (the agent has not reported yet whether they carry vGPUs)"
 TO_LEAVE = {
     Workload.CONTAINER: frozenset({Mode.PASSTHROUGH, Mode.VGPU, Mode.UNKNOWN}),
     Workload.PASSTHROUGH: frozenset({Mode.VGPU, Mode.UNKNOWN}),
     Workload.VGPU: frozenset[Mode](),
 }
-"""Modes that a node's GPUs must be out of before the operands of a workload take the place of others.
+"""Modes that a node's GPUs must have left before the operands of a workload replace others.
 
-A driver for containers that starts on a node takes GPUs from VFIO drivers, and one that makes vGPUs ends the programs
-behind them when it stops: both would reach into running machines. A GPU has left mode vgpu once it carries no vGPUs and
-its VFs are off: the program that switches them off is in the driver's pod.
+A driver for containers takes GPUs from VFIO drivers when it starts, and a vGPU driver ends the programs that serve its
+vGPUs when it stops: both would break running VMs. A GPU has left mode vgpu once it carries no vGPUs and its VFs are
+off. The program that switches VFs off is in the driver's pod.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the ClusterPolicy says of nodes that say nothing themselves."""
+    """The ClusterPolicy's workload for nodes without a workload label."""
 
     sandboxed: bool
-    """Whether nodes may be for machines at all; else all are for containers, whatever their labels say."""
+    """Whether nodes may be for VMs; if not, all nodes are for containers, whatever their labels."""
     workload: Workload = Workload.CONTAINER
     origin: str = "ClusterPolicy"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What was concluded of one node."""
+    """The workload of one node, and what delays a change of it."""
 
     present: bool
-    """Whether it has GPUs."""
+    """Whether the node has GPUs."""
     workload: Workload | None
-    """What it is for; None where its label can't be understood: then all stays as it is."""
+    """The node's workload; None if its label is invalid: then nothing on the node changes."""
     origin: str
-    """Who says so: `label nvidia.com/gpu.workload.config`."""
+    """Where the workload is set: `label nvidia.com/gpu.workload.config`."""
     leaving: tuple[str, ...] = ()
-    """GPUs that are still what the node was for before, each with who has it; until they are not, labels stay."""
+    """GPUs that still serve the previous workload, each with its users. The node's labels stay until they are free."""
     leaves_vgpus: bool = False
-    """Whether one of these GPUs carries vGPUs or has VFs: the vGPU driver is needed until it does not."""
+    """Whether one of these GPUs carries vGPUs or has VFs. The vGPU driver stays until none does."""
     vgpus_used: bool = False
-    """Whether machines have vGPUs: the driver beneath them must stay, whatever else goes."""
+    """Whether VMs use vGPUs of this node. Then the vGPU driver stays, even if all other operands go."""
     invalid: InvalidDesired | None = None
-    """Why its label can't be understood."""
+    """Why the node's workload label is invalid."""
     operands_off: bool = False
-    """Whether an admin has switched off all that runs there: `nvidia.com/gpu.deploy.operands=false`."""
+    """Whether an admin has switched off all operands of the node: `nvidia.com/gpu.deploy.operands=false`."""
 
     @property
     def is_unreported(self) -> bool:
-        """Whether an agent that is to report of the vGPU driver's GPUs has not done so: its label stays meanwhile."""
+        """Whether the agent has not reported the vGPU driver's GPUs yet. The agent's label stays until it has."""
         return self.leaving == (NOT_REPORTED,)
 
     @property
     def problem(self) -> Reason | None:
-        """Why its label can't be understood, as a reason."""
+        """Why the node's workload label is invalid, as a reason."""
         return self.invalid.reason if self.invalid is not None else None
 
     @property
     def counts(self) -> bool:
-        """Whether something is to run there: only then can it be ready or not."""
+        """Whether operands run on the node. Only such a node is ready or not ready."""
         return self.present and not self.operands_off
 
 
 def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: Defaults) -> Placement:
-    """Return what a node is for, by its labels and what its agent says of its GPUs."""
+    """Return a node's workload, by its labels and by the GPUs that its agent reports."""
     gpus = gpu_node.status.gpus if gpu_node is not None and gpu_node.status is not None else ()
     workload, origin = _workload(labels, defaults)
     return Placement(
@@ -92,7 +92,7 @@ def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: 
         origin=origin,
         vgpus_used=any(vgpu.users for gpu in gpus for vgpu in gpu.vgpus),
         invalid=unknown_workload(labels[WORKLOAD_LABEL]) if workload is None else None,
-        # Beside NVIDIA's operator the same label is gpuvirt's own, and the node's agent runs.
+        # With --coexist gpuvirt sets this label itself, on nodes where its agent runs.
         operands_off=labels.get(OPERANDS_LABEL) == "false" and labels.get(NODE_LABEL) != "true",
     )
 
@@ -100,14 +100,14 @@ def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: 
 def leaving(
     placement: Placement, labels: Mapping[str, str], gpu_node: GpuNode | None, *, spec_is_due: bool
 ) -> Placement:
-    """Return a placement with the GPUs that are still what the node was for before.
+    """Return a placement with the GPUs that still serve the node's previous workload.
 
-    An agent that has not seen yet what is wanted (`spec_is_due`, or a spec newer than its status) may be making vGPUs.
-    Where the agent has not reported, it is not known whether GPUs need the vGPU driver that runs there.
+    An agent may still create vGPUs if it has not read the latest spec (`spec_is_due`, or a spec newer than its status).
+    If the agent has not reported, GPUs may need the vGPU driver that runs on the node.
     """
     if placement.workload is None:
         return placement
-    if gpu_node is None or gpu_node.status is None or not _has_looked(gpu_node.status):
+    if gpu_node is None or gpu_node.status is None or not _has_observed(gpu_node.status):
         unknown = placement.workload is not Workload.VGPU and _runs_vgpu_driver(labels)
         return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement
     unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation
@@ -119,13 +119,13 @@ def leaving(
     )
 
 
-def _has_looked(status: Status) -> bool:
-    """Return whether a status says what is on the host; before its first look an agent knows of no GPU."""
-    return all(one.status != "Unknown" for one in status.conditions if one.type == READY)
+def _has_observed(status: Status) -> bool:
+    """Return whether the agent has observed its host; before that it reports no GPU, and Ready as Unknown."""
+    return all(condition.status != "Unknown" for condition in status.conditions if condition.type == READY)
 
 
 def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
-    """Return whether a GPU is not known to have left what the node was for before; VFs under a VFIO driver are its."""
+    """Return whether a GPU may still serve the previous workload; VFs of a GPU on a VFIO driver do not count."""
     if workload is Workload.VGPU:
         return False
     if gpu.mode == Mode.VGPU:
@@ -134,30 +134,30 @@ def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
 
 
 def _runs_vgpu_driver(labels: Mapping[str, str]) -> bool:
-    """Return whether the vGPU driver was deployed to a node on which an agent is to report."""
+    """Return whether a node has the labels of both the vGPU driver and the agent."""
     deployed = labels.get(deploy_label(VGPU_DRIVER)) == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
     return deployed and labels.get(NODE_LABEL) == "true"
 
 
 def _present(labels: Mapping[str, str], gpus: Iterable[Gpu]) -> bool:
-    """Return whether a node has GPUs; a label that is gone (with NFD) is no proof where an agent sees some.
+    """Return whether a node has GPUs, by the labels of NFD or discover, or by the report of an agent that runs there.
 
-    What an agent has said that does not run there any more is none either.
+    A missing label alone proves nothing, since the labels go when NFD is removed.
     """
     if any(labels.get(label) == "true" for label in GPU_FEATURES):
         return True
-    agent_sees = labels.get(NODE_LABEL) == "true" and any(True for _ in gpus)
-    return agent_sees and labels.get(PRESENT_LABEL) == "true"
+    reported = labels.get(NODE_LABEL) == "true" and any(True for _ in gpus)
+    return reported and labels.get(PRESENT_LABEL) == "true"
 
 
 def _workload(labels: Mapping[str, str], defaults: Defaults) -> tuple[Workload | None, str]:
     if not defaults.sandboxed:
         return Workload.CONTAINER, f"{defaults.origin} $.spec.sandboxWorkloads.enabled"
-    asked = labels.get(WORKLOAD_LABEL)
-    if not asked:
+    value = labels.get(WORKLOAD_LABEL)
+    if not value:
         return defaults.workload, f"{defaults.origin} $.spec.sandboxWorkloads.defaultWorkload"
     origin = f"label {WORKLOAD_LABEL}"
-    return (Workload(asked), origin) if asked in set(Workload) else (None, origin)
+    return (Workload(value), origin) if value in set(Workload) else (None, origin)
 
 
 def _with_users(gpu: Gpu) -> str:

@@ -1,4 +1,4 @@
-"""What keeps a node with GPUs from being served, other than what its agent reports: each problem with its component."""
+"""Why a node's GPUs are not offered, apart from what its agent reports: each problem with its component."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,55 +30,55 @@ class Problem:
     """One problem of one node."""
 
     component: str
-    """The component that it concerns, by its name in `nvidia.com/gpu.deploy.*`."""
+    """The affected component, by its name in `nvidia.com/gpu.deploy.*`."""
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """How one node with GPUs is."""
+    """Whether one node with GPUs is ready."""
 
     name: str
     workload: Workload | None
     against: str | None = None
-    """Why it is not as it should be; None where it is."""
+    """Why the node is not ready; None if it is."""
     codes: frozenset[ReasonCode] = frozenset()
-    """The codes of what keeps it from being served."""
+    """The codes of the problems for which its GPUs are not offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployer:
-    """What is to be deployed, and whether it can be."""
+    """The policy that operands are deployed by, and whether the controller can deploy them."""
 
     policy: ClusterPolicy
     has_image: bool
-    """Whether the controller knows gpuvirt's own image, without which it deploys nothing."""
+    """Whether the controller has gpuvirt's image in its settings, without which it deploys nothing."""
     has_daemon_sets: bool
-    """Whether components run by DaemonSets of the controller's namespace; else agents may run by other means."""
+    """Whether DaemonSets of the controller's namespace run the components; if not, agents may run in another way."""
     beside: bool = False
-    """Whether NVIDIA's operator serves the nodes that are for containers."""
+    """Whether NVIDIA's operator manages the nodes that are for containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """One node, as far as its problems show there."""
+    """The facts of one node from which its problems follow."""
 
     labels: Mapping[str, str]
     placement: Placement
     gpu_node: GpuNode | None = None
     pods: frozenset[str] = frozenset()
-    """The operands of which a pod is on the node, by their label `app`."""
+    """The operands with a pod on the node, by their label `app`."""
     resources: frozenset[str] = frozenset()
-    """What the node offers: the extended resources of which it has at least one."""
+    """The extended resources of which the node has at least one."""
 
     @property
     def serves_containers(self) -> bool:
-        """Whether containers can have its GPUs, whoever offers them."""
+        """Whether containers can request its GPUs, from any device plugin."""
         return any(name.startswith(GPU_RESOURCES) for name in self.resources)
 
 
 def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[Problem, ...]:
-    """Return what keeps a node from being served."""
+    """Return why a node's GPUs are not offered."""
     placement = node.placement
     if not placement.counts or placement.workload is None:
         return ()
@@ -97,7 +97,7 @@ def _of_vm_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
         if not reported:
             yield Problem(AGENT, clusterproblems.image_unknown())
     elif deployer.has_daemon_sets and OperandName.AGENT not in node.pods:
-        known = "; what it reported last may not hold any more" if reported else ""
+        known = "; the agent's last report may be outdated" if reported else ""
         yield Problem(AGENT, clusterproblems.pod_missing(OperandName.AGENT, known))
     manager, is_vgpu = policy.spec.vgpu_manager, node.placement.workload is Workload.VGPU
     desired = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
@@ -127,7 +127,7 @@ def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[Probl
 
 
 def _container_components_off(labels: Mapping[str, str], policy: ClusterPolicy) -> Iterator[tuple[str, str]]:
-    """Yield the components that are switched off, each with where."""
+    """Yield the disabled components, each with the field or label that disables it."""
     spec = policy.spec
     enabled = {"driver": spec.driver, "container-toolkit": spec.toolkit, DEVICE_PLUGIN: spec.device_plugin}
     for component, part in CONTAINER_SWITCHES.items():
@@ -141,7 +141,7 @@ def _switch(policy: ClusterPolicy, part: str) -> str:
 
 
 def _off_by_label(labels: Mapping[str, str], component: str) -> str | None:
-    """Return the label that keeps a component off a node; one that is not set yet will be."""
+    """Return the label that keeps a component off a node; None if it is missing, since the controller will set it."""
     value = labels.get(deploy_label(component), "")
     return None if value in {"", "true"} or PAUSED in value else f"label {deploy_label(component)}={value}"
 
@@ -151,13 +151,13 @@ def _paused(labels: Mapping[str, str]) -> bool:
 
 
 def _needs_os(labels: Mapping[str, str], component: str) -> bool:
-    """Return whether a driver's image can't be chosen, since the node's operating system is not known."""
-    known = OS_LABEL in labels or any(one in labels and other in labels for one, other in OS_SOURCES)
+    """Return whether a driver's image cannot be chosen because the node's operating system is unknown."""
+    known = OS_LABEL in labels or any(identity in labels and version in labels for identity, version in OS_SOURCES)
     return not known and _off_by_label(labels, component) is None
 
 
 def _components_off(subject: str, follows: str, where: str) -> Reason:
-    labels = f"{OPERANDS_LABEL}=false if something else serves it, or {LABEL} for what its GPUs are for"
+    labels = f"{OPERANDS_LABEL}=false if another product manages its GPUs, or {LABEL} for its workload"
     return clusterproblems.components_off(subject, follows, where, labels)
 
 

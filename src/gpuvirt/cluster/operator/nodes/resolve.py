@@ -1,7 +1,7 @@
-"""What a node's GpuNode is to want: from what the node is for, the ClusterPolicy and the node's labels.
+"""The spec of a node's GpuNode, from the node's workload, the ClusterPolicy and the node's labels.
 
-A field that an admin has set in the GpuNode itself is the admin's: whoever owns a field is written down by the API
-server (`managedFields`). It goes before all that is concluded here, and the spec says so.
+A field that an admin has set in the GpuNode takes precedence over all of these, and `spec.origins` says so. The API
+server records the owner of each field in `managedFields`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class _Fields(msgspec.Struct, frozen=True):
 
 
 class FieldsOf(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of an object that one writer owns."""
+    """The fields of an object that one field manager owns."""
 
     manager: str = ""
     subresource: str = ""
@@ -32,50 +32,50 @@ class FieldsOf(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class OwnedMetadata(Metadata, frozen=True, rename="camel"):
-    """An object's metadata, with who owns its fields."""
+    """An object's metadata with the owners of its fields."""
 
     managed_fields: tuple[FieldsOf, ...] = ()
 
 
 SPEC_FIELDS = ("mode", "vgpuConfig", "gpus")
-"""The fields of a spec in which somebody says what is to be."""
+"""The fields of a GpuNode's spec that admins may set."""
 
 
 class OwnedGpuNode(GpuNode, frozen=True, kw_only=True):
-    """A GpuNode, with who owns its fields."""
+    """A GpuNode with the owners of its fields."""
 
     metadata: OwnedMetadata
 
     @property
     def is_ours_alone(self) -> bool:
-        """Whether we have said what is wanted there, and nobody else has."""
+        """Whether the controller has set the spec, and no other writer owns a field of it."""
         is_ours = self.spec is not None and self.spec.origins is not None
-        return is_ours and all(self.owner_of(one) is None for one in SPEC_FIELDS)
+        return is_ours and all(self.owner_of(field) is None for field in SPEC_FIELDS)
 
     def owner_of(self, field: str) -> str | None:
-        """Return who else owns a field of the spec, by its name at the API server; None: nobody but us."""
-        owners = (one.manager for one in self.metadata.managed_fields if f"f:{field}" in one.fields_v1.spec)
-        return next((owner or "somebody" for owner in owners if owner != FIELD_MANAGER), None)
+        """Return the field manager that owns a field of the spec, other than gpuvirt; None if there is none."""
+        owners = (owned.manager for owned in self.metadata.managed_fields if f"f:{field}" in owned.fields_v1.spec)
+        return next((owner or "an unnamed field manager" for owner in owners if owner != FIELD_MANAGER), None)
 
 
 @dataclass(frozen=True, slots=True)
 class VgpuSwitch:
-    """What the ClusterPolicy says of modes and vGPU configs."""
+    """The ClusterPolicy's settings for modes and vGPU configs."""
 
     binds: bool = True
-    """Whether GPUs are bound to VFIO drivers (`vfioManager.enabled`)."""
+    """Whether agents bind GPUs to VFIO drivers (`vfioManager.enabled`)."""
     makes_vgpus: bool = True
-    """Whether vGPUs are made (`vgpuDeviceManager.enabled`)."""
+    """Whether agents create vGPUs (`vgpuDeviceManager.enabled`)."""
     default: str = DEFAULT
     origin: str = "ClusterPolicy"
     stopped_because: str | None = None
-    """Why no vGPUs are to be made or changed anywhere."""
+    """Why agents must not create or change vGPUs on any node."""
     withheld: tuple[Withheld, ...] | None = ()
-    """What is not to be offered, wherever it is; None where that is not known."""
+    """The resources that no agent may offer; None if they are unknown."""
 
 
 class AppliedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The part of a GpuNode's spec that is ours."""
+    """The part of a GpuNode's spec that the controller applies."""
 
     mode: DesiredMode | None = None
     vgpu_config: str | None = None
@@ -90,7 +90,7 @@ class _AppliedMetadata(msgspec.Struct, frozen=True):
 
 
 class AppliedGpuNode(msgspec.Struct, frozen=True, rename="camel"):
-    """What is applied of a GpuNode."""
+    """The GpuNode that the controller applies."""
 
     metadata: _AppliedMetadata
     spec: AppliedSpec
@@ -101,14 +101,14 @@ class AppliedGpuNode(msgspec.Struct, frozen=True, rename="camel"):
 def spec_of(
     labels: Mapping[str, str], placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
 ) -> AppliedSpec:
-    """Return the spec that follows for a node, without what an admin has set in its GpuNode."""
+    """Return the spec of a node's GpuNode, without the fields that an admin has set there."""
     mode, mode_origin = _mode(placement, vgpu_switch)
     config = labels.get(CONFIG_LABEL)
     config_origin = (
         f"label {CONFIG_LABEL}" if config else f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.config.default"
     )
     mode_owner, config_owner = (
-        observed.owner_of(one) if observed is not None else None for one in ("mode", "vgpuConfig")
+        observed.owner_of(field) if observed is not None else None for field in ("mode", "vgpuConfig")
     )
     return AppliedSpec(
         mode=mode if mode_owner is None else None,
@@ -123,7 +123,7 @@ def spec_of(
 
 
 def lacks(observed: OwnedGpuNode | None, desired: AppliedSpec) -> bool:
-    """Return whether a GpuNode is not what is wanted of it."""
+    """Return whether a GpuNode differs from the desired spec."""
     if observed is None or observed.spec is None:
         return True
     spec = observed.spec
@@ -133,35 +133,36 @@ def lacks(observed: OwnedGpuNode | None, desired: AppliedSpec) -> bool:
         (desired.origins, spec.origins),
         (desired.reviewed, spec.reviewed),
     )
-    if any(one is not None and one != other for one, other in pairs):
+    if any(value is not None and value != current for value, current in pairs):
         return True
-    return {one.resource: one for one in desired.withheld} != {one.resource: one for one in spec.withheld}
+    return {entry.resource: entry for entry in desired.withheld} != {entry.resource: entry for entry in spec.withheld}
 
 
 def applied(node: str, desired: AppliedSpec) -> AppliedGpuNode:
-    """Return what is to be applied."""
+    """Return the GpuNode to apply."""
     return AppliedGpuNode(_AppliedMetadata(node), desired)
 
 
 def _withheld(entries: tuple[Withheld, ...] | None, observed: OwnedGpuNode | None) -> tuple[Withheld, ...]:
-    """Return what a node is not to offer, of what it has; where that is not known, what it was."""
+    """Return the entries for the node's own resources; if the entries are unknown, those that the spec has."""
     if observed is None:
         return ()
     if entries is None:
         return observed.spec.withheld if observed.spec is not None else ()
-    has = {one.name for one in observed.status.resources} if observed.status is not None else set[str]()
-    return tuple(one for one in entries if one.resource in has)
+    resources = {resource.name for resource in observed.status.resources} if observed.status is not None else set[str]()
+    return tuple(entry for entry in entries if entry.resource in resources)
 
 
 def _reviewed(entries: tuple[Withheld, ...] | None, observed: OwnedGpuNode | None) -> tuple[str, ...] | None:
-    """Return the node's resources that were compared with KubeVirt's entries; where those are not known, as before.
+    """Return the node's resources that were compared with KubeVirt's entries; if these are unknown, those of the spec.
 
-    A resource without selectors has no devices yet, and can't be compared.
+    A resource without selectors has no devices yet, and cannot be compared.
     """
     if entries is None:
         return observed.spec.reviewed if observed is not None and observed.spec is not None else None
     resources = observed.status.resources if observed is not None and observed.status is not None else ()
-    return tuple(sorted(one.name for one in resources if one.pci_vendor_selectors or one.mdev_name_selectors))
+    compared = (resource for resource in resources if resource.pci_vendor_selectors or resource.mdev_name_selectors)
+    return tuple(sorted(resource.name for resource in compared))
 
 
 def _mode(placement: Placement, vgpu_switch: VgpuSwitch) -> tuple[DesiredMode, str]:
@@ -171,5 +172,5 @@ def _mode(placement: Placement, vgpu_switch: VgpuSwitch) -> tuple[DesiredMode, s
     if workload is Workload.VGPU and not vgpu_switch.makes_vgpus:
         return DesiredMode.UNMANAGED, f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.enabled"
     if workload is Workload.VGPU and vgpu_switch.stopped_because is not None:
-        return DesiredMode.UNMANAGED, f"no vGPUs are made: {vgpu_switch.stopped_because}"
+        return DesiredMode.UNMANAGED, f"no vGPUs are created: {vgpu_switch.stopped_because}"
     return MODES[workload], placement.origin
