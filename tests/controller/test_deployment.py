@@ -242,7 +242,7 @@ def test_nodes_that_have_not_said_their_runtime_yet_don_t_count(runtimes: tuple[
     ]
     found = whole(Scene(nodes, [policy({"toolkit": toolkit})]))
     assert ("daemonsets/nvidia-container-toolkit-daemonset" in applied(found)) is served
-    assert any("nodes run docker" in one for one in found.progress.operands) is not served
+    assert any("nodes run the container runtime docker" in one for one in found.progress.operands) is not served
 
 
 def test_old_pods_of_the_agent_are_replaced_and_late_ones_are_named() -> None:

@@ -35,7 +35,7 @@ def test_one_node_goes_first_whatever_is_allowed() -> None:
     assert waiting.waits_for == "waits for the first node to be upgraded; not ready: agent-0-new on node00"
     gone = rollout([pod(0, OLD, going=True), pod(1, OLD)], NEW, desired=2, most_unavailable=2)
     assert gone.delete == ()
-    assert "a new pod is being made" in (gone.waits_for or "")
+    assert "Kubernetes has not created all new pods yet" in (gone.waits_for or "")
 
 
 def test_then_so_many_as_are_allowed() -> None:

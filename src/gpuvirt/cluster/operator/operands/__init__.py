@@ -1,1 +1,1 @@
-"""What runs on nodes, as objects: a policy and what is known of the cluster, rendered; nothing is asked or sent."""
+"""Operands as Kubernetes objects, rendered from a policy and facts of the cluster. Pure: no request is made."""

@@ -1,6 +1,6 @@
-"""Whom operands are at the API server, and what they may do there: no more than each needs.
+"""The operands' service accounts and their permissions at the API server: no more than each operand needs.
 
-They depend on no policy, so that an installation can bring them, and the controller need not be able to give rights.
+They depend on no policy. So the installation creates them, and the controller needs no permission to grant any.
 """
 
 from gpuvirt.cluster.kinds import workloads
@@ -30,7 +30,7 @@ NAMES = (
     dcgm.EXPORTER,
 )
 EVERYWHERE = {
-    # The driver-manager has pods that use the driver leave, by their labels and by evicting them.
+    # The driver-manager removes the pods that use the driver, by node labels and by eviction.
     driver.SERVICE_ACCOUNT: (
         PolicyRule(api_groups=("",), resources=("nodes",), verbs=("get", "list", "watch", "patch", "update")),
         PolicyRule(api_groups=("",), resources=("pods",), verbs=("get", "list", "watch", "delete")),
@@ -52,7 +52,7 @@ RBAC_GROUP = workloads.RBAC.partition("/")[0]
 
 
 def accounts(namespace: str) -> tuple[Manifest, ...]:
-    """Return the accounts of all operands with NVIDIA's images, and their rights."""
+    """Return the service accounts, roles and bindings of all operands that run NVIDIA's images."""
     made: list[Manifest] = [
         ServiceAccount(api_version=workloads.CORE, metadata=_named(name, namespace)) for name in NAMES
     ]

@@ -1,12 +1,12 @@
-"""The node agent's DaemonSet, in the place of four of NVIDIA's on nodes for virtual machines, and its settings.
+"""The node agent's DaemonSet and settings. The agent replaces four of NVIDIA's DaemonSets on nodes for VMs.
 
-It runs where the controller has labelled a node so, not by `nvidia.com/gpu.deploy.*`: others pause those, and an agent
-that went away would offer nothing meanwhile. Its pods are replaced only by being deleted, so that the controller can
-see one node well before it goes on to the next; `gpuvirt.io/template` tells which are old.
+The node selector is a label of gpuvirt's own, not `nvidia.com/gpu.deploy.*`: other programs pause components by those,
+and a node without its agent would offer no devices meanwhile. The update strategy is OnDelete: the controller deletes
+the pods itself, and continues once the new pod of one node is ready. `gpuvirt.io/template` identifies older pods.
 
-Its pods carry no `app` of the operands that it replaces. Whoever selects those (NVIDIA's vgpu-device-manager and
-driver-manager, and gpuvirt's own `nvidia-k8s-vgpu-dm`) waits for them to be gone, and the agent does not go. Nobody is
-known that waits for one of them to be there.
+The agent's pods do not carry the `app` label of the operands that the agent replaces. NVIDIA's vgpu-device-manager and
+driver-manager, and gpuvirt's own `nvidia-k8s-vgpu-dm`, wait until the pods with these labels are gone, and the agent
+stays. No program is known that waits until such pods exist.
 """
 
 from collections.abc import Iterator
@@ -51,20 +51,22 @@ CONFIG_MAP = Settings().vgpu_config_map
 CONFIGS = f"{NAME}-configs"
 CONFIG_FILE = "node.yaml"
 SETTINGS_DIGEST = "gpuvirt.io/settings"
-"""On its pods: what its settings are, which it reads when it starts."""
+"""Annotation of the agent's pods: a digest of the settings, since the agent reads them only when it starts."""
 TOLERATIONS = (Toleration(key="CriticalAddonsOnly", operator="Exists"), assembly.GPU_TOLERATION)
 OWN_NEEDS = ResourceNeeds(requests={"cpu": "10m", "memory": "48Mi"}, limits={"memory": "256Mi"})
 METRICS = 9410
 
 
 def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield what the agent needs on nodes for virtual machines."""
+    """Yield the agent's DaemonSet, settings and permissions."""
     if not is_desired(policy):
         return
     try:
         name = parse_config_map_name(_configs_of(policy))
     except InvalidIdError as error:
-        yield SpecFault("$.spec.vgpuDeviceManager.config.name", f"{error}; name a ConfigMap, or leave it out")
+        yield SpecFault(
+            "$.spec.vgpuDeviceManager.config.name", f"{error}; set the name of a ConfigMap, or leave the field out"
+        )
         return
     settings = settings_of(policy)
     yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, site, NAME), data={CONFIG_FILE: settings})
@@ -80,13 +82,13 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
 
 
 def is_desired(policy: ClusterPolicy) -> bool:
-    """Return whether the agent is to run: for KubeVirt, and unless offering is switched off; null is not off."""
+    """Return whether the agent runs: for KubeVirt, unless `sandboxDevicePlugin.enabled` is false; null is not false."""
     sandbox, offering = policy.spec.sandbox_workloads, policy.spec.sandbox_device_plugin
     return sandbox.enabled is True and sandbox.mode is not SandboxMode.KATA and offering.enabled is not False
 
 
 def settings_of(policy: ClusterPolicy) -> str:
-    """Return the agent's settings, as its file says them."""
+    """Return the agent's settings as the text of its file."""
     config = policy.spec.vgpu_device_manager.config
     settings: dict[str, plain.Plain] = {"offer": ["gpu"], "vgpu_config_map": _configs_of(policy)}
     if config is not None and config.default:
@@ -110,7 +112,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, settings: str) -> DaemonSet:
     pod = PodSpec(
         service_account_name=NAME,
         node_selector={NODE_LABEL: "true", "kubernetes.io/os": "linux"},
-        # Processes that have a device open are found in /proc: one in use by somebody who is no pod is not given away.
+        # The agent finds processes that have a device open in /proc, so that it does not offer a device in use.
         host_pid=True,
         host_network=assembly.on_host_network(plugin),
         termination_grace_period_seconds=15,
@@ -144,14 +146,14 @@ def _container(policy: ClusterPolicy, site: Site) -> Container:
         image_pull_policy=site.pull_policy,
         args=("node", f"--config=/etc/gpuvirt/{CONFIG_FILE}", "--log-format=json"),
         env=assembly.environment(own, plugin.env),
-        # Opening /dev/vfio/<group>, the one sure test that nobody uses it, is for privileged containers only.
+        # Only privileged containers may open /dev/vfio/<group>, the one reliable test that no process uses the group.
         security_context=SecurityContext(privileged=True, read_only_root_filesystem=True),
         ports=(ContainerPort(name="metrics", container_port=METRICS),),
         liveness_probe=ProbeSpec(
             http_get=HttpGet(path="/healthz", port="metrics"), period_seconds=30, timeout_seconds=5
         ),
         readiness_probe=ProbeSpec(http_get=HttpGet(path="/readyz", port="metrics"), period_seconds=5),
-        resources=assembly.needs(plugin.resources, OWN_NEEDS),
+        resources=assembly.resources_of(plugin.resources, OWN_NEEDS),
         volume_mounts=_mounts(kubelet),
     )
 
@@ -166,7 +168,7 @@ def _mounts(kubelet: str) -> tuple[VolumeMount, ...]:
         mount("run", "/run/gpuvirt"),
         mount("cdi", "/run/cdi"),
         mount("validations", hostpaths.VALIDATIONS),
-        # The driver's container mounts its root there, before or after the agent starts.
+        # The driver's container may mount its root there after the agent has started.
         mount("driver-install-dir", hostpaths.DRIVER_DIR, INTO),
         mount("host-root", "/system", INTO, read_only=True),
     )

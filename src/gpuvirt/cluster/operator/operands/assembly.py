@@ -1,7 +1,7 @@
-"""A DaemonSet put together: what an operand says of itself, and what the policy says of all.
+"""DaemonSets, assembled from an operand's draft and the policy's settings for all DaemonSets.
 
-Contract: NVIDIA's operator. Tolerations and the priority class of the policy replace an operand's own; labels and
-annotations of the policy go on DaemonSet and pods, and change none of the labels by which either is found.
+Contract: NVIDIA's operator. The policy's tolerations and priority class replace an operand's own. The policy's labels
+and annotations are added to DaemonSets and pods, but replace none of the labels that select them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, Toleration, UpdateStrategy
 from gpuvirt.cluster.kinds.containeroperands import Probe
 from gpuvirt.cluster.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
-from gpuvirt.cluster.kinds.operandparts import EnvVar as DesiredMode
+from gpuvirt.cluster.kinds.operandparts import EnvVar as PolicyVariable
 from gpuvirt.cluster.kinds.operandparts import ImageParts, Operand, Resources
 from gpuvirt.cluster.kinds.podparts import EnvVar, PodSpec, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
 from gpuvirt.cluster.kinds.workloads import DaemonSet, DaemonSetSpec, LabelSelector, RollingUpdate
@@ -26,33 +26,33 @@ from gpuvirt.cluster.operator.operands.specchecks import is_share
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
 PRIORITY = "system-node-critical"
 OURS = {"app", PART_OF[0], MANAGED_BY[0]}
-"""Labels by which objects and pods are found."""
+"""Labels that select operands' objects and pods."""
 OUR_PREFIX = "gpuvirt.io/"
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What an operand says of its DaemonSet."""
+    """An operand's own part of its DaemonSet."""
 
     operand: OperandName
     pod: PodSpec
     name: str = ""
-    """The operand's own where it is empty."""
+    """The DaemonSet's name; the operand's name if empty."""
     tolerations: tuple[Toleration, ...] = (GPU_TOLERATION,)
     selected_by: Mapping[str, str] = field(default_factory=dict)
-    """More labels by which its pods are its own, beside `app`."""
+    """Labels that select the pods, in addition to `app`."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """More labels of its pods."""
+    """Additional labels of the pods."""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """More annotations of its pods."""
+    """Additional annotations of the pods."""
     on_delete: bool = False
-    """Whether its pods are replaced only when somebody deletes them, whatever the policy says of all."""
+    """Whether the update strategy is OnDelete, whatever the policy sets for all DaemonSets."""
     owned: bool = True
-    """Whether it goes away with the policy."""
+    """Whether Kubernetes deletes the DaemonSet together with the policy."""
 
 
 def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
-    """Return a DaemonSet."""
+    """Return the DaemonSet of a draft."""
     desired = policy.spec.daemonsets
     name = draft.name or draft.operand.value
     pod = replace(
@@ -62,14 +62,14 @@ def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
         dns_policy="ClusterFirstWithHostNet" if draft.pod.host_network else "",
     )
     chosen = {"app": draft.operand.value, **draft.selected_by}
-    labels = {**free(desired.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
+    labels = {**unreserved(desired.labels), **draft.labels, **chosen, **dict((PART_OF, MANAGED_BY))}
     annotations = {**desired.annotations, **draft.annotations}
     template = _stamped(PodTemplate(metadata=TemplateMeta(labels=labels, annotations=annotations), spec=pod))
     return DaemonSet(
         api_version=workloads.APPS,
         metadata=replace(
             metadata(policy, site, draft.operand, name),
-            labels={**free(desired.labels), **_found_by(draft.operand), **draft.selected_by},
+            labels={**unreserved(desired.labels), **_selecting_labels(draft.operand), **draft.selected_by},
             annotations=desired.annotations,
             owner_references=_owners(policy) if draft.owned else (),
         ),
@@ -84,16 +84,16 @@ def daemon_set(policy: ClusterPolicy, site: Site, draft: Draft) -> DaemonSet:
 def metadata(
     policy: ClusterPolicy, site: Site, operand: OperandName, name: str, *, clusterwide: bool = False
 ) -> ObjectMeta:
-    """Return the metadata of an object of an operand; it goes away with the policy."""
+    """Return the metadata of an operand's object, which Kubernetes deletes together with the policy."""
     return ObjectMeta(
         name=name,
         namespace="" if clusterwide else site.namespace,
-        labels=_found_by(operand),
+        labels=_selecting_labels(operand),
         owner_references=_owners(policy),
     )
 
 
-def _found_by(operand: OperandName) -> dict[str, str]:
+def _selecting_labels(operand: OperandName) -> dict[str, str]:
     return {"app": operand.value, **dict((PART_OF, MANAGED_BY)), OPERAND_LABEL: operand.value}
 
 
@@ -103,32 +103,32 @@ def _owners(policy: ClusterPolicy) -> tuple[OwnerReference, ...]:
 
 
 def template_of(found: DaemonSet) -> str:
-    """Return the digest that pods of a DaemonSet carry which are as it wants them now."""
+    """Return the digest label of pods that match a DaemonSet's current template."""
     return found.spec.template.metadata.labels[TEMPLATE_LABEL]
 
 
 def digest(content: bytes) -> str:
-    """Return what tells contents apart, short enough for a label."""
+    """Return a digest that is short enough for a label."""
     return sha256(content).hexdigest()[:16]
 
 
-def environment(own: Iterable[EnvVar], desired: Iterable[DesiredMode]) -> tuple[EnvVar, ...]:
-    """Return variables of an operand's own, those of the policy beside them and instead of them, each name once."""
-    by_name = {one.name: one for one in own}
-    for one in desired:
-        by_name[one.name] = EnvVar(name=one.name, value=one.value)
+def environment(own: Iterable[EnvVar], desired: Iterable[PolicyVariable]) -> tuple[EnvVar, ...]:
+    """Return an operand's own variables, replaced and extended by those of the policy."""
+    by_name = {variable.name: variable for variable in own}
+    for variable in desired:
+        by_name[variable.name] = EnvVar(name=variable.name, value=variable.value)
     return tuple(by_name.values())
 
 
-def needs(desired: Resources | None, own: ResourceNeeds | None = None) -> ResourceNeeds:
-    """Return what a container asks for: what the policy says, else what the operand itself does."""
+def resources_of(desired: Resources | None, own: ResourceNeeds | None = None) -> ResourceNeeds:
+    """Return a container's resource requests and limits: those of the policy, or else the operand's own."""
     if desired is None:
         return own or ResourceNeeds()
     return ResourceNeeds(limits=desired.limits, requests=desired.requests)
 
 
 def probe(own: ProbeSpec, desired: Probe | None) -> ProbeSpec:
-    """Return when a container is asked: the numbers of the policy instead of an operand's own, where they are set."""
+    """Return an operand's own probe with the numbers that the policy sets."""
     set_numbers = (
         {} if desired is None else {name: number for name, number in msgspec.structs.asdict(desired).items() if number}
     )
@@ -138,13 +138,13 @@ def probe(own: ProbeSpec, desired: Probe | None) -> ProbeSpec:
 def secrets(*desired: ImageParts | Iterable[str]) -> tuple[LocalReference, ...]:
     """Return the Secrets for pulling images, each once."""
     names: dict[str, None] = {}
-    for one in desired:
-        names |= dict.fromkeys(one.image_pull_secrets if isinstance(one, ImageParts) else one)
+    for source in desired:
+        names |= dict.fromkeys(source.image_pull_secrets if isinstance(source, ImageParts) else source)
     return tuple(LocalReference(name=name) for name in names if name)
 
 
 def on_host_network(operand: Operand) -> bool:
-    """Return whether an operand's pods have the host's network."""
+    """Return whether an operand's pods use the host's network."""
     return operand.host_network is True
 
 
@@ -153,8 +153,8 @@ def _stamped(template: PodTemplate) -> PodTemplate:
     return replace(template, metadata=replace(template.metadata, labels=labels))
 
 
-def free(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return labels of the policy without those by which objects and pods are found."""
+def unreserved(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the policy's labels without those that select objects and pods."""
     return {key: value for key, value in labels.items() if key not in OURS and not key.startswith(OUR_PREFIX)}
 
 

@@ -1,8 +1,8 @@
-"""What operands on nodes for containers have in common: when they are wanted, what they wait for, how they see GPUs.
+"""Common parts of the operands on nodes for containers: whether they run, what they wait for, how they access GPUs.
 
-Contract: NVIDIA's operator, whose images these are. They are gated by `nvidia.com/gpu.deploy.*`, wait for files in
-`/run/nvidia/validations`, and see GPUs by the RuntimeClass that the container toolkit sets up, or by the annotation of
-its NRI plugin. The containers that wait are of gpuvirt's own image.
+Contract: NVIDIA's operator, whose images they run. `nvidia.com/gpu.deploy.*` labels select their nodes. They wait for
+files in `/run/nvidia/validations`, with containers of gpuvirt's image. They access GPUs by the RuntimeClass that the
+container toolkit configures, or by the annotation of its NRI plugin.
 """
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
@@ -17,34 +17,34 @@ RUNTIME_CLASS = "nvidia"
 ALL_GPUS = "management.nvidia.com/gpu=all"
 NRI_ANNOTATION = "nvidia.cdi.k8s.io/container."
 NO_GPUS = EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="void")
-"""For containers that need none: container runtimes that give GPUs by default leave them alone."""
-SOURCED = f"set -a; . {hostpaths.VALIDATIONS}/driver-ready; set +a"
-"""Shell: where the driver is, as the validator has found it."""
+"""For containers that need no GPU: keeps a container runtime that injects GPUs by default from doing so."""
+EXPORT_DRIVER_PATHS = f"set -a; . {hostpaths.VALIDATIONS}/driver-ready; set +a"
+"""Shell: exports the driver's paths that the validator has found."""
 
 
 def is_desired(site: Site, operand: Operand, *, default: bool = True) -> bool:
-    """Return whether an operand is to be there; null is its default, and without nodes for containers there is none."""
+    """Return whether an operand runs; null is its default, and without nodes for containers no operand runs."""
     enabled = default if operand.enabled is None else operand.enabled
     return enabled and not site.coexists and site.has_container_nodes
 
 
 def selector(name: str) -> dict[str, str]:
-    """Return the nodes that an operand is for: `driver`."""
+    """Return the node selector of a component: `driver`."""
     return {deploy_label(name): "true"}
 
 
 def runtime_class_of(policy: ClusterPolicy) -> str:
-    """Return the RuntimeClass of pods that are to see all GPUs; none where the NRI plugin shows them."""
+    """Return the RuntimeClass of pods that access all GPUs; empty if the NRI plugin injects GPUs."""
     return "" if has_nri(policy) else policy.spec.operator.runtime_class or RUNTIME_CLASS
 
 
 def sees_gpus(policy: ClusterPolicy, container: str) -> dict[str, str]:
-    """Return the annotation of pods of which a container is to see all GPUs, where that is how it does."""
+    """Return the annotation that gives a container of a pod all GPUs; empty if the RuntimeClass does so."""
     return {f"{NRI_ANNOTATION}{container}": ALL_GPUS} if has_nri(policy) else {}
 
 
 def has_cdi(policy: ClusterPolicy) -> bool:
-    """Return whether containers get GPUs by CDI."""
+    """Return whether container runtimes inject GPUs by CDI."""
     return policy.spec.cdi.enabled is not False
 
 
@@ -54,7 +54,7 @@ def has_nri(policy: ClusterPolicy) -> bool:
 
 
 def awaiting(site: Site, marker: str) -> Container:
-    """Return a container that ends when a file is there: `toolkit-ready`."""
+    """Return an init container that ends as soon as a file exists: `toolkit-ready`."""
     return Container(
         name=f"{marker.removesuffix('-ready')}-validation",
         image=site.image,

@@ -1,4 +1,4 @@
-"""NVIDIA's DCGM, which watches GPUs, and its exporter of metrics, on nodes for containers."""
+"""NVIDIA's DCGM, which monitors GPUs, and its metrics exporter, on nodes for containers."""
 
 from collections.abc import Iterator
 
@@ -27,12 +27,12 @@ ENGINE_PORT, METRICS_PORT = 5555, 9400
 ENGINE, EXPORTER = "nvidia-dcgm-ctr", "nvidia-dcgm-exporter"
 COUNTERS = "/etc/dcgm-exporter/dcp-metrics-included.csv"
 OWN_COUNTERS = "dcgm-metrics.csv"
-"""The entry of a ConfigMap that says which metrics there are."""
+"""The key of the ConfigMap that lists the exported metrics."""
 ALL_VISIBLE = EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
 
 
 def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSet of the engine and its service, or why there can be none."""
+    """Yield DCGM's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm
     if not containernodes.is_desired(site, desired):
         return
@@ -40,23 +40,23 @@ def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     if isinstance(image, SpecFault):
         yield image
         return
-    answers = ProbeSpec(tcp_socket=TcpSocket(port=ENGINE_PORT), initial_delay_seconds=15)
+    probe = ProbeSpec(tcp_socket=TcpSocket(port=ENGINE_PORT), initial_delay_seconds=15)
     container = Container(
         name=ENGINE,
         image=image,
         image_pull_policy=images.pull_policy(desired.image_pull_policy),
         args=desired.args,
         env=assembly.environment((ALL_VISIBLE,), desired.env),
-        resources=assembly.needs(desired.resources),
+        resources=assembly.resources_of(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         ports=(ContainerPort(name="dcgm", container_port=ENGINE_PORT),),
-        liveness_probe=answers,
-        readiness_probe=answers,
+        liveness_probe=probe,
+        readiness_probe=probe,
     )
     pod = _pod(policy, site, desired, "dcgm", container)
     draft = assembly.Draft(OperandName.DCGM, pod, annotations=containernodes.sees_gpus(policy, ENGINE))
     yield assembly.daemon_set(policy, site, draft)
-    # Each exporter is to ask the engine of its own node.
+    # Each exporter connects to the DCGM of its own node.
     spec = ServiceSpec(
         selector={"app": OperandName.DCGM.value},
         ports=(ServicePort(name="dcgm", port=ENGINE_PORT),),
@@ -67,7 +67,7 @@ def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
 
 
 def dcgm_exporter(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSet of the exporter and its service, or why there can be none."""
+    """Yield the exporter's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm_exporter
     if not containernodes.is_desired(site, desired):
         return
@@ -86,7 +86,7 @@ def dcgm_exporter(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | Spec
     draft = assembly.Draft(
         OperandName.DCGM_EXPORTER,
         pod,
-        labels=assembly.free(desired.pod_labels),
+        labels=assembly.unreserved(desired.pod_labels),
         annotations={**containernodes.sees_gpus(policy, EXPORTER), **desired.pod_annotations},
     )
     yield assembly.daemon_set(policy, site, draft)
@@ -124,18 +124,18 @@ def _exporter(policy: ClusterPolicy, site: Site, image: str, mounts: tuple[Volum
         image_pull_policy=images.pull_policy(desired.image_pull_policy),
         args=desired.args,
         env=assembly.environment(own, desired.env),
-        resources=assembly.needs(desired.resources),
+        resources=assembly.resources_of(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         ports=(ContainerPort(name="metrics", container_port=METRICS_PORT),),
         liveness_probe=ProbeSpec(http_get=page, initial_delay_seconds=45, period_seconds=5),
         readiness_probe=ProbeSpec(http_get=page, initial_delay_seconds=45),
-        # Where the exporter looks for it, wherever the host has it.
+        # The exporter expects this path, whatever the path on the host.
         volume_mounts=(mount("pod-gpu-resources", "/var/lib/kubelet/pod-resources", read_only=True), *mounts),
     )
 
 
 def _counters(policy: ClusterPolicy) -> tuple[tuple[Volume, ...], tuple[VolumeMount, ...]]:
-    """Return the ConfigMap that says which metrics there are, and where the container sees it."""
+    """Return the volume and the mount of the ConfigMap that lists the exported metrics."""
     config = policy.spec.dcgm_exporter.config
     if config is None or not config.name:
         return (), ()

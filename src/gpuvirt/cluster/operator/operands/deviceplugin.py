@@ -1,4 +1,4 @@
-"""NVIDIA's device plugin, which offers GPUs to containers, and GPU feature discovery, which labels nodes by theirs."""
+"""NVIDIA's device plugin, which offers GPUs to containers, and GPU feature discovery, which labels their nodes."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
 
 
 def device_plugin(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSet, or why there can be none."""
+    """Yield the device plugin's DaemonSet, or the fault for which it cannot be deployed."""
     desired, kubelet = policy.spec.device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
     if not containernodes.is_desired(site, desired):
         return
@@ -50,13 +50,13 @@ def _plugin(policy: ClusterPolicy, image: str) -> Container:
         name=PLUGIN,
         image=image,
         image_pull_policy=images.pull_policy(desired.image_pull_policy),
-        command=("/bin/sh", "-c", f'{containernodes.SOURCED}; exec nvidia-device-plugin "$@"', PLUGIN),
+        command=("/bin/sh", "-c", f'{containernodes.EXPORT_DRIVER_PATHS}; exec nvidia-device-plugin "$@"', PLUGIN),
         args=desired.args,
         env=assembly.environment(_plugin_variables(policy), desired.env),
-        resources=assembly.needs(desired.resources),
+        resources=assembly.resources_of(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         volume_mounts=(
-            # Where the plugin looks for it, wherever the host has it.
+            # The plugin expects this path, whatever the path on the host.
             mount("device-plugin", "/var/lib/kubelet/device-plugins"),
             mount("run-nvidia-validations", hostpaths.VALIDATIONS),
             mount("driver-install-dir", "/driver-root", INTO),
@@ -84,7 +84,7 @@ def _plugin_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
 
 
 def mig_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
-    """Yield what says how parts of a GPU (MIG) are offered."""
+    """Yield the variables for how MIG devices are offered."""
     strategy = policy.spec.mig.strategy
     if strategy is not None:
         yield EnvVar(name="MIG_STRATEGY", value=strategy.value)
@@ -93,7 +93,7 @@ def mig_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
 
 
 def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSet of GPU feature discovery, or why there can be none."""
+    """Yield the DaemonSet of GPU feature discovery, or the fault for which it cannot be deployed."""
     desired = policy.spec.gfd
     if not containernodes.is_desired(site, desired):
         return
@@ -136,7 +136,7 @@ def _gfd(policy: ClusterPolicy, image: str) -> Container:
         command=(GFD,),
         args=desired.args,
         env=assembly.environment(own, desired.env),
-        resources=assembly.needs(desired.resources),
+        resources=assembly.resources_of(desired.resources),
         security_context=hostpaths.PRIVILEGED,
         volume_mounts=(mount("output-dir", FEATURES), mount("host-sys", "/sys", read_only=True)),
     )

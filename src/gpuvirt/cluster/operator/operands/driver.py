@@ -1,8 +1,9 @@
-"""NVIDIA's driver on nodes for containers: a DaemonSet an operating system.
+"""NVIDIA's driver on nodes for containers: one DaemonSet for each operating system.
 
-Before it runs NVIDIA's driver-manager, which sees that nobody uses the driver that it replaces. It unbinds every GPU of
-the node from VFIO drivers, too. So these pods never run where the agent does, whatever labels say, and they first wait
-until no VM can be using a GPU: VMs may use GPUs of a node that never had an agent.
+NVIDIA's driver-manager runs first, as an init container. It removes the pods that use the old driver, and also unbinds
+every GPU of the node from VFIO drivers. So these pods have an affinity that keeps them off nodes with an agent,
+whatever their other labels. A container before it waits until no VM can be using a GPU, since VMs may also use GPUs of
+a node that never had an agent.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ IMAGE_VARIABLE, MANAGER_VARIABLE = "DRIVER_IMAGE", "DRIVER_MANAGER_IMAGE"
 SERVICE_ACCOUNT = "nvidia-driver"
 CONTAINER = "nvidia-driver-ctr"
 STARTED = f"{hostpaths.VALIDATIONS}/.driver-ctr-ready"
-"""The file that says that the driver's container has come up, for validators."""
+"""The file by which the driver's container reports to the validators that it has started."""
 MEMORY_ONLINE = "/sys/devices/system/memory/auto_online_blocks"
 PROBE = ProbeSpec(
     exec=Exec(
@@ -64,13 +65,13 @@ WITHOUT_AGENT = Affinity(
 
 
 def has_driver(policy: ClusterPolicy, site: Site) -> bool:
-    """Return whether the driver's containers are ours."""
+    """Return whether gpuvirt deploys the driver's containers."""
     desired = policy.spec.driver
     return containernodes.is_desired(site, desired) and desired.use_nvidia_driver_crd is not True
 
 
 def driver(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSets, or why there can be none."""
+    """Yield the driver's DaemonSets, or the faults for which they cannot be deployed."""
     desired = policy.spec.driver
     if not has_driver(policy, site):
         return
@@ -78,8 +79,7 @@ def driver(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     manager = images.image_of(desired.manager, f"{PATH}.manager", site.images, MANAGER_VARIABLE)
     config = desired.kernel_module_config
     parameters = parameter_files(config.name if config else "", f"{PATH}.kernelModuleConfig", site)
-    faults = tuple(one for one in (image, manager, parameters) if isinstance(one, SpecFault))
-    yield from faults
+    yield from (fault for fault in (image, manager, parameters) if isinstance(fault, SpecFault))
     if isinstance(image, str) and isinstance(manager, str) and not isinstance(parameters, SpecFault):
         for os_tag in sorted(site.container_os):
             yield _daemon_set(policy, site, os_tag, (images.with_os(image, os_tag), manager), parameters)
@@ -96,7 +96,7 @@ def _daemon_set(
         host_pid=True,
         host_network=assembly.on_host_network(desired),
         image_pull_secrets=assembly.secrets(site.pull_secrets, desired, desired.manager),
-        init_containers=(_unused(policy, site), _manager(policy, manager)),
+        init_containers=(_await_unused(policy, site), _manager(policy, manager)),
         containers=(_driver(policy, image, parameters),),
         volumes=(*_volumes(policy), *parameters[0]),
     )
@@ -111,8 +111,8 @@ def _daemon_set(
     return assembly.daemon_set(policy, site, draft)
 
 
-def _unused(policy: ClusterPolicy, site: Site) -> Container:
-    """Return the container that waits until no VM can be using a GPU: driver-manager takes all of them, used or not."""
+def _await_unused(policy: ClusterPolicy, site: Site) -> Container:
+    """Return the container that waits until no VM can be using a GPU: driver-manager unbinds even GPUs in use."""
     return Container(
         name="gpus-unused-validation",
         image=site.image,
@@ -167,7 +167,7 @@ def _driver(policy: ClusterPolicy, image: str, parameters: Parameters) -> Contai
         args=desired.args or ("init",),
         env=assembly.environment(own, desired.env),
         env_from=secret,
-        resources=assembly.needs(desired.resources),
+        resources=assembly.resources_of(desired.resources),
         security_context=hostpaths.PRIVILEGED_S0,
         startup_probe=assembly.probe(PROBE, desired.startup_probe),
         lifecycle=Lifecycle(pre_stop=LifecycleHandler(exec=Exec(command=("/bin/sh", "-c", f"rm -f {STARTED}")))),

@@ -1,4 +1,4 @@
-"""Where things are on the hosts, as the policy says; and volumes that many operands have."""
+"""Paths on the hosts, which the policy may set, and volumes, mounts and variables that several operands share."""
 
 from gpuvirt.cluster.kinds.clusterpolicy import HostPaths
 from gpuvirt.cluster.kinds.podparts import (
@@ -24,35 +24,35 @@ NODE_NAME = EnvVar(name="NODE_NAME", value_from=EnvSource(field_ref=FieldReferen
 
 
 def root_of(paths: HostPaths) -> str:
-    """Return the host's root."""
+    """Return the root folder of the host."""
     return paths.root_fs or "/"
 
 
 def driver_of(paths: HostPaths) -> str:
-    """Return the root of the driver's container, as the host has it."""
+    """Return the path on the host of the driver container's root."""
     return paths.driver_install_dir or DRIVER_DIR
 
 
 def kubelet_of(paths: HostPaths) -> str:
-    """Return the kubelet's folder."""
+    """Return the kubelet's root folder."""
     return (paths.kubelet_root_dir or KUBELET).rstrip("/") or "/"
 
 
 def field_of(name: str, path: str) -> EnvVar:
-    """Return a variable with a field of the pod."""
+    """Return an environment variable with the value of a field of the pod."""
     return EnvVar(name=name, value_from=EnvSource(field_ref=FieldReference(field_path=path)))
 
 
 def host(name: str, path: str, kind: str = "") -> Volume:
-    """Return a file or folder of the host."""
+    """Return a volume for a file or folder of the host."""
     return Volume(name=name, host_path=HostPathSource(path=path, type=kind))
 
 
 def files(name: str, config_map: str, mode: int | None = None) -> Volume:
-    """Return the entries of a ConfigMap as files."""
+    """Return a volume with the entries of a ConfigMap as files."""
     return Volume(name=name, config_map=ConfigMapSource(name=config_map, default_mode=mode))
 
 
 def mount(name: str, at: str, propagation: str = "", *, read_only: bool = False, part: str = "") -> VolumeMount:
-    """Return where a container sees a volume."""
+    """Return the mount of a volume in a container."""
     return VolumeMount(name=name, mount_path=at, mount_propagation=propagation, read_only=read_only, sub_path=part)

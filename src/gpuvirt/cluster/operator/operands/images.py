@@ -1,8 +1,8 @@
-"""Which image an operand runs: what the policy names, else what the controller was started with.
+"""The image of each operand: from the policy, or else from the controller's environment.
 
-Contract: NVIDIA's operator. An image is named by repository, name and version, all three; or by the name alone, which
-is the whole reference then; a version that is a digest joins with `@`. What the policy names in part is a fault, and
-not made whole from elsewhere. Images of drivers are built for one operating system each, and end with its tag.
+Contract: NVIDIA's operator. The policy sets repository, image and version, or image alone as the whole reference. A
+version that is a digest is joined with `@`. An incomplete image is a fault; the controller's environment does not
+complete it. The image of a driver is built for one operating system, and its tag ends with that of the system.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
 from gpuvirt.cluster.kinds.operandparts import ImageParts
 
 MAJOR_ALONE = {"ol", "rocky", "rhel"}
-"""Systems whose images are built for all minor versions."""
+"""Operating systems whose images serve all minor versions."""
 PULL_POLICIES = {"Always", "IfNotPresent", "Never"}
 _DIGEST = "sha256:"
 INCOMPLETE = (
@@ -25,7 +25,7 @@ BARE = (
 
 
 def image_of(parts: ImageParts, path: str, images: Mapping[str, str], variable: str) -> str | SpecFault:
-    """Return an operand's image; `path` is where the policy speaks of the operand: `$.spec.vgpuManager`."""
+    """Return an operand's image; `path` is the operand's field in the policy: `$.spec.vgpuManager`."""
     named = {"repository": parts.repository, "image": parts.image, "version": parts.version}
     missing = [name for name, value in named.items() if not value]
     if missing == ["repository", "version"]:
@@ -39,12 +39,12 @@ def image_of(parts: ImageParts, path: str, images: Mapping[str, str], variable: 
 
 
 def is_bare(parts: ImageParts) -> bool:
-    """Return whether an image is named by its name alone, without saying where it is."""
+    """Return whether the policy sets only the name of an image, without a repository."""
     return bool(parts.image) and not (parts.repository or parts.version) and not {"/", "@"} & set(parts.image)
 
 
 def with_os(image: str, os_tag: str) -> str:
-    """Return the image that is built for an operating system; one with a digest is that already."""
+    """Return the image for an operating system; an image with a digest is already specific."""
     return image if _DIGEST in image else f"{image}-{os_tag}"
 
 
@@ -55,14 +55,14 @@ def os_tag(identity: str, version: str) -> str:
 
 
 def pull_policy(text: str) -> str:
-    """Return when an image is pulled; what is not known is as if it was not set."""
+    """Return the image pull policy; an unknown one counts as not set."""
     return text if text in PULL_POLICIES else "IfNotPresent"
 
 
 def _none(path: str, variable: str) -> SpecFault:
     return SpecFault(
         path,
-        f"no image is named: set repository, image and version, or {variable} in the controller's environment",
+        f"no image is set: set repository, image and version, or {variable} in the controller's environment",
     )
 
 

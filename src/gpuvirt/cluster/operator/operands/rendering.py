@@ -1,4 +1,4 @@
-"""All operands of a policy, rendered."""
+"""Renders all operands of a policy."""
 
 from collections.abc import Callable, Iterator
 
@@ -30,19 +30,19 @@ OPERANDS: tuple[tuple[OperandName, Render], ...] = (
 
 
 def render(policy: ClusterPolicy, site: Site) -> Rendered:
-    """Return all objects that there are to be, in the order in which they need each other, and what is in the way."""
+    """Return all objects to apply, in the order of their dependencies, and the faults."""
     manifests, faults = list[Manifest](), list[Fault]()
     for operand, rendered in OPERANDS:
-        for one in rendered(policy, site):
-            if isinstance(one, SpecFault):
-                faults.append(Fault(operand, one))
+        for item in rendered(policy, site):
+            if isinstance(item, SpecFault):
+                faults.append(Fault(operand, item))
             else:
-                manifests.append(one)
+                manifests.append(item)
     return Rendered(tuple(manifests), tuple(faults))
 
 
 def config_maps_of(policy: ClusterPolicy) -> frozenset[str]:
-    """Return the ConfigMaps whose entries must be known before the policy can be rendered (`Site.config_maps`)."""
+    """Return the ConfigMaps whose keys rendering needs (`Site.config_maps`)."""
     spec = policy.spec
-    named = (spec.vgpu_manager.kernel_module_config, spec.driver.kernel_module_config)
-    return frozenset(one.name for one in named if one is not None and one.name)
+    configs = (spec.vgpu_manager.kernel_module_config, spec.driver.kernel_module_config)
+    return frozenset(config.name for config in configs if config is not None and config.name)

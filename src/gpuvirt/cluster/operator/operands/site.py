@@ -1,4 +1,4 @@
-"""What operands are rendered for, beside the policy: the namespace, our image, what nodes are; and what comes of it."""
+"""The inputs of rendering beside the policy (namespace, images, facts of the nodes), and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from gpuvirt.cluster.labels import OPERAND_LABEL
 
 
 class OperandName(StrEnum):
-    """The operands, by the names of their DaemonSets, which are those of NVIDIA's where they run NVIDIA's images."""
+    """The operands by the names of their DaemonSets. Operands that run NVIDIA's images have NVIDIA's names."""
 
     AGENT = "gpuvirt-node"
     VGPU_MANAGER = "nvidia-vgpu-manager-daemonset"
@@ -30,33 +30,33 @@ PART_OF = "app.kubernetes.io/part-of", "gpu-operator"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A cluster, as far as operands depend on it."""
+    """The facts of a cluster and of the controller's settings that operands depend on."""
 
     namespace: str
     image: str
-    """gpuvirt's own, by which the agent and the validators run."""
+    """gpuvirt's image, which the agent and the validators run."""
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
-    """For gpuvirt's own image."""
+    """Secrets for pulling gpuvirt's image."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """Images for operands of which the policy names none, by variable: `VGPU_MANAGER_IMAGE`."""
+    """Images of operands whose image the policy does not name, by environment variable: `VGPU_MANAGER_IMAGE`."""
     vgpu_os: frozenset[str] = frozenset()
-    """The values of `gpuvirt.io/os` among nodes that are for vGPUs."""
+    """The values of `gpuvirt.io/os` of the nodes for vGPUs."""
     container_os: frozenset[str] = frozenset()
-    """Those among nodes that are for containers."""
+    """The values of `gpuvirt.io/os` of the nodes for containers."""
     has_container_nodes: bool = False
-    """Whether there are nodes that are for containers, be their operating systems known or not."""
+    """Whether the cluster has nodes for containers, even if their operating systems are unknown."""
     runtime: str = "containerd"
-    """The container runtime of nodes that are for containers: containerd, crio."""
+    """The container runtime of the nodes for containers: containerd, crio."""
     config_maps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The ConfigMaps of the namespace that the policy names and that are there, with the names of their entries."""
+    """The keys of the existing ConfigMaps of the namespace that the policy names, by ConfigMap name."""
     coexists: bool = False
-    """Whether nodes for containers are served by NVIDIA's operator."""
+    """Whether NVIDIA's operator manages the nodes for containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why an operand can't be rendered. What there is of it already stays as it is."""
+    """Why an operand cannot be rendered. Its existing objects stay as they are."""
 
     operand: OperandName
     because: SpecFault
@@ -64,13 +64,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """All that there is to be. What there is of other operands, and not of those with a fault, is to go."""
+    """All objects to apply, and the faults. Existing objects of operands that have neither are deleted."""
 
     manifests: tuple[Manifest, ...]
     faults: tuple[Fault, ...] = ()
 
     @property
     def operands(self) -> frozenset[OperandName]:
-        """Operands of which something is there to be, or stays as it is."""
-        rendered = {OperandName(one.metadata.labels[OPERAND_LABEL]) for one in self.manifests}
+        """The operands with an object to apply or a fault."""
+        rendered = {OperandName(manifest.metadata.labels[OPERAND_LABEL]) for manifest in self.manifests}
         return frozenset(rendered | {fault.operand for fault in self.faults})

@@ -1,7 +1,7 @@
-"""What a policy may not say, beyond the types of its fields.
+"""Checks of a policy's values, beyond the types of its fields.
 
-The API server refuses the same where our CustomResourceDefinition is installed, with the same words; where NVIDIA's is,
-this is what tells it. Images are looked at when their operands are rendered.
+gpuvirt's CustomResourceDefinition has the same rules and messages, so that the API server refuses such a policy. With
+NVIDIA's definition only these checks find it. Images are checked when operands are rendered.
 """
 
 import re
@@ -12,15 +12,15 @@ from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 
 UNAVAILABLE = "^([1-9][0-9]*|([1-9][0-9]?|100)%)?$"
 """A pattern in the syntax of both Python and RE2."""
-NO_KATA = "mode kata can't be served yet: virtual machines are KubeVirt's; set mode to kubevirt, or leave it out"
+NO_KATA = "mode kata can't be served yet: gpuvirt serves VMs of KubeVirt; set mode to kubevirt, or leave it out"
 NRI_NEEDS = (
     "cdi.nriPluginEnabled needs cdi.enabled and toolkit.enabled; set both to true, or leave nriPluginEnabled out"
 )
-NOT_A_SHARE = "expected a number of nodes, as 1, or a share of them, as 10%, and more than none"
+NOT_A_SHARE = "expected a number of nodes, as 1, or a share of all nodes, as 10%; 0 is not allowed"
 
 
 def spec_faults(spec: Spec) -> Iterator[SpecFault]:
-    """Yield what is wrong with a spec, each with its place."""
+    """Yield the faults of a spec, each with its path."""
     if spec.sandbox_workloads.mode is SandboxMode.KATA:
         yield SpecFault("$.spec.sandboxWorkloads.mode", NO_KATA)
     if spec.cdi.nri_plugin_enabled is True and False in {spec.cdi.enabled, spec.toolkit.enabled}:
@@ -39,5 +39,5 @@ def spec_faults(spec: Spec) -> Iterator[SpecFault]:
 
 
 def is_share(text: str) -> bool:
-    """Return whether a text says how many nodes at once, or nothing."""
+    """Return whether a text is empty, a number of nodes, or a share of all nodes."""
     return re.fullmatch(UNAVAILABLE, text) is not None

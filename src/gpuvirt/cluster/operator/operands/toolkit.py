@@ -1,7 +1,7 @@
-"""NVIDIA's container toolkit, which sets a node's container runtime up, and the RuntimeClasses by which pods say so.
+"""NVIDIA's container toolkit, which configures a node's container runtime, and the RuntimeClasses that pods name.
 
-It finds the runtime's files by variables. Those that the policy sets name them as the host has them, and the container
-is told where it sees them.
+The toolkit finds the runtime's files by environment variables. The policy sets them to paths on the host; the operand
+mounts these paths, and sets the variables to the paths in the container.
 """
 
 from collections.abc import Iterator
@@ -15,31 +15,31 @@ from gpuvirt.cluster.kinds.workloads import Manifest, RuntimeClass
 from gpuvirt.cluster.operator.operands import assembly, containernodes, hostpaths, images
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, INTO, host, mount
 from gpuvirt.cluster.operator.operands.site import OperandName, Site
-from gpuvirt.cluster.operator.operands.validator import checking
+from gpuvirt.cluster.operator.operands.validator import validation
 
 PATH = "$.spec.toolkit"
 IMAGE_VARIABLE = "CONTAINER_TOOLKIT_IMAGE"
 SERVICE_ACCOUNT = "nvidia-container-toolkit"
 CONTAINER = "nvidia-container-toolkit-ctr"
 INSTALL_DIR = "/usr/local/nvidia"
-# Some versions of containerd end the container that has just restarted them when it has run for a moment only.
-START = f"{containernodes.SOURCED}; sleep 5; exec nvidia-toolkit"
+# Some versions of containerd end a container that restarts containerd within its first seconds.
+START = f"{containernodes.EXPORT_DRIVER_PATHS}; sleep 5; exec nvidia-toolkit"
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFile:
-    """A file of a container runtime: how variables call it, and where it is."""
+    """A file of a container runtime: its variables and its paths."""
 
     variable: str
-    """By which the policy may say where the host has it."""
-    at: str
-    """Where the host has it otherwise."""
-    seen_in: str
-    """The folder in which the container sees its folder."""
-    told: tuple[str, ...]
-    """Variables that tell the container where it sees it."""
-    told_of_host: str = ""
-    """A variable that tells the container where the host has it."""
+    """The variable by which the policy may set the path on the host."""
+    default_path: str
+    """The path on the host without this variable."""
+    mount_path: str
+    """Where the container mounts the file's folder."""
+    container_variables: tuple[str, ...]
+    """The container's variables for the path in the container."""
+    host_variable: str = ""
+    """The container's variable for the path on the host; empty without one."""
 
 
 SOCKET = RuntimeFile(
@@ -81,7 +81,7 @@ NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-so
 
 
 def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the RuntimeClasses; none where the NRI plugin shows GPUs."""
+    """Yield the RuntimeClasses; none if the NRI plugin injects GPUs."""
     main = containernodes.runtime_class_of(policy)
     if site.coexists or not site.has_container_nodes or not main:
         return
@@ -92,7 +92,7 @@ def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | Sp
 
 
 def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSet, or why there can be none."""
+    """Yield the toolkit's DaemonSet, or the fault for which it cannot be deployed."""
     desired = policy.spec.toolkit
     if not containernodes.is_desired(site, desired):
         return
@@ -104,8 +104,8 @@ def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]
     if runtime_files is None:
         yield SpecFault(
             f"{PATH}.enabled",
-            f"nodes run {site.runtime}, which gpuvirt does not set up; expected {' or '.join(RUNTIMES)}: set up the"
-            " toolkit on the hosts, and enabled to false",
+            f"nodes run the container runtime {site.runtime}, but gpuvirt configures only {' and '.join(RUNTIMES)}:"
+            " install the container toolkit on the hosts, and set enabled to false",
         )
         return
     if containernodes.has_nri(policy):
@@ -116,7 +116,7 @@ def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]
         host_pid=True,
         host_network=assembly.on_host_network(desired),
         image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
-        init_containers=(checking(policy, site, "driver"),),
+        init_containers=(validation(policy, site, "driver"),),
         containers=(_container(policy, site, image, runtime_files),),
         volumes=(*_volumes(policy), *_folders(policy, runtime_files)),
     )
@@ -124,19 +124,20 @@ def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]
 
 
 def install_dir_of(policy: ClusterPolicy) -> str:
-    """Return where the toolkit is put on hosts."""
+    """Return the folder of the host into which the toolkit is installed."""
     return policy.spec.toolkit.install_dir or INSTALL_DIR
 
 
 def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tuple[RuntimeFile, ...]) -> Container:
     desired, install_dir = policy.spec.toolkit, install_dir_of(policy)
-    variables = {one.name: one for one in assembly.environment(_variables(policy, site, install_dir), desired.env)}
-    for one in runtime_files:
-        place = _place(policy, one)
-        for name in one.told:
-            variables[name] = EnvVar(name=name, value=f"{one.seen_in}/{place.name}")
-        if one.told_of_host:
-            variables[one.told_of_host] = EnvVar(name=one.told_of_host, value=str(place))
+    environment = assembly.environment(_variables(policy, site, install_dir), desired.env)
+    variables = {variable.name: variable for variable in environment}
+    for file in runtime_files:
+        path = _host_path(policy, file)
+        for name in file.container_variables:
+            variables[name] = EnvVar(name=name, value=f"{file.mount_path}/{path.name}")
+        if file.host_variable:
+            variables[file.host_variable] = EnvVar(name=file.host_variable, value=str(path))
     if (sources := variables.get(CONFIG_SOURCE)) is not None:
         variables[CONFIG_SOURCE] = EnvVar(name=CONFIG_SOURCE, value=_sources(sources.value or ""))
     return Container(
@@ -146,7 +147,7 @@ def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tup
         command=("/bin/sh", "-c"),
         args=(START,),
         env=tuple(variables.values()),
-        resources=assembly.needs(desired.resources),
+        resources=assembly.resources_of(desired.resources),
         security_context=hostpaths.PRIVILEGED_S0,
         volume_mounts=(
             mount("toolkit-root", "/run/nvidia/toolkit"),
@@ -155,14 +156,14 @@ def _container(policy: ClusterPolicy, site: Site, image: str, runtime_files: tup
             mount("driver-install-dir", "/driver-root", INTO),
             mount("host-root", "/host", INTO, read_only=True),
             mount("cdi-root", "/var/run/cdi"),
-            *(VolumeMount(name=_volume_name(one), mount_path=one.seen_in) for one in runtime_files),
+            *(VolumeMount(name=_volume_name(file), mount_path=file.mount_path) for file in runtime_files),
         ),
     )
 
 
 def _sources(text: str) -> str:
-    """Return where settings of the runtime are read (`command,file=/a.toml`), with files as the container has them."""
-    parts = (one.partition("=") for one in text.split(","))
+    """Return the sources of the runtime's settings (`command,file=/a.toml`) with the files' paths in the container."""
+    parts = (source.partition("=") for source in text.split(","))
     return ",".join(
         f"file=/host/{path.lstrip('/')}" if kind == "file" and path else f"{kind}{sign}{path}"
         for kind, sign, path in parts
@@ -189,20 +190,20 @@ def _variables(policy: ClusterPolicy, site: Site, install_dir: str) -> Iterator[
         yield hostpaths.field_of("NRI_NAMESPACE", "metadata.namespace")
 
 
-def _place(policy: ClusterPolicy, found: RuntimeFile) -> PurePosixPath:
-    """Return where the host has a file of its container runtime."""
-    desired = {one.name: one.value for one in policy.spec.toolkit.env if one.value}
-    return PurePosixPath(desired.get(found.variable, found.at))
+def _host_path(policy: ClusterPolicy, found: RuntimeFile) -> PurePosixPath:
+    """Return the path on the host of a file of the container runtime."""
+    desired = {variable.name: variable.value for variable in policy.spec.toolkit.env if variable.value}
+    return PurePosixPath(desired.get(found.variable, found.default_path))
 
 
 def _volume_name(found: RuntimeFile) -> str:
-    return found.seen_in.rpartition("/")[2].replace(".", "-")
+    return found.mount_path.rpartition("/")[2].replace(".", "-")
 
 
 def _folders(policy: ClusterPolicy, runtime_files: tuple[RuntimeFile, ...]) -> Iterator[Volume]:
-    for one in runtime_files:
-        is_socket = one in {SOCKET, NRI_SOCKET}
-        yield host(_volume_name(one), str(_place(policy, one).parent), "" if is_socket else ANY_FOLDER)
+    for file in runtime_files:
+        is_socket = file in {SOCKET, NRI_SOCKET}
+        yield host(_volume_name(file), str(_host_path(policy, file).parent), "" if is_socket else ANY_FOLDER)
 
 
 def _volumes(policy: ClusterPolicy) -> tuple[Volume, ...]:

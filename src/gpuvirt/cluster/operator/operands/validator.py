@@ -1,13 +1,13 @@
-"""What finds a node for containers ready, with gpuvirt's own image: checks that write the files others wait for.
+"""The validator of nodes for containers, with gpuvirt's image. Its checks write the files that operands wait for.
 
-Contract: NVIDIA's validator, `driver-ready`, `toolkit-ready` and `plugin-ready`. CUDA itself is not checked: that takes
-a program of NVIDIA's, and nothing waits for `cuda-ready`.
+Contract: NVIDIA's validator: `driver-ready`, `toolkit-ready` and `plugin-ready`. CUDA is not checked, since that needs
+a program of NVIDIA's and no operand waits for `cuda-ready`.
 """
 
 from collections.abc import Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.operandparts import EnvVar as DesiredMode
+from gpuvirt.cluster.kinds.operandparts import EnvVar as PolicyVariable
 from gpuvirt.cluster.kinds.podparts import Container, EnvVar, PodSpec, ResourceNeeds, Volume
 from gpuvirt.cluster.kinds.vmoperands import Validator
 from gpuvirt.cluster.kinds.workloads import Manifest
@@ -25,7 +25,7 @@ SEES_GPUS = (
 
 
 def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSet."""
+    """Yield the validator's DaemonSet."""
     desired = policy.spec.validator
     if not containernodes.is_desired(site, desired):
         return
@@ -35,24 +35,24 @@ def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFaul
         runtime_class_name=containernodes.runtime_class_of(policy),
         host_network=assembly.on_host_network(desired),
         image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
-        init_containers=tuple(checking(policy, site, one) for one in ("driver", "toolkit", "plugin")),
-        containers=(_resting(policy, site),),
+        init_containers=tuple(validation(policy, site, what) for what in ("driver", "toolkit", "plugin")),
+        containers=(_idle_container(policy, site),),
         volumes=_volumes(policy),
     )
-    # The one that looks for nvidia-smi as the toolkit gives it to containers.
+    # This container looks for the nvidia-smi that the toolkit injects.
     annotations = containernodes.sees_gpus(policy, "toolkit-validation")
     yield assembly.daemon_set(policy, site, assembly.Draft(OperandName.VALIDATOR, pod, annotations=annotations))
 
 
-def checking(policy: ClusterPolicy, site: Site, what: str) -> Container:
-    """Return a container that ends when something is as it should be, and has written that down."""
+def validation(policy: ClusterPolicy, site: Site, what: str) -> Container:
+    """Return a container that waits until a component (`driver`) is ready and then writes its file."""
     desired, paths = policy.spec.validator, policy.spec.host_paths
     own = (
         *(SEES_GPUS if what == "toolkit" else (containernodes.NO_GPUS,)),
         hostpaths.NODE_NAME,
         EnvVar(name="GPUVIRT_SYSTEM_ROOT", value="/host"),
         EnvVar(name="GPUVIRT_DRIVER_DIR", value=hostpaths.driver_of(paths)),
-        # A driver that is being installed has its nvidia-smi before it is of use.
+        # A driver that is being installed has nvidia-smi before the driver works.
         EnvVar(name="GPUVIRT_DRIVER_STARTED", value=STARTED if has_driver(policy, site) else ""),
     )
     seen = (
@@ -65,7 +65,7 @@ def checking(policy: ClusterPolicy, site: Site, what: str) -> Container:
         image_pull_policy=site.pull_policy,
         args=("validate", what, "--wait"),
         env=assembly.environment(own, (*desired.env, *_env_of(desired, what))),
-        resources=assembly.needs(desired.resources, OWN_NEEDS),
+        resources=assembly.resources_of(desired.resources, OWN_NEEDS),
         security_context=hostpaths.PRIVILEGED_S0,
         volume_mounts=(
             mount("run-nvidia-validations", hostpaths.VALIDATIONS, BOTH),
@@ -74,18 +74,18 @@ def checking(policy: ClusterPolicy, site: Site, what: str) -> Container:
     )
 
 
-def _env_of(desired: Validator, what: str) -> tuple[DesiredMode, ...]:
+def _env_of(desired: Validator, what: str) -> tuple[PolicyVariable, ...]:
     return {"driver": desired.driver, "toolkit": desired.toolkit, "plugin": desired.plugin}[what].env
 
 
-def _resting(policy: ClusterPolicy, site: Site) -> Container:
+def _idle_container(policy: ClusterPolicy, site: Site) -> Container:
     return Container(
         name=SERVICE_ACCOUNT,
         image=site.image,
         image_pull_policy=site.pull_policy,
         args=("validate", "rest"),
         env=(containernodes.NO_GPUS,),
-        resources=assembly.needs(policy.spec.validator.resources, OWN_NEEDS),
+        resources=assembly.resources_of(policy.spec.validator.resources, OWN_NEEDS),
         security_context=hostpaths.PRIVILEGED_S0,
         volume_mounts=(mount("run-nvidia-validations", hostpaths.VALIDATIONS, BOTH),),
     )

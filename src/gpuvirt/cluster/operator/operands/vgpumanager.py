@@ -1,14 +1,14 @@
-"""NVIDIA's vGPU manager, the host driver for vGPUs, in an image of the admin's own: a DaemonSet an operating system.
+"""NVIDIA's vGPU manager, the host driver for vGPUs, from an image that the admin builds: one DaemonSet for each OS.
 
-Names, mounts and arguments are those by which NVIDIA's operator runs the same image. Four things are otherwise:
+Names, mounts and arguments are those with which NVIDIA's operator runs the same image. Four things differ:
 
-- There is no driver-manager before it. That unbinds all GPUs from their drivers and unloads the driver whenever the pod
-  starts, and takes no machine of KubeVirt's for a user of a GPU. An upgrade is a deleted pod on a node that no machine
-  uses any more.
-- Pods are replaced only by being deleted, whatever the policy says of all DaemonSets: for the same reason.
-- It does not go away with the policy: its pods end the programs that serve running vGPUs.
-- Each operating system has its own, always named after it and bound to its nodes, so that neither a second one nor the
-  last node of a first one changes the pods of others.
+- No driver-manager runs before it. The driver-manager unbinds all GPUs from their drivers and unloads the driver
+  whenever the pod starts, and does not count a KubeVirt VM as a user of a GPU. To upgrade, an admin deletes the pod on
+  a node whose GPUs no VM uses.
+- The update strategy is OnDelete, whatever the policy sets for all DaemonSets, for the same reason.
+- It stays when the policy is deleted: its pods end the programs that serve running vGPUs when they stop.
+- Each operating system has its own DaemonSet, named after it and restricted to its nodes. So a new operating system,
+  or the last node of an old one, changes no pods of the others.
 """
 
 import re
@@ -28,12 +28,12 @@ IMAGE_VARIABLE = "VGPU_MANAGER_IMAGE"
 SERVICE_ACCOUNT = "nvidia-vgpu-manager"
 CONTAINER = "nvidia-vgpu-manager-ctr"
 PARAMETERS = "/drivers"
-"""Where the image looks for files of module parameters, beside the driver that it has there itself."""
+"""The folder in which the image expects files of module parameters; it also contains the driver."""
 FIRMWARE = "/sys/module/firmware_class/parameters/path"
 
 
 def vgpu_manager(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
-    """Yield the DaemonSets, or why there can be none."""
+    """Yield the vGPU manager's DaemonSets, or the fault for which they cannot be deployed."""
     spec = policy.spec
     manager, sandbox = spec.vgpu_manager, spec.sandbox_workloads
     if sandbox.enabled is not True or sandbox.mode is SandboxMode.KATA or manager.enabled is not True:
@@ -66,19 +66,19 @@ Parameters = tuple[tuple[Volume, ...], tuple[VolumeMount, ...]]
 
 
 def parameter_files(config_map: str, path: str, site: Site) -> Parameters | SpecFault:
-    """Return a ConfigMap's entries as files, one by one: as a folder they would hide the driver that is there."""
+    """Return a ConfigMap's entries as single files: mounted as a folder they would hide the driver in that folder."""
     if not config_map:
         return (), ()
     entries = site.config_maps.get(config_map)
     if entries is None:
         return SpecFault(
             f"{path}.name",
-            f"there is no ConfigMap {config_map} in the namespace {site.namespace}; make it: kubectl create configmap"
-            f" {config_map} -n {site.namespace} --from-file=nvidia.conf, or leave the name out",
+            f"the ConfigMap {config_map} is not in namespace {site.namespace}; leave the name out, or create it:"
+            f" kubectl create configmap {config_map} -n {site.namespace} --from-file=nvidia.conf",
         )
     items = tuple(KeyToPath(key=key, path=key) for key in sorted(entries))
     volume = Volume(name="kernel-module-config", config_map=ConfigMapSource(name=config_map, items=items))
-    mounts = (mount(volume.name, f"{PARAMETERS}/{one.path}", read_only=True, part=one.path) for one in items)
+    mounts = (mount(volume.name, f"{PARAMETERS}/{item.path}", read_only=True, part=item.path) for item in items)
     return (volume,), tuple(mounts)
 
 
@@ -92,7 +92,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, os_tag: str, image: str, para
         command=("nvidia-driver",),
         args=manager.args or ("init",),
         env=assembly.environment((EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="void"),), manager.env),
-        resources=assembly.needs(manager.resources),
+        resources=assembly.resources_of(manager.resources),
         security_context=hostpaths.PRIVILEGED_S0,
         volume_mounts=(*_MOUNTS, *mounts),
     )
