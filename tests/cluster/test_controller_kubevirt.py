@@ -86,7 +86,7 @@ def test_vms_may_have_what_nodes_offer_whatever_an_admin_does_beside_it(node: La
         assert gates == {"featureGates": ["Sidecar", *["DisableMDEVConfiguration"] * 2]}
 
         said = admin.cluster.gpuvirt("uninstall")
-        assert "kubevirts kubevirt: took out what was added" in said
+        assert "kubevirts kubevirt: removed what gpuvirt had added" in said
         assert admin.configuration() == {"developerConfiguration": gates}
 
 

@@ -211,7 +211,7 @@ async def test_an_uninstall_takes_it_back(dependencies: Dependencies) -> None:
     dependencies.node.delete("kata")
     done = gpuvirt("uninstall", *asks)
     assert done.returncode == 0, done.stderr
-    assert f"took out what was added for KubeVirt {dependencies.node.namespace}/kubevirt" in done.stdout
+    assert f"removed what gpuvirt had added for KubeVirt {dependencies.node.namespace}/kubevirt" in done.stdout
     assert dependencies.found("kubevirt", "spec") == before
     assert dependencies.node.kubectl("get", "configmaps", "-o", "name").split() == ["configmap/kube-root-ca.crt"]
 

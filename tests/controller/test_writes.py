@@ -42,7 +42,7 @@ def test_what_goes_and_why() -> None:
 def test_what_kubevirt_gets_without_what_is_but_asked() -> None:
     operations = (Operation(Op.TEST, "/metadata/resourceVersion", "1"), Operation(Op.ADD, "/spec/x", {"a": 1}))
     plan = Plan(History(), KUBEVIRTS, "kubevirt", operations)
-    assert PatchKubeVirt(Target(KUBEVIRTS, "kubevirt"), plan).text == 'kubevirts kubevirt: add /spec/x {"a":1}'
+    assert PatchKubeVirt(Target(KUBEVIRTS, "kubevirt"), plan).text == 'patched kubevirts kubevirt: add /spec/x {"a":1}'
 
 
 def test_everything_that_follows_is_reported() -> None:

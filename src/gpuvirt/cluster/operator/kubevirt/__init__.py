@@ -1,1 +1,1 @@
-"""KubeVirt kept right: what its configuration lacks so that machines may have what nodes offer."""
+"""KubeVirt's configuration: finds and writes what it lacks, so that VMs may use the devices that nodes offer."""

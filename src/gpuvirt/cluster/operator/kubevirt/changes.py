@@ -1,7 +1,7 @@
-"""What we have changed in somebody else's object, as an annotation of that object says it.
+"""The record of gpuvirt's changes to a KubeVirt or HyperConverged, kept in an annotation of that object.
 
-It is written in the same patch as the changes, so the two can't differ. Where it is lost, or can't be read, nothing is
-ours: nothing is taken out again, and all stays permitted.
+One patch writes both the changes and the record, so that they cannot differ. If the record is lost or cannot be read,
+no entry counts as gpuvirt's: the controller removes nothing, and all devices stay permitted.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 
 ANNOTATION = "gpuvirt.io/permitted-devices"
-"""Says what we have added."""
+"""The annotation with the record."""
 MANAGE_ANNOTATION = "gpuvirt.io/manage"
-"""`false` has us leave the object alone."""
+"""The annotation by which an admin forbids changes of the object: `false`."""
 
 
 class Part(StrEnum):
-    """The lists of permitted devices, as both KubeVirt and HCO call those that we write."""
+    """The lists of permitted devices; KubeVirt and HCO have the same names for the lists that gpuvirt writes."""
 
     PCI = "pciHostDevices"
     MDEV = "mediatedDevices"
@@ -27,7 +27,7 @@ class Part(StrEnum):
 
 
 class OurEntry(msgspec.Struct, frozen=True):
-    """An entry of a list that we have added."""
+    """An entry that gpuvirt has added to a list."""
 
     part: Part
     selector: str
@@ -35,26 +35,26 @@ class OurEntry(msgspec.Struct, frozen=True):
 
 
 class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A field that we have set."""
+    """A field that gpuvirt has set."""
 
     pointer: str
     value: bool
     was: bool | None = None
-    """None: it was not there."""
+    """The previous value; None if the field was not set."""
 
 
 class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of it."""
+    """All of gpuvirt's changes to one object."""
 
     entries: tuple[OurEntry, ...] = ()
     gates: tuple[str, ...] = ()
     switch: Switch | None = None
     made: tuple[str, ...] = ()
-    """Containers that were not there, by their pointers."""
+    """Objects and lists that gpuvirt has created, by their JSON pointers."""
 
 
 def changes_of(annotations: Mapping[str, str]) -> Changes:
-    """Return what the annotations say."""
+    """Return the record from an object's annotations; empty if it is missing or cannot be read."""
     try:
         return from_json(annotations.get(ANNOTATION, "{}").encode(), Changes)
     except DamagedError:
@@ -62,5 +62,5 @@ def changes_of(annotations: Mapping[str, str]) -> Changes:
 
 
 def text_of(changes: Changes) -> str | None:
-    """Return what the annotation is to say, None for no annotation."""
+    """Return the annotation's value; None if there are no changes to record."""
     return msgspec.json.encode(changes).decode() if changes != Changes() else None

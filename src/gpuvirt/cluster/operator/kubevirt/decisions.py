@@ -1,7 +1,7 @@
-"""What follows for KubeVirt: patches of it, what agents are not to offer, and why something can't be as it should.
+"""Decisions for KubeVirt: patches of its configuration, resources that agents must not offer, and reasons.
 
-The history of our patches is kept in a ConfigMap, and written before a patch is sent: a controller that starts again
-must not resume a fight that the one before has given up.
+A ConfigMap has the history of the controller's patches. It is written before a patch is sent, so that a restarted
+controller does not repeat a patch that the previous one gave up after reverts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
 
 HISTORY = "gpuvirt-kubevirt-history"
-"""The ConfigMap: a history by the uid of the object that it is of."""
+"""The ConfigMap with the histories, each by the uid of its object."""
 STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEV_DELETION_RISK})
 
 Histories = Mapping[str, History]
@@ -37,93 +37,91 @@ Histories = Mapping[str, History]
 
 @dataclass(frozen=True, slots=True)
 class KubeVirtObserved:
-    """What was heard of KubeVirt."""
+    """The observed state of KubeVirt."""
 
     kubevirts: Objects[KubeVirt] | None = None
-    """None: unheard; none in it: there is no KubeVirt."""
+    """None if not observed yet; empty if the cluster has no KubeVirt."""
     hyper_convergeds: Observed[tuple[HyperConverged, ...]] | None = None
     requesting: Requesting = field(default_factory=dict)
     histories: Histories = field(default_factory=dict)
-    """By uid: what this controller knows, and what the ConfigMap has where it knows nothing yet."""
+    """The histories by uid: those of this controller, or initially those of the ConfigMap."""
     problems: tuple[str, ...] = ()
-    """Why kinds of objects that were never heard are not."""
+    """The errors of kinds that could not be listed yet."""
     kept: str | None = None
-    """What the ConfigMap says, as `kept_text` gives it; None where it is not there."""
+    """The ConfigMap's data as `kept_text` returns it; None if the ConfigMap does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatchKubeVirt:
-    """Have KubeVirt, or HCO for it, permit what nodes offer."""
+    """Patch a KubeVirt or HyperConverged so that it permits the devices that nodes offer."""
 
     target: Target
     plan: Plan
 
     @property
     def text(self) -> str:
-        """What is done: `kubevirts kubevirt: add /spec/configuration/... {...}; ...`."""
-        return f"{self.target.text}: {'; '.join(self.plan.changes)}"
+        """The log line: `patched kubevirts kubevirt: add /spec/configuration/... {...}; ...`."""
+        return f"patched {self.target.text}: {'; '.join(self.plan.changes)}"
 
 
 @dataclass(frozen=True, slots=True)
 class KubeVirtDecisions:
-    """What follows."""
+    """The writes for KubeVirt, and what follows from its configuration for agents and the policy's status."""
 
     writes: tuple[ApplyObject | PatchKubeVirt, ...] = ()
     withheld: tuple[Withheld, ...] | None = None
-    """What agents are not to offer; None where that is not known."""
+    """The resources that agents must not offer; None if they are unknown."""
     stopped_because: str | None = None
-    """Why no vGPUs are to be made anywhere."""
+    """Why no agent may create vGPUs; None if they may."""
     reasons: tuple[Reason, ...] = ()
     drafts: tuple[str, ...] = ()
-    """What is lacking and not written: operations, a line each."""
+    """The operations that the controller may not write, one line each."""
     histories: Histories = field(default_factory=dict)
 
 
 def decide(
     observed: KubeVirtObserved, gpu_nodes: Sequence[GpuNode], namespace: str, at: datetime, *, manage: bool
 ) -> KubeVirtDecisions:
-    """Return what follows from what nodes offer and what KubeVirt is; nothing where that was not heard."""
-    untold = tuple(kubevirtproblems.not_read_completely(problem) for problem in observed.problems)
+    """Return the decisions from the nodes' resources and KubeVirt's configuration; no write if that is unknown."""
+    unread = tuple(kubevirtproblems.not_read_completely(problem) for problem in observed.problems)
     if observed.kubevirts is None:
-        return KubeVirtDecisions(reasons=untold, histories=observed.histories)
+        return KubeVirtDecisions(reasons=unread, histories=observed.histories)
     plans = [
-        plan(_scene(observed, one, gpu_nodes), Manner(manage), _history(observed, one), at) for one in _all(observed)
+        plan(_picture(observed, kubevirt, gpu_nodes), Manner(manage), _history(observed, kubevirt), at)
+        for kubevirt in observed.kubevirts.values()
     ]
-    histories = {key: value for one in plans if (key := one.history.uid) for value in (one.history,)}
-    reasons = tuple(reason for one in plans for reason in one.reasons)
-    stops = [one for one in reasons if one.code in STOPS] if any(one.stops_vgpu_changes for one in plans) else []
+    histories = {planned.history.uid: planned.history for planned in plans if planned.history.uid}
+    reasons = tuple(reason for planned in plans for reason in planned.reasons)
+    is_stopped = any(planned.stops_vgpu_changes for planned in plans)
+    stops = [reason for reason in reasons if reason.code in STOPS] if is_stopped else []
     return KubeVirtDecisions(
         writes=tuple(_writes(plans, histories, observed, namespace)),
-        withheld=tuple(entry for one in plans for entry in one.withheld),
+        withheld=tuple(entry for planned in plans for entry in planned.withheld),
         stopped_because=stops[0].text if stops else None,
-        reasons=(*reasons, *untold) if plans else (),
-        drafts=tuple(change for one in plans if one.dry_run for change in one.changes),
+        reasons=(*reasons, *unread) if plans else (),
+        drafts=tuple(change for planned in plans if planned.dry_run for change in planned.changes),
         histories=histories,
     )
 
 
 def kept_histories(stored: StoredObject | None) -> Histories:
-    """Return what a ConfigMap keeps."""
+    """Return the histories in a ConfigMap."""
     data = stored.texts if stored is not None else None
     return {uid: history.decode(text) for uid, text in (data or {}).items()}
 
 
 def kept_text(stored: StoredObject | None) -> str | None:
-    """Return what a ConfigMap says, to be compared with what it is to say."""
+    """Return a ConfigMap's data as a text that can be compared; None without data."""
     data = stored.texts if stored is not None else None
     return _text(data) if data is not None else None
 
 
 def history_key(namespace: str) -> ObjectKey:
-    """Return the place of that ConfigMap."""
+    """Return the key of the ConfigMap with the histories."""
     return ObjectKey(namespace, HISTORY)
 
 
-def _all(observed: KubeVirtObserved) -> tuple[KubeVirt, ...]:
-    return tuple((observed.kubevirts or {}).values())
-
-
-def _scene(observed: KubeVirtObserved, kubevirt: KubeVirt, gpu_nodes: Sequence[GpuNode]) -> KubeVirtPicture:
+def _picture(observed: KubeVirtObserved, kubevirt: KubeVirt, gpu_nodes: Sequence[GpuNode]) -> KubeVirtPicture:
     return KubeVirtPicture(
         kubevirt=kubevirt,
         offered=offered_of(gpu_nodes),
@@ -134,24 +132,26 @@ def _scene(observed: KubeVirtObserved, kubevirt: KubeVirt, gpu_nodes: Sequence[G
 
 
 def _history(observed: KubeVirtObserved, kubevirt: KubeVirt) -> History:
-    """Return the history of the object that is written for a KubeVirt: its own, or that of the HCO which owns it."""
+    """Return the history of the object that is patched for a KubeVirt: its own, or that of its HyperConverged."""
     hcos = (observed.hyper_convergeds.value if observed.hyper_convergeds is not None else None) or ()
-    uids = (kubevirt.metadata.uid, *(one.metadata.uid for one in hcos))
+    uids = (kubevirt.metadata.uid, *(hco.metadata.uid for hco in hcos))
     return next((observed.histories[uid] for uid in reversed(uids) if uid in observed.histories), History())
 
 
 def _writes(
     plans: Sequence[Plan], histories: Histories, observed: KubeVirtObserved, namespace: str
 ) -> Sequence[ApplyObject | PatchKubeVirt]:
-    """Return the ConfigMap first where it is to say something else, and patches once it says it."""
-    data = {uid: history.encode(one) for uid, one in histories.items()}
+    """Return the write of the ConfigMap if it is outdated, and the patches only once it is up to date."""
+    data = {uid: history.encode(known) for uid, known in histories.items()}
     if data and _text(data) != observed.kept:
         labels = {"app.kubernetes.io/managed-by": "gpuvirt"}
-        about = ObjectMeta(name=HISTORY, namespace=namespace, labels=labels)
-        content = ConfigMap(api_version=workloads.CORE, metadata=about, data=data)
+        metadata = ObjectMeta(name=HISTORY, namespace=namespace, labels=labels)
+        content = ConfigMap(api_version=workloads.CORE, metadata=metadata, data=data)
         return [ApplyObject(Target(resource_of(content), HISTORY), content)]
     return [
-        PatchKubeVirt(Target(one.resource, one.name), one) for one in plans if one.resource is not None and one.writes
+        PatchKubeVirt(Target(planned.resource, planned.name), planned)
+        for planned in plans
+        if planned.resource is not None and planned.writes
     ]
 
 

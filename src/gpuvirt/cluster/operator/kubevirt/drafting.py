@@ -1,4 +1,4 @@
-"""The patch that brings an object to what it is to be, with the annotation that says what of it we have done."""
+"""The patch that leads a KubeVirt or HyperConverged to the desired configuration and records gpuvirt's changes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,67 +12,69 @@ from gpuvirt.model.devices.selectors import normal
 from gpuvirt.plain import Plain
 
 MDEVS_LEFT_ALONE = "mediated devices are left alone"
+"""An item of `DesiredConfiguration.items`, which the histories on disk have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """What it is to be."""
+class DesiredConfiguration:
+    """The desired configuration of a subject."""
 
     listing: Listing
     gates: tuple[str, ...] = ()
-    """Gates that are to be on."""
+    """Feature gates that have to be enabled."""
     handling: Handling | None = None
-    """Who handles mediated devices; None where no node has any, nor will."""
+    """Whether KubeVirt handles mediated devices; None if no node has any or will have any."""
 
     @property
     def items(self) -> tuple[str, ...]:
-        """All that is wanted, whether or not it is there, each as one word for it."""
+        """All desired items, present or missing, one text each."""
         mdevs = (MDEVS_LEFT_ALONE,) if self.handling is not None and self.handling.will_be_off else ()
-        return (*(_item(one) for one in self.listing.desired), *self.gates, *mdevs)
+        return (*(_item(entry) for entry in self.listing.desired), *self.gates, *mdevs)
 
     def lacking(self, subject: Subject) -> tuple[str, ...]:
-        """Return what of that is not there."""
-        mended = (OurEntry(one.part, one.selector, one.resource) for one in self.listing.mend)
+        """Return the desired items that a subject lacks."""
+        mended = (entry.as_ours() for entry in self.listing.mend)
         handling = self.handling
         mdevs = (MDEVS_LEFT_ALONE,) if handling is not None and handling.will_be_off and not handling.off else ()
         gates = (gate for gate in self.gates if gate not in subject.gates)
-        return (*(_item(one) for one in (*self.listing.add, *mended)), *gates, *mdevs)
+        return (*(_item(entry) for entry in (*self.listing.add, *mended)), *gates, *mdevs)
 
 
-def drafted(subject: Subject, ours: Changes, due: Due) -> tuple[Operation, ...]:
-    """Return the operations; none where nothing is lacking."""
-    draft, listing, handling = Draft(subject.there), due.listing, due.handling
+def drafted(subject: Subject, ours: Changes, desired: DesiredConfiguration) -> tuple[Operation, ...]:
+    """Return the operations of the patch; none if nothing is missing."""
+    draft, listing, handling = Draft(subject.there), desired.listing, desired.handling
     if listing.dissolve:
         draft.remove(subject.permitted)
     for entry in listing.mend:
         draft.set(f"{pointer_to(subject, entry)}/externalResourceProvider", value=True)
     for part in (Part.PCI, Part.MDEV):
-        draft.take_out(f"{subject.permitted}/{part}", (one.index for one in listing.out if one.part is part))
-    for one in listing.add:
-        draft.append(f"{subject.permitted}/{one.part}", _written(subject, one))
-    gates = [gate for gate in (*due.gates, *_mdev_gate(due)) if gate not in subject.gates]
+        indices = (entry.index for entry in listing.out if entry.part is part)
+        draft.remove_entries(f"{subject.permitted}/{part}", indices)
+    for added in listing.add:
+        draft.append(f"{subject.permitted}/{added.part}", _entry_value(subject, added))
+    gates = [gate for gate in (*desired.gates, *_mdev_gate(desired)) if gate not in subject.gates]
     for gate in gates:
         draft.append(subject.gates_pointer, gate)
     if handling is not None and handling.switch is not None:
-        draft.need(handling.switch.pointer.rpartition("/")[0], {})
+        draft.ensure(handling.switch.pointer.rpartition("/")[0], {})
         draft.set(handling.switch.pointer, handling.switch.value)
     after = Changes(
         entries=tuple(_entries(subject, ours, listing)),
-        gates=tuple(dict.fromkeys((*(one for one in ours.gates if one in subject.gates), *gates))),
+        gates=tuple(dict.fromkeys((*(gate for gate in ours.gates if gate in subject.gates), *gates))),
         switch=(handling.switch if handling is not None else None) or _kept_switch(subject, ours),
-        made=tuple(_made(subject, ours, draft, listing)),
+        made=tuple(_created_containers(subject, ours, draft, listing)),
     )
     annotate(draft, subject.metadata.annotations, ANNOTATION, text_of(after))
     return draft.operations
 
 
 def pointer_to(subject: Subject, entry: Entry) -> str:
-    """Return the pointer to an entry."""
+    """Return the JSON pointer to an entry."""
     return f"{subject.permitted}/{entry.part}/{entry.index}"
 
 
 def removable(subject: Subject) -> tuple[str, ...]:
-    """Return the containers of which all that may be in them is known, innermost first."""
+    """Return the objects and lists that gpuvirt may remove if it created them, innermost first."""
     lists = (f"{subject.permitted}/{part}" for part in (Part.PCI, Part.MDEV))
     return (*lists, subject.permitted, subject.gates_pointer, f"{subject.root}{at(MEDIATED)}")
 
@@ -81,32 +83,33 @@ def _item(entry: OurEntry) -> str:
     return f"{entry.part} {normal(entry.selector)} {entry.resource}"
 
 
-def _written(subject: Subject, entry: OurEntry) -> dict[str, Plain]:
+def _entry_value(subject: Subject, entry: OurEntry) -> dict[str, Plain]:
     key = subject.pci_key if entry.part is Part.PCI else "mdevNameSelector"
     return {key: entry.selector, "resourceName": entry.resource, "externalResourceProvider": True}
 
 
-def _mdev_gate(due: Due) -> tuple[str, ...]:
-    return (due.handling.gate,) if due.handling is not None and due.handling.gate is not None else ()
+def _mdev_gate(desired: DesiredConfiguration) -> tuple[str, ...]:
+    handling = desired.handling
+    return (handling.gate,) if handling is not None and handling.gate is not None else ()
 
 
 def _entries(subject: Subject, ours: Changes, listing: Listing) -> Iterator[OurEntry]:
-    """Yield the entries that are ours after the patch; one that somebody took out is no longer."""
-    gone = {(one.part, one.index) for one in listing.out}
-    there = {
-        OurEntry(one.part, one.selector, one.resource)
-        for one in subject.entries or ()
-        if not listing.dissolve and (one.part, one.index) not in gone
+    """Yield gpuvirt's entries after the patch, without those that another writer has removed."""
+    removed = {(entry.part, entry.index) for entry in listing.out}
+    present = {
+        entry.as_ours()
+        for entry in subject.entries or ()
+        if not listing.dissolve and (entry.part, entry.index) not in removed
     }
-    yield from (one for one in ours.entries if one in there)
-    yield from (one for one in listing.add if one not in ours.entries or one not in there)
+    yield from (entry for entry in ours.entries if entry in present)
+    yield from (entry for entry in listing.add if entry not in ours.entries or entry not in present)
 
 
 def _kept_switch(subject: Subject, ours: Changes) -> Switch | None:
     return ours.switch if ours.switch is not None and holds(subject, ours.switch) else None
 
 
-def _made(subject: Subject, ours: Changes, draft: Draft, listing: Listing) -> Iterator[str]:
+def _created_containers(subject: Subject, ours: Changes, draft: Draft, listing: Listing) -> Iterator[str]:
     within = f"{subject.permitted}/"
     for pointer in removable(subject):
         if listing.dissolve and (pointer == subject.permitted or pointer.startswith(within)):

@@ -1,8 +1,8 @@
-"""How often what we have written was taken back: by a GitOps tool that has another text, it would be for ever.
+"""How often another writer has reverted the controller's patches. A GitOps tool would do so each time.
 
-It is kept by the controller in an object of its own, and not in the object that is written: who writes that again may
-take our annotations with it. What is taken back three times in a day is not written again until it stands there by
-somebody else's hand; a restart changes nothing in that.
+The controller keeps the history in a ConfigMap, not in the patched object, since the other writer may remove its
+annotations. After three reverts within a day the controller stops patching until another writer has written the desired
+configuration, also across restarts.
 """
 
 from collections.abc import Collection
@@ -16,28 +16,28 @@ from gpuvirt.errors import DamagedError
 
 MOST_REVERTS = 3
 WINDOW = timedelta(days=1)
-"""Reverts that are longer ago are forgotten: an admin may change their mind."""
+"""Older reverts do not count: the cause may have been mended."""
 
 
 class Achieved(msgspec.Struct, frozen=True):
-    """A state of the object in which nothing was lacking."""
+    """A generation of the object that had all desired items."""
 
     generation: int
     items: tuple[str, ...]
-    """What was wanted then."""
+    """The desired items at that time."""
 
 
 class History(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What has become of what we wrote."""
+    """The controller's patches of one object, and their reverts."""
 
     uid: str = ""
-    """The object's: another one by the same name has no history."""
+    """The object's uid: a newer object of the same name has no history."""
     achieved: Achieved | None = None
     reverts: tuple[datetime, ...] = ()
     stopped: bool = False
 
     def is_of_later(self, metadata: Metadata) -> bool:
-        """Return whether this knows more than an object that was read before it was written."""
+        """Return whether the history is of a later generation than an object from the watch."""
         known = self.achieved
         return known is not None and self.uid == metadata.uid and metadata.generation < known.generation
 
@@ -45,11 +45,11 @@ class History(msgspec.Struct, frozen=True, omit_defaults=True):
 def step(
     history: History, metadata: Metadata, desired: Collection[str], lacking: Collection[str], at: datetime
 ) -> History:
-    """Return the history after the object was seen, of which `lacking` is what it lacks of what is wanted."""
+    """Return the history after observing an object; `lacking` are the desired items that it lacks."""
     if history.uid != metadata.uid:
         history = History(metadata.uid)
     known = history.achieved
-    reverts = tuple(one for one in history.reverts if at - one < WINDOW)
+    reverts = tuple(reverted_at for reverted_at in history.reverts if at - reverted_at < WINDOW)
     if not lacking:
         kept = () if history.stopped else reverts
         return History(metadata.uid, _achieved(metadata, desired), kept)
@@ -60,7 +60,7 @@ def step(
 
 
 def landed(history: History, metadata: Metadata, desired: Collection[str]) -> History:
-    """Return the history after a patch was taken; `metadata` is that of the answer."""
+    """Return the history after a patch; `metadata` is that of the patched object."""
     return msgspec.structs.replace(history, uid=metadata.uid, achieved=_achieved(metadata, desired))
 
 
@@ -69,12 +69,12 @@ def _achieved(metadata: Metadata, desired: Collection[str]) -> Achieved:
 
 
 def encode(history: History) -> str:
-    """Return a history as a text."""
+    """Return a history as JSON."""
     return msgspec.json.encode(history).decode()
 
 
 def decode(text: str) -> History:
-    """Return what a text says; one that can't be read says nothing."""
+    """Return the history from JSON; an empty one if it cannot be read."""
     try:
         return from_json(text.encode(), History)
     except DamagedError:

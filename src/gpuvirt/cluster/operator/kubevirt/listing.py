@@ -1,8 +1,11 @@
-"""What is to become of the lists of permitted devices.
+"""The desired lists of permitted devices.
 
-Four rules keep machines that may start from being refused: lists that are not there permit everything, so they are made
-only where every name in use can be listed; an entry goes only where it is ours and nothing names it; somebody else's
-entry is left as it is; and lists that we have made go again where they refuse what was permitted without them.
+Four rules ensure that KubeVirt refuses no VM that it would have admitted before:
+
+- Without lists KubeVirt permits every device. So gpuvirt creates lists only if they can name all resources in use.
+- gpuvirt removes an entry only if it added the entry and no object names the resource.
+- gpuvirt does not change the entries of other writers.
+- gpuvirt removes lists that it created if they refuse a resource that was permitted without them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,54 +21,55 @@ from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """It."""
+    """The desired lists, and the changes that lead to them."""
 
     desired: tuple[OurEntry, ...] = ()
-    """All that is to stand there of what nodes offer, whoever has written it."""
+    """The desired entries for the resources that nodes offer, also those that other writers have added."""
     add: tuple[OurEntry, ...] = ()
     mend: tuple[Entry, ...] = ()
-    """Entries of ours that say that KubeVirt is to offer the devices."""
+    """gpuvirt's entries that have lost `externalResourceProvider: true`."""
     out: tuple[Entry, ...] = ()
+    """Entries to remove."""
     dissolve: bool = False
-    """All lists are to go."""
+    """Whether all lists are removed."""
     reasons: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ListingInputs:
-    """What it rests on."""
+    """The inputs from which the lists follow."""
 
     subject: Subject
     ours: Changes
     offered: Offered
-    """What nodes offer, without what KubeVirt offers itself by somebody else's entry."""
+    """The resources that nodes offer, without those that KubeVirt itself offers by another writer's entry."""
     names: Names
     leaves_mdevs: bool
-    """Whether KubeVirt leaves mediated devices alone that no list has."""
+    """Whether KubeVirt leaves mediated devices alone that no list permits."""
     prune: bool = False
-    """Whether entries of ours go that no node offers any more."""
+    """Whether gpuvirt's entries are removed once no node offers their resources."""
     withheld: frozenset[str] = field(default_factory=frozenset)
-    """What KubeVirt offers itself."""
+    """The resources that KubeVirt itself offers."""
 
 
 def listing_of(inputs: ListingInputs) -> Listing:
-    """Return what is to become of them."""
+    """Return the desired lists."""
     entries = inputs.subject.entries
     if entries is None:
-        return _made(inputs)
+        return _created(inputs)
     why, out = _why_dissolved(inputs, entries), tuple(_unused(inputs, entries))
-    spares = any(one.part is Part.MDEV for one in entries if one not in out) and not inputs.leaves_mdevs
-    if why is not None and not spares and all(is_ours(inputs.ours, one) for one in entries):
+    spares = any(entry.part is Part.MDEV for entry in entries if entry not in out) and not inputs.leaves_mdevs
+    if why is not None and not spares and all(is_ours(inputs.ours, entry) for entry in entries):
         return Listing(dissolve=True, reasons=(why,))
     return _kept(inputs, entries, out, (why,) if why is not None else ())
 
 
 def is_ours(ours: Changes, entry: Entry) -> bool:
-    """Return whether we have added an entry."""
-    return OurEntry(entry.part, entry.selector, entry.resource) in ours.entries
+    """Return whether gpuvirt has added an entry."""
+    return entry.as_ours() in ours.entries
 
 
-def _made(inputs: ListingInputs) -> Listing:
+def _created(inputs: ListingInputs) -> Listing:
     desired = tuple(_desired(inputs.offered))
     if not desired:
         return Listing()
@@ -75,7 +79,7 @@ def _made(inputs: ListingInputs) -> Listing:
     if unlisted:
         return Listing(reasons=(kubevirtproblems.resource_not_permitted(inputs.subject.where, unlisted),))
     fitting, reasons = _fitting(inputs.subject, (), desired)
-    if inputs.names.used - {one.resource for one in fitting}:
+    if inputs.names.used - {entry.resource for entry in fitting}:
         return Listing(reasons=reasons)
     return Listing(desired=fitting, add=fitting, reasons=reasons)
 
@@ -83,14 +87,14 @@ def _made(inputs: ListingInputs) -> Listing:
 def _kept(
     inputs: ListingInputs, entries: Sequence[Entry], out: tuple[Entry, ...], reasons: tuple[Reason, ...]
 ) -> Listing:
-    there = {(one.part, normal(one.selector), one.resource) for one in entries if not one.disabled}
+    present = {_identity(entry) for entry in entries if not entry.disabled}
     desired = tuple(_desired(inputs.offered))
-    missing = tuple(one for one in desired if (one.part, normal(one.selector), one.resource) not in there)
-    add, taken = _fitting(inputs.subject, [one for one in entries if one not in out], missing)
+    missing = tuple(entry for entry in desired if _identity(entry) not in present)
+    add, taken = _fitting(inputs.subject, [entry for entry in entries if entry not in out], missing)
     return Listing(
-        desired=(*(one for one in desired if one not in missing), *add),
+        desired=(*(entry for entry in desired if entry not in missing), *add),
         add=add,
-        mend=tuple(one for one in entries if not one.external and is_ours(inputs.ours, one)),
+        mend=tuple(entry for entry in entries if not entry.external and is_ours(inputs.ours, entry)),
         out=out,
         reasons=(*reasons, *taken),
     )
@@ -98,32 +102,37 @@ def _kept(
 
 def _desired(offered: Offered) -> Iterator[OurEntry]:
     for name, selectors in offered.items():
-        yield from (OurEntry(Part.PCI, one, name) for one in selectors.pci)
-        yield from (OurEntry(Part.MDEV, one, name) for one in selectors.mdev)
+        yield from (OurEntry(Part.PCI, selector, name) for selector in selectors.pci)
+        yield from (OurEntry(Part.MDEV, selector, name) for selector in selectors.mdev)
+
+
+def _identity(entry: Entry | OurEntry) -> tuple[Part, str, str]:
+    """Return what two spellings of one entry have in common."""
+    return entry.part, normal(entry.selector), entry.resource
 
 
 def _fitting(
     subject: Subject, entries: Sequence[Entry], missing: Sequence[OurEntry]
 ) -> tuple[tuple[OurEntry, ...], tuple[Reason, ...]]:
-    """Return what can be added, and why the rest can't.
+    """Return the entries that can be added, and why the others cannot.
 
-    HCO's lists have each selector once, as it is spelt: all vGPU types of one card's VFs have the same id.
+    HCO's lists accept each spelling of a selector once, although all vGPU types of a card's VFs have the same PCI id.
     """
     if not subject.is_hco:
         return tuple(missing), ()
-    disabled = {(one.part, normal(one.selector), one.resource) for one in entries if one.disabled}
-    taken = {(one.part, one.selector) for one in entries}
+    disabled = {_identity(entry) for entry in entries if entry.disabled}
+    taken = {(entry.part, entry.selector) for entry in entries}
     fitting: list[OurEntry] = []
     reasons: list[Reason] = []
-    for one in missing:
-        free = (spelt for spelt in spellings(one.selector) if (one.part, spelt) not in taken)
-        if (one.part, normal(one.selector), one.resource) in disabled:
-            reasons.append(_taken(subject, one, "is disabled"))
+    for entry in missing:
+        free = (spelling for spelling in spellings(entry.selector) if (entry.part, spelling) not in taken)
+        if _identity(entry) in disabled:
+            reasons.append(_taken(subject, entry, "is disabled"))
         elif (selector := next(free, None)) is None:
-            reasons.append(_taken(subject, one, "stands for other names, however it is written"))
+            reasons.append(_taken(subject, entry, "belongs to other resource names in all its spellings"))
         else:
-            taken.add((one.part, selector))
-            fitting.append(OurEntry(one.part, selector, one.resource))
+            taken.add((entry.part, selector))
+            fitting.append(OurEntry(entry.part, selector, entry.resource))
     return tuple(fitting), tuple(reasons)
 
 
@@ -131,14 +140,14 @@ def _unused(inputs: ListingInputs, entries: Sequence[Entry]) -> Iterator[Entry]:
     if not inputs.prune or inputs.names.unknown:
         return
     busy = inputs.names.used | inputs.offered.keys() | inputs.withheld
-    yield from (one for one in entries if is_ours(inputs.ours, one) and one.resource not in busy)
+    yield from (entry for entry in entries if is_ours(inputs.ours, entry) and entry.resource not in busy)
 
 
 def _why_dissolved(inputs: ListingInputs, entries: Sequence[Entry]) -> Reason | None:
-    """Return what our own lists refuse that was permitted before they were there."""
+    """Return why the lists that gpuvirt created are removed: they refuse resources that were permitted without them."""
     if inputs.subject.permitted not in inputs.ours.made or inputs.names.unknown:
         return None
-    listed = {one.resource for one in entries if not one.disabled}
+    listed = {entry.resource for entry in entries if not entry.disabled}
     refused = sorted(inputs.names.used - listed - inputs.offered.keys())
     return kubevirtproblems.resource_not_permitted(inputs.subject.where, refused) if refused else None
 

@@ -1,8 +1,8 @@
-"""Who handles mediated devices: KubeVirt deletes those that it did not make, unless it is told to leave them alone.
+"""Whether KubeVirt handles mediated devices. If it does, it deletes those that it did not create.
 
-virt-handler does so at each heartbeat, and does not ask who uses them. It spares the types that are permitted with
-`externalResourceProvider: true`. Where somebody has KubeVirt make its own, that stays, and ours are spared by their
-entries; else the handling is switched off.
+virt-handler does so at each heartbeat, even if a VM uses them. It spares the types that are permitted with
+`externalResourceProvider: true`. If an admin has KubeVirt create mediated devices, that stays, and entries spare those
+of gpuvirt. Otherwise gpuvirt switches the handling off.
 """
 
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """Who does, and what is to be done about it."""
+    """Whether KubeVirt handles mediated devices, and how gpuvirt switches that off."""
 
     off: bool
-    """KubeVirt leaves them alone."""
+    """Whether KubeVirt leaves mediated devices alone."""
     switch: Switch | None = None
-    """The field that has it do so."""
+    """The field to set, so that KubeVirt leaves them alone."""
     gate: str | None = None
-    """The gate that does, where there is no field."""
+    """The feature gate to enable for that, if KubeVirt has no such field."""
     reasons: tuple[Reason, ...] = ()
 
     @property
     def will_be_off(self) -> bool:
-        """Whether it is, once that is done."""
+        """Whether KubeVirt leaves mediated devices alone after the patch."""
         return self.off or self.switch is not None or self.gate is not None
 
 
 def handling_of(subject: Subject, version: Version | None) -> Handling:
-    """Return who handles mediated devices, and how KubeVirt is to be kept from it."""
+    """Return whether KubeVirt handles mediated devices, and how to switch that off."""
     mediated = subject.mediated
     gated = subject.hco_leaves_mdevs is True if subject.is_hco else MDEV_GATE in subject.gates
     if mediated.enabled is False or (mediated.enabled is None and gated):
@@ -46,7 +46,7 @@ def handling_of(subject: Subject, version: Version | None) -> Handling:
     if mediated.enabled is None and subject.is_hco:
         pointer = f"{subject.root}{at(GATES, 'disableMDevConfiguration')}"
         return Handling(off=False, switch=Switch(pointer, value=True, was=subject.hco_leaves_mdevs))
-    # A field that stands there is known, and goes before any gate.
+    # If the field is set, this KubeVirt knows it. The field takes precedence over the gate.
     return _by_field(subject) if mediated.enabled is not None or has_mdev_field(version) else _by_gate(subject)
 
 
@@ -62,7 +62,7 @@ def _by_gate(subject: Subject) -> Handling:
 
 
 def holds(subject: Subject, switch: Switch) -> bool:
-    """Return whether a field is as we have set it."""
+    """Return whether a field still has the value that gpuvirt has set."""
     if switch.pointer == f"{subject.root}{at(MEDIATED, 'enabled')}":
         return subject.mediated.enabled is switch.value
     return subject.hco_leaves_mdevs is switch.value

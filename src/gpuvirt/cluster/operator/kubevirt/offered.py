@@ -1,8 +1,8 @@
-"""What the nodes of a cluster offer, with what KubeVirt is to select it by, and what of it KubeVirt offers itself.
+"""The resources that the nodes of a cluster offer, with their selectors for KubeVirt, and those that KubeVirt offers.
 
-An entry without `externalResourceProvider: true` has KubeVirt's own plugin offer whatever its selector finds, under
-its own name. The same devices under two names would be given away twice, and of one name the kubelet hears whoever has
-registered last. So it is not the name alone that counts.
+With an entry without `externalResourceProvider: true`, KubeVirt's own device plugin offers all devices that the
+selector matches, under the entry's name. Under two names the same device could be allocated twice; for one name the
+kubelet uses the plugin that registered last. So gpuvirt compares selectors as well as names.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,53 +16,53 @@ from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 Offered = Mapping[str, Selectors]
-"""By resource; each has selectors."""
+"""The selectors by resource; no resource is without."""
 
 
 def offered_of(nodes: Iterable[GpuNode]) -> Offered:
-    """Return what all nodes together offer; a resource that no node has devices of now is not in it."""
+    """Return the resources of all nodes; a resource without devices on any node is left out."""
     return united(
-        {one.name: Selectors(one.kind or ResourceKind.WHOLE, one.pci_vendor_selectors, one.mdev_name_selectors)}
+        {found.name: Selectors(found.kind or ResourceKind.WHOLE, found.pci_vendor_selectors, found.mdev_name_selectors)}
         for node in nodes
-        for one in (node.status or Status()).resources
+        for found in (node.status or Status()).resources
     )
 
 
 def united(offers: Iterable[Offered]) -> Offered:
-    """Return several offers as one; one may be of what is wanted and not there yet."""
+    """Return the union of several offers, which may include desired resources that no node has yet."""
     found: dict[str, Selectors] = {}
     for offered in offers:
-        for name, one in offered.items():
-            before = found.get(name, Selectors(one.kind))
-            pci, mdev = {*before.pci, *one.pci}, {*before.mdev, *one.mdev}
+        for name, selectors in offered.items():
+            before = found.get(name, Selectors(selectors.kind))
+            pci, mdev = {*before.pci, *selectors.pci}, {*before.mdev, *selectors.mdev}
             if pci or mdev:
                 found[name] = Selectors(before.kind, tuple(sorted(pci)), tuple(sorted(mdev)))
     return dict(sorted(found.items()))
 
 
 def wants_mdevs(nodes: Iterable[GpuNode]) -> bool:
-    """Return whether a node has mediated devices, or is to get vGPUs."""
+    """Return whether a node has mediated devices or vGPUs, or its spec asks for vGPUs."""
     return any(_wants_mdevs(node) for node in nodes)
 
 
 def _wants_mdevs(node: GpuNode) -> bool:
     spec, status = node.spec or Spec(), node.status or Status()
     modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
-    has = any(one.mdev_name_selectors for one in status.resources)
+    has = any(resource.mdev_name_selectors for resource in status.resources)
     return has or DesiredMode.VGPU in modes or any(gpu.vgpu_config is not None for gpu in status.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class ByKubeVirt:
-    """A resource of ours that KubeVirt offers."""
+    """A resource of gpuvirt's that KubeVirt's own device plugin offers."""
 
     reason: Reason
     name: str
-    """What it offers it as."""
+    """The name under which KubeVirt offers it."""
 
     @property
     def withheld(self) -> Withheld:
-        """What the agents are told."""
+        """The entry for the GpuNodes' specs, by which agents do not offer the resource."""
         parts = (self.reason.message, f"seen: {self.reason.seen}", f"fix: {self.reason.fix}")
         offered_as = self.name if self.name != self.reason.subject else None
         code = str(self.reason.code)
@@ -72,19 +72,19 @@ class ByKubeVirt:
 def offered_by_kubevirt(
     entries: Iterable[Entry], offered: Offered, where: Callable[[Entry], str]
 ) -> Mapping[str, ByKubeVirt]:
-    """Return the resources of ours that KubeVirt offers, by name; `where` says where an entry stands."""
-    own = [one for one in entries if not one.external and not one.disabled]
+    """Return the resources of gpuvirt's that KubeVirt offers, by name; `where` returns the place of an entry."""
+    own = [entry for entry in entries if not entry.external and not entry.disabled]
     found: dict[str, ByKubeVirt] = {}
     for name, selectors in offered.items():
-        same = (one for one in own if one.resource == name)
-        entry = next(same, None) or next((one for one in own if selects(one, selectors)), None)
-        if entry is not None:
-            reason = kubevirtproblems.foreign_provider(name, entry.resource, where(entry))
-            found[name] = ByKubeVirt(reason, entry.resource)
+        same = (entry for entry in own if entry.resource == name)
+        match = next(same, None) or next((entry for entry in own if selects(entry, selectors)), None)
+        if match is not None:
+            reason = kubevirtproblems.foreign_provider(name, match.resource, where(match))
+            found[name] = ByKubeVirt(reason, match.resource)
     return found
 
 
 def selects(entry: Entry, selectors: Selectors) -> bool:
-    """Return whether an entry's selector finds devices of a resource."""
-    its = {Part.PCI: selectors.pci, Part.MDEV: selectors.mdev, Part.USB: ()}[entry.part]
-    return normal(entry.selector) in {normal(one) for one in its}
+    """Return whether an entry's selector matches devices of a resource."""
+    of_part = {Part.PCI: selectors.pci, Part.MDEV: selectors.mdev, Part.USB: ()}[entry.part]
+    return normal(entry.selector) in {normal(selector) for selector in of_part}

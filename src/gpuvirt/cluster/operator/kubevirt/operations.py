@@ -1,7 +1,7 @@
-"""JSON patches of objects that are not ours: operations in the order in which they are applied (RFC 6902).
+"""JSON patches of other products' objects: operations in the order in which they are applied (RFC 6902).
 
-Lists of KubeVirt's are atomic to server-side apply, and have fields that we don't know. So entries are added and taken
-out one by one, and all others stay as they stand.
+Server-side apply treats KubeVirt's lists as atomic, and their entries may have fields that gpuvirt does not know. So
+gpuvirt adds and removes single entries, and all others stay unchanged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,16 +13,16 @@ from gpuvirt.plain import Plain
 
 
 class Op(StrEnum):
-    """What is done."""
+    """The kind of an operation."""
 
     TEST = "test"
     ADD = "add"
-    """Also sets a key that is there."""
+    """Adds a key, or replaces the value of an existing one."""
     REMOVE = "remove"
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One operation."""
+    """One operation of a JSON patch."""
 
     op: Op
     path: str
@@ -36,67 +36,67 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def at(*keys: str) -> str:
-    """Return the pointer to what the keys lead to (RFC 6901)."""
+    """Return the JSON pointer for a path of keys (RFC 6901)."""
     return "".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys)
 
 
 class Draft:
-    """A patch being written: makes containers that are not there, and remembers which."""
+    """A patch in the making. It creates missing containers (objects and lists), and records which."""
 
     def __init__(self, there: Iterable[str]) -> None:
-        """`there` are the containers that the object has."""
+        """Begin a patch; `there` are the JSON pointers of the object's containers."""
         self._there = set(there)
         self._operations: list[Operation] = []
         self.made: list[str] = []
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What was written."""
+        """The operations so far."""
         return tuple(self._operations)
 
     def has(self, pointer: str) -> bool:
-        """Return whether a container is there after what was written."""
+        """Return whether the object has a container after the operations so far."""
         return pointer in self._there
 
-    def need(self, pointer: str, empty: Plain) -> None:
-        """Have a container be there, with those around it."""
+    def ensure(self, pointer: str, empty: Plain) -> None:
+        """Create a container if it is missing, with the containers around it."""
         around = pointer.rpartition("/")[0]
         if around:
-            self.need(around, {})
+            self.ensure(around, {})
         if pointer not in self._there:
             self.set(pointer, empty)
             self._there.add(pointer)
             self.made.append(pointer)
 
     def set(self, pointer: str, value: Plain) -> None:
-        """Set a key of a container that is there."""
+        """Set a key of an existing container."""
         self._operations.append(Operation(Op.ADD, pointer, value))
 
     def append(self, pointer: str, value: Plain) -> None:
-        """Add to a list."""
-        self.need(pointer, [])
+        """Append to a list, which is created if it is missing."""
+        self.ensure(pointer, [])
         self.set(f"{pointer}/-", value)
 
     def remove(self, pointer: str) -> None:
-        """Take out a key."""
+        """Remove a key."""
         self._operations.append(Operation(Op.REMOVE, pointer))
-        self._there = {one for one in self._there if one != pointer and not one.startswith(f"{pointer}/")}
+        self._there = {other for other in self._there if other != pointer and not other.startswith(f"{pointer}/")}
 
-    def take_out(self, pointer: str, indices: Iterable[int]) -> None:
-        """Take entries out of a list, by the places that they have in the object."""
+    def remove_entries(self, pointer: str, indices: Iterable[int]) -> None:
+        """Remove entries of a list by their indices in the unpatched object."""
         for index in sorted(indices, reverse=True):
             self._operations.append(Operation(Op.REMOVE, f"{pointer}/{index}"))
 
 
 def conditional(version: str, operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return a patch that does nothing to an object of another version."""
+    """Return a patch that the API server refuses if the object has another version."""
     return (Operation(Op.TEST, at("metadata", "resourceVersion"), version), *operations) if operations else ()
 
 
 def annotate(draft: Draft, annotations: Mapping[str, str], key: str, value: str | None) -> None:
-    """Have an object's annotation say something; None: it is to go."""
+    """Set an object's annotation, or remove it for None."""
     if value is not None and annotations.get(key) != value:
-        draft.need(at("metadata", "annotations"), {})
+        draft.ensure(at("metadata", "annotations"), {})
         draft.set(at("metadata", "annotations", key), value)
     elif value is None and key in annotations:
         draft.remove(at("metadata", "annotations", key))

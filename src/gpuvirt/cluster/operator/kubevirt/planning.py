@@ -1,7 +1,8 @@
-"""What is to be written so that KubeVirt permits what nodes offer, and leaves it to them: a patch, and reasons.
+"""The patch by which KubeVirt permits the devices that nodes offer and does not offer them itself, with reasons.
 
-One step leads there from anywhere, and a second one is none. The patch names the version that it was decided by; where
-the object has another by then, nothing of it is done, and the next decision is made from what stands there.
+One patch leads from any configuration to the desired one, and a second plan has no patch. A patch names the resource
+version that it was planned for. If the object has another by then, the API server refuses it, and the controller plans
+again from the newer object.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from datetime import datetime
 from gpuvirt.cluster.kinds.gpunode import Withheld
 from gpuvirt.cluster.operator.kubevirt import history as histories
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes, Part, changes_of
-from gpuvirt.cluster.operator.kubevirt.drafting import Due, drafted
+from gpuvirt.cluster.operator.kubevirt.drafting import DesiredConfiguration, drafted
 from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import ListingInputs, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of
@@ -27,67 +28,67 @@ from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How it is done."""
+    """The options of a plan."""
 
     manage: bool = True
-    """Whether anything is written; what would be is said all the same."""
+    """Whether the patch is sent; if not, the plan only reports it."""
     prune: bool = False
-    """Whether entries of ours go that no node offers and nothing names; else they stay, for a node may be away."""
+    """Whether to remove gpuvirt's entries that no node offers and no object names. A node may be away for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done about one KubeVirt."""
+    """The plan for one KubeVirt."""
 
     history: History
-    """To be kept before the patch is sent."""
+    """The new history, which is stored before the patch is sent."""
     resource: Resource | None = None
-    """The collection of the object to be patched; None where it is not known which."""
+    """The collection of the object to patch; None if that object is unknown."""
     name: str = ""
     patch: tuple[Operation, ...] = ()
-    """What it lacks; empty where that is nothing."""
+    """The operations of the patch; empty if nothing is missing."""
     dry_run: bool = False
-    """The patch is not to be sent."""
+    """Whether the patch is only reported, and not sent."""
     reasons: tuple[Reason, ...] = ()
     withheld: tuple[Withheld, ...] = ()
-    """What agents are not to offer, as their GpuNodes' specs say it."""
+    """The resources that agents must not offer, as entries of their GpuNodes' specs."""
     stops_vgpu_changes: bool = False
-    """No vGPUs are to be made: what they need was taken back too often, or KubeVirt would delete them."""
+    """Whether agents must not create vGPUs: the patch was reverted too often, or KubeVirt would delete them."""
     desired: tuple[str, ...] = ()
 
     @property
     def writes(self) -> tuple[Operation, ...]:
-        """The patch to be sent; empty for none."""
+        """The patch to send; empty for none."""
         return () if self.dry_run else self.patch
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What the patch changes, a line each: without what it but tests."""
-        return tuple(one.text for one in self.patch if one.op is not Op.TEST)
+        """The changes of the patch, one line each, without its tests."""
+        return tuple(operation.text for operation in self.patch if operation.op is not Op.TEST)
 
     def landed(self, metadata: Metadata) -> History:
-        """Return the history after the patch was taken; `metadata` is that of the answer."""
+        """Return the history after the patch; `metadata` is that of the patched object."""
         return histories.landed(self.history, metadata, self.desired)
 
 
 def plan(picture: KubeVirtPicture, manner: Manner, history: History, at: datetime) -> Plan:
-    """Return what is to be done about a KubeVirt; `history` is that of the plan before."""
+    """Return the plan for a KubeVirt; `history` is that of the previous plan."""
     subject = subject_of(picture)
     if isinstance(subject, Reason):
         held_back = withheld(picture, None)
         return Plan(history, reasons=(subject, *_reasons(held_back)), withheld=_withheld(held_back))
     ours, held_back = changes_of(subject.metadata.annotations), withheld(picture, subject)
-    due, reasons = _due(picture, manner, subject, ours, held_back)
-    patch = conditional(subject.metadata.resource_version, drafted(subject, ours, due))
+    desired, reasons = _desired_configuration(picture, manner, subject, ours, held_back)
+    patch = conditional(subject.metadata.resource_version, drafted(subject, ours, desired))
     managed, stale = manner.manage and not picture.is_opted_out, history.is_of_later(subject.metadata)
     if managed and not stale:
-        history = histories.step(history, subject.metadata, due.items, due.lacking(subject), at)
+        history = histories.step(history, subject.metadata, desired.items, desired.lacking(subject), at)
     dry_run = not managed or history.stopped
     if patch and not managed:
         reasons = (*reasons, kubevirtproblems.not_managed(subject.where, MANAGE_ANNOTATION))
     if patch and history.stopped:
         reasons = (*reasons, kubevirtproblems.config_reverted(subject.where, MOST_REVERTS))
-    risk = _risk(picture, subject, due, written=not dry_run)
+    risk = _risk(picture, subject, desired, written=not dry_run)
     return Plan(
         history,
         subject.resource,
@@ -97,51 +98,52 @@ def plan(picture: KubeVirtPicture, manner: Manner, history: History, at: datetim
         (*reasons, *_reasons(held_back), *((risk,) if risk is not None else ())),
         _withheld(held_back),
         stops_vgpu_changes=risk is not None or (managed and bool(patch) and history.stopped),
-        desired=due.items,
+        desired=desired.items,
     )
 
 
 def _reasons(held_back: Mapping[str, ByKubeVirt]) -> tuple[Reason, ...]:
-    return tuple(one.reason for one in held_back.values())
+    return tuple(resource.reason for resource in held_back.values())
 
 
 def _withheld(held_back: Mapping[str, ByKubeVirt]) -> tuple[Withheld, ...]:
-    return tuple(one.withheld for one in held_back.values())
+    return tuple(resource.withheld for resource in held_back.values())
 
 
-def _due(
+def _desired_configuration(
     picture: KubeVirtPicture, manner: Manner, subject: Subject, ours: Changes, held_back: Mapping[str, ByKubeVirt]
-) -> tuple[Due, tuple[Reason, ...]]:
-    """Return what the object is to become, and what can't be."""
+) -> tuple[DesiredConfiguration, tuple[Reason, ...]]:
+    """Return the desired configuration of a subject, and why parts of it cannot be reached."""
     handling = handling_of(subject, picture.version)
-    foreign = [one for one in (*picture.effective, *(subject.entries or ())) if not is_ours(ours, one)]
-    own = [one for one in foreign if not one.external and not one.disabled]
+    foreign = [entry for entry in (*picture.effective, *(subject.entries or ())) if not is_ours(ours, entry)]
+    own = [entry for entry in foreign if not entry.external and not entry.disabled]
     offered = {
         name: selectors
         for name, selectors in picture.offered.items()
-        if not any(one.resource == name or selects(one, selectors) for one in own)
+        if not any(entry.resource == name or selects(entry, selectors) for entry in own)
     }
     off = handling.off or (picture.mdevs and handling.will_be_off)
     listing = listing_of(ListingInputs(subject, ours, offered, picture.names, off, manner.prune, frozenset(held_back)))
     needed = gates_needed(subject, picture.version, picture.offered, picture.names)
     missing = [gate for gate in needed if gate not in subject.gates]
     denied = [gate for gate in missing if gate in subject.disabled_gates]
-    due = Due(
+    desired = DesiredConfiguration(
         listing,
         gates=tuple(gate for gate in needed if gate not in denied),
         handling=handling if picture.mdevs else None,
     )
     reasons = (*listing.reasons, *(kubevirtproblems.gate_disabled(subject.where, gate) for gate in denied))
-    return due, (*reasons, *(handling.reasons if picture.mdevs else ()))
+    return desired, (*reasons, *(handling.reasons if picture.mdevs else ()))
 
 
-def _risk(picture: KubeVirtPicture, subject: Subject, due: Due, *, written: bool) -> Reason | None:
-    """Return which mediated devices KubeVirt would delete, as things stand and with what is written now."""
-    handling = due.handling
+def _risk(picture: KubeVirtPicture, subject: Subject, desired: DesiredConfiguration, *, written: bool) -> Reason | None:
+    """Return the reason with the mediated devices that KubeVirt would delete, now and after the patch if it is sent."""
+    handling = desired.handling
     if handling is None or handling.off or (handling.will_be_off and written):
         return None
-    listed = (one for one in (*picture.effective, *(subject.entries or ())) if one.external and not one.disabled)
-    spared = {normal(one.selector) for one in listed if one.part is Part.MDEV}
-    spared |= {normal(one.selector) for one in due.listing.add if written and one.part is Part.MDEV}
-    types = {one for selectors in picture.offered.values() for one in selectors.mdev if normal(one) not in spared}
+    entries = (*picture.effective, *(subject.entries or ()))
+    listed = (entry for entry in entries if entry.external and not entry.disabled)
+    spared = {normal(entry.selector) for entry in listed if entry.part is Part.MDEV}
+    spared |= {normal(entry.selector) for entry in desired.listing.add if written and entry.part is Part.MDEV}
+    types = {name for selectors in picture.offered.values() for name in selectors.mdev if normal(name) not in spared}
     return kubevirtproblems.mdev_deletion_risk(subject.where, types) if types else None

@@ -1,4 +1,4 @@
-"""All that a decision about KubeVirt rests on."""
+"""The inputs of decisions about one KubeVirt, and the object that decides what it permits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 @dataclass(frozen=True, slots=True)
 class KubeVirtPicture:
-    """It, as it was heard."""
+    """One KubeVirt and the observed state around it."""
 
     kubevirt: KubeVirt
     offered: Offered
-    """What nodes offer; what is wanted of them and not there yet may be in it."""
+    """The resources that nodes offer; desired resources that do not exist yet may be included."""
     names: Names
-    """What machines ask for."""
+    """The resource names that VMs request."""
     hyper_convergeds: Observed[tuple[HyperConverged, ...]] | None = None
-    """None: unheard; None of the value: HCO is not installed."""
+    """None if not observed; `Observed(None)` if HCO is not installed."""
     mdevs: bool = False
-    """Whether some node has mediated devices, or may come to have some."""
+    """Whether a node has mediated devices, or may get some."""
 
     @property
     def version(self) -> Version | None:
@@ -43,20 +43,20 @@ class KubeVirtPicture:
 
     @property
     def effective(self) -> tuple[Entry, ...]:
-        """What KubeVirt permits now, whoever has it do so."""
+        """The entries that KubeVirt permits now, by any writer."""
         return entries_of((self.kubevirt.spec.configuration or Configuration()).permitted_host_devices)
 
     @property
     def is_opted_out(self) -> bool:
-        """Whether KubeVirt, or the HyperConverged that owns it, says that it is to be left alone."""
+        """Whether the annotation `gpuvirt.io/manage: "false"` of the KubeVirt or its HyperConverged forbids changes."""
         hcos = (self.hyper_convergeds.value if self.hyper_convergeds is not None else None) or ()
         owners = hcos if is_owned_by_hco(self.kubevirt) else ()
-        found = (self.kubevirt.metadata, *(one.metadata for one in owners))
-        return any(one.annotations.get(MANAGE_ANNOTATION, "").lower() == "false" for one in found)
+        found = (self.kubevirt.metadata, *(owner.metadata for owner in owners))
+        return any(metadata.annotations.get(MANAGE_ANNOTATION, "").lower() == "false" for metadata in found)
 
 
 def subject_of(picture: KubeVirtPicture) -> Subject | Reason:
-    """Return the object that decides, or why it is not known."""
+    """Return the object that decides what KubeVirt permits, or why it is unknown."""
     where = _where(picture)
     if not is_owned_by_hco(picture.kubevirt):
         return of_kubevirt(picture.kubevirt)
@@ -69,7 +69,7 @@ def subject_of(picture: KubeVirtPicture) -> Subject | Reason:
 
 
 def withheld(picture: KubeVirtPicture, subject: Subject | None) -> Mapping[str, ByKubeVirt]:
-    """Return what agents are not to offer, since KubeVirt does."""
+    """Return the resources that agents must not offer, since KubeVirt offers them."""
     written = subject.entries or () if subject is not None and subject.is_hco else ()
     effective, where = picture.effective, _where(picture)
 

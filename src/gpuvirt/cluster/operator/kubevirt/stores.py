@@ -1,4 +1,4 @@
-"""Everything of KubeVirt that the controller follows: its configuration, and what names devices."""
+"""The stores of KubeVirt's objects: its configuration, and the objects that name devices."""
 
 from collections.abc import Iterator
 from typing import TypeVar
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=KubernetesObject)
 
 
 class KubeVirtStores:
-    """One store a kind."""
+    """One store for each kind."""
 
     def __init__(self, changed: Signal) -> None:
         self._kubevirts = Store(Collection(KUBEVIRTS, KubeVirt), changed)
@@ -24,11 +24,11 @@ class KubeVirtStores:
         self.all: tuple[AnyStore, ...] = (self._kubevirts, self._hyper_convergeds, *self._requesting.values())
 
     def _problems(self) -> Iterator[str]:
-        """Yield why kinds that were never heard are not."""
+        """Yield the errors of kinds that have not been listed yet."""
         return (str(store.problem) for store in self.all if not store.is_observed and store.problem is not None)
 
     def observed(self, histories: Histories, kept: str | None) -> KubeVirtObserved:
-        """Return what was heard; `histories` and `kept` are what is known of our patches."""
+        """Return the observed state; `histories` and `kept` are the history of the controller's patches."""
         requesting = {name: _observed(store) for name, store in self._requesting.items()}
         return KubeVirtObserved(
             kubevirts=self._kubevirts.objects,
@@ -40,7 +40,7 @@ class KubeVirtStores:
         )
 
     async def patch(self, client: Client, write: PatchKubeVirt) -> Metadata:
-        """Send a patch, know what came of it, and return the object's metadata; raises ApiError."""
+        """Send a patch, store the patched object, and return its metadata; raises ApiError."""
         if write.target.resource == HYPER_CONVERGEDS:
             return await _patch(client, self._hyper_convergeds, write)
         return await _patch(client, self._kubevirts, write)
@@ -54,7 +54,7 @@ async def _patch(client: Client, store: Store[T], write: PatchKubeVirt) -> Metad
 
 
 def _observed(store: Store[T]) -> Observed[tuple[T, ...]] | None:
-    """Return what was heard of a kind: None where nothing was, and that there is no such kind where it is not."""
+    """Return the objects of a kind: None if they are not observed, `Observed(None)` if the kind is not installed."""
     if not store.installed:
         return Observed(None)
     return Observed(tuple(store.objects.values())) if store.objects is not None else None

@@ -1,6 +1,6 @@
 """The object that decides what KubeVirt permits, in one form: a KubeVirt, or the HyperConverged that owns it.
 
-HCO writes the KubeVirt's lists again from its own, so what is written to the KubeVirt is gone a moment later.
+HCO overwrites the KubeVirt's lists with its own, so that it reverts changes of the KubeVirt at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
     KubeVirt,
     OwnedMetadata,
 )
-from gpuvirt.cluster.operator.kubevirt.changes import Part
+from gpuvirt.cluster.operator.kubevirt.changes import OurEntry, Part
 from gpuvirt.cluster.operator.kubevirt.operations import at
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.doctor.kubevirt import (
@@ -27,7 +27,7 @@ from gpuvirt.model.doctor.kubevirt import (
 )
 
 MANAGED_BY, HCO = "app.kubernetes.io/managed-by", "hco-operator"
-"""The label by which HCO marks what it writes; it does not name itself as the owner in all versions."""
+"""The label of the objects that HCO writes. Not all versions of HCO set an owner reference."""
 PERMITTED, MEDIATED, DEVELOPER, GATES = (
     "permittedHostDevices",
     "mediatedDevicesConfiguration",
@@ -38,7 +38,7 @@ PERMITTED, MEDIATED, DEVELOPER, GATES = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a list."""
+    """One entry of a list of permitted devices."""
 
     part: Part
     index: int
@@ -46,61 +46,65 @@ class Entry:
     resource: str
     external: bool
     disabled: bool = False
-    """It is written down, and counts for nothing."""
+    """Whether HCO ignores the entry."""
+
+    def as_ours(self) -> OurEntry:
+        """Return the entry as the record of gpuvirt's changes would have it."""
+        return OurEntry(self.part, self.selector, self.resource)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The object."""
+    """The object that decides what KubeVirt permits."""
 
     kind: str
     resource: Resource
-    """Its collection, with its namespace."""
+    """The object's collection in its namespace."""
     metadata: OwnedMetadata
     root: str
-    """Where its configuration is."""
+    """The JSON pointer to the configuration."""
     pci_key: str
-    """What the selector of a PCI device is called."""
+    """The name of the field with the selector of a PCI device."""
     there: frozenset[str]
-    """The containers that it has, of those that we may need."""
+    """The JSON pointers of the existing containers (objects and lists) that a patch may need."""
     entries: tuple[Entry, ...] | None
-    """None: no list stands there, and everything is permitted."""
+    """The entries of all lists; None if there is no list, so that KubeVirt permits every device."""
     mediated: MediatedDevices
     gates: tuple[str, ...]
-    """KubeVirt's gates that are switched on by name."""
+    """The enabled feature gates of KubeVirt."""
     disabled_gates: frozenset[str]
     hco_leaves_mdevs: bool | None = None
-    """HCO's own gate for that."""
+    """The value of HCO's own gate `disableMDevConfiguration`."""
 
     @property
     def is_hco(self) -> bool:
-        """Whether it is HCO's."""
+        """Whether the object is a HyperConverged."""
         return self.resource.group == HYPER_CONVERGEDS.group
 
     @property
     def where(self) -> str:
-        """The object in words."""
+        """The object's name in messages: `KubeVirt kubevirt/kubevirt`."""
         return f"{self.kind} {self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def permitted(self) -> str:
-        """The pointer to the lists."""
+        """The JSON pointer to the lists of permitted devices."""
         return f"{self.root}{at(PERMITTED)}"
 
     @property
     def gates_pointer(self) -> str:
-        """The pointer to KubeVirt's gates."""
+        """The JSON pointer to KubeVirt's feature gates."""
         return f"{self.root}{at(DEVELOPER, GATES)}"
 
 
 def is_owned_by_hco(kubevirt: KubeVirt) -> bool:
-    """Return whether HCO writes a KubeVirt."""
-    owners = {one.kind for one in kubevirt.metadata.owner_references}
+    """Return whether HCO manages a KubeVirt."""
+    owners = {owner.kind for owner in kubevirt.metadata.owner_references}
     return "HyperConverged" in owners or kubevirt.metadata.labels.get(MANAGED_BY) == HCO
 
 
 def of_kubevirt(kubevirt: KubeVirt) -> Subject:
-    """Return a KubeVirt as what decides."""
+    """Return a KubeVirt as the subject."""
     configuration = kubevirt.spec.configuration or Configuration()
     permitted, mediated = configuration.permitted_host_devices, configuration.mediated_devices_configuration
     developer = configuration.developer_configuration
@@ -131,7 +135,7 @@ def of_kubevirt(kubevirt: KubeVirt) -> Subject:
 
 
 def of_hyper_converged(hyper_converged: HyperConverged) -> Subject:
-    """Return a HyperConverged as what decides."""
+    """Return a HyperConverged as the subject."""
     spec, metadata = hyper_converged.spec or HcoSpec(), hyper_converged.metadata
     permitted, gates, root = spec.permitted_host_devices, spec.feature_gates, at("spec")
     found = {
@@ -166,16 +170,16 @@ def entries_of(permitted: PermittedHostDevices | None) -> tuple[Entry, ...]:
         Entry(
             part,
             index,
-            (one.mdev_name_selector if part is Part.MDEV else one.pci_vendor_selector) or "",
-            one.resource_name,
-            one.external_resource_provider,
+            (device.mdev_name_selector if part is Part.MDEV else device.pci_vendor_selector) or "",
+            device.resource_name,
+            device.external_resource_provider,
         )
         for part, entries in (
             (Part.PCI, lists.pci_host_devices),
             (Part.MDEV, lists.mediated_devices),
             (Part.USB, lists.usb),
         )
-        for index, one in enumerate(entries or ())
+        for index, device in enumerate(entries or ())
     )
 
 
@@ -186,10 +190,10 @@ def _hco_entries(permitted: HcoPermittedHostDevices) -> Iterator[Entry]:
         (Part.USB, permitted.usb_host_devices),
     )
     for part, entries in lists:
-        for index, one in enumerate(entries or ()):
-            selector = one.mdev_name_selector if part is Part.MDEV else one.pci_device_selector
-            external, disabled = one.external_resource_provider, one.disabled
-            yield Entry(part, index, selector or "", one.resource_name, external, disabled)
+        for index, device in enumerate(entries or ()):
+            selector = device.mdev_name_selector if part is Part.MDEV else device.pci_device_selector
+            external, disabled = device.external_resource_provider, device.disabled
+            yield Entry(part, index, selector or "", device.resource_name, external, disabled)
 
 
 def _lists(permitted: str, pci: object, mediated: object) -> Mapping[str, bool]:
@@ -201,4 +205,4 @@ def _lists(permitted: str, pci: object, mediated: object) -> Mapping[str, bool]:
 
 def _there(metadata: OwnedMetadata, found: Mapping[str, bool]) -> frozenset[str]:
     annotated = {at("metadata", "annotations")} if metadata.annotations else set[str]()
-    return frozenset({at("metadata"), *annotated, *(pointer for pointer, there in found.items() if there)})
+    return frozenset({at("metadata"), *annotated, *(pointer for pointer, exists in found.items() if exists)})

@@ -1,6 +1,6 @@
-"""Takes what we have written into KubeVirt out of it again, once; what machines still need stays, and that is said.
+"""Removes gpuvirt's changes from KubeVirt once, at uninstall. What VMs still need stays, and is reported.
 
-It is decided by what is there now, machines and nodes included, and tried again where somebody else has just written.
+It decides by the current objects, VMs and nodes included, and retries after a conflict with another writer.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -14,6 +14,7 @@ from gpuvirt.cluster.failures import ConflictError, NotFoundError, RefusedError,
 from gpuvirt.cluster.kinds.core import AnyObject, RequestingPod
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
+from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
@@ -24,61 +25,64 @@ from gpuvirt.model.desired.observed import Observed
 T = TypeVar("T", bound=KubernetesObject)
 
 PODS = Collection(Resource("pods"), RequestingPod)
-"""Of all namespaces: KubeVirt's machines are not all that has vGPUs, and a GpuNode may have gone before."""
+"""Pods of all namespaces: pods other than those of VMs may use vGPUs, and GpuNodes may be missing."""
 CONFLICTS = (ConflictError, RefusedError)
-"""A patch whose condition does not hold any more is refused as not valid (422)."""
+"""The API server refuses a patch whose test fails as invalid (422)."""
 
 
 def held_names(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
-    """Return the resources of which somebody has some, be it no virtual machine of KubeVirt's.
+    """Return the resources that are allocated on a node, also to pods that are no VMs.
 
-    Where anybody has a vGPU, these are all resources of mediated devices: KubeVirt would delete it under any name.
+    If any vGPU is in use, all resources of mediated devices count: KubeVirt would delete the vGPU under any name.
     """
-    statuses = [one.status for one in gpu_nodes if one.status is not None]
+    statuses = [gpu_node.status for gpu_node in gpu_nodes if gpu_node.status is not None]
     in_use = any(vgpu.users for status in statuses for gpu in status.gpus for vgpu in gpu.vgpus)
-    resources = (one for status in statuses for one in status.resources)
-    return frozenset(one.name for one in resources if one.allocated != 0 or (in_use and one.mdev_name_selectors))
+    return frozenset(
+        resource.name
+        for status in statuses
+        for resource in status.resources
+        if resource.allocated != 0 or (in_use and resource.mdev_name_selectors)
+    )
 
 
 class KubeVirtUndoer:
-    """Undoes it in all KubeVirts of a cluster."""
+    """Removes gpuvirt's changes from all KubeVirts of a cluster."""
 
     def __init__(self, client: Client, clock: Clock, gpu_nodes: Sequence[GpuNode]) -> None:
-        """`gpu_nodes` say what nodes offer."""
+        """Make an undoer; `gpu_nodes` report the resources that nodes offer."""
         self._client = client
         self._clock = clock
         self._gpu_nodes = gpu_nodes
 
     async def run(self) -> AsyncIterator[str]:
-        """Undo it, and yield a line for each thing that was done, or is left; raises ApiError."""
-        for one in (await self._observed(Collection(KUBEVIRTS, KubeVirt))).value or ():
-            uid = one.metadata.uid
-            for line in await retried(partial(self._undo, uid), self._clock, CONFLICTS):
+        """Remove the changes, and yield a line for each object that was patched or keeps changes; raises ApiError."""
+        for kubevirt in (await self._observed(Collection(KUBEVIRTS, KubeVirt))).value or ():
+            for line in await retried(partial(self._undo, kubevirt.metadata.uid), self._clock, CONFLICTS):
                 yield line
 
     async def _undo(self, uid: str) -> Sequence[str]:
-        """Undo it in one KubeVirt, and return what was done or is left; raises ApiError."""
-        picture = await self._scene(uid)
+        """Remove the changes from one KubeVirt, and return the lines about it; raises ApiError."""
+        picture = await self._picture(uid)
         if picture is None:
             return ()
         found, where = undo(picture), f"{picture.kubevirt.metadata.namespace}/{picture.kubevirt.metadata.name}"
         if picture.is_opted_out:
-            return (f"left KubeVirt {where} as it is, as its annotation says",)
+            return (f"KubeVirt {where} stays as it is: its annotation {MANAGE_ANNOTATION} is false",)
         left = tuple(reason.text for reason in found.reasons)
         if found.resource is None or not found.patch:
             return left
         await self._client.patch(found.resource, found.name, found.patch, PatchType.JSON, AnyObject)
-        return (f"{found.resource.plural} {found.name}: took out what was added for KubeVirt {where}", *left)
+        return (f"{found.resource.plural} {found.name}: removed what gpuvirt had added for KubeVirt {where}", *left)
 
-    async def _scene(self, uid: str) -> KubeVirtPicture | None:
-        """Return all that is to be known of a KubeVirt, None where it has gone."""
+    async def _picture(self, uid: str) -> KubeVirtPicture | None:
+        """Read a KubeVirt and the state around it; None if it has been deleted. Raises ApiError."""
         kubevirts = (await self._observed(Collection(KUBEVIRTS, KubeVirt))).value or ()
-        found = next((one for one in kubevirts if one.metadata.uid == uid), None)
+        found = next((kubevirt for kubevirt in kubevirts if kubevirt.metadata.uid == uid), None)
         if found is None:
             return None
         requesting = {kind.name: await self._observed(kind.collection) for kind in DEVICE_KINDS}
         names, pods = names_of(requesting), (await self._observed(PODS)).value or ()
-        held = held_names(self._gpu_nodes).union(*(one.requests for one in pods))
+        held = held_names(self._gpu_nodes).union(*(pod.requests for pod in pods))
         return KubeVirtPicture(
             kubevirt=found,
             offered=offered_of(self._gpu_nodes),
@@ -88,7 +92,7 @@ class KubeVirtUndoer:
         )
 
     async def _observed(self, collection: Collection[T]) -> Observed[tuple[T, ...]]:
-        """Return all of a collection, None of a kind that is not installed; raises ApiError."""
+        """List a collection; `Observed(None)` if the kind is not installed. Raises ApiError."""
         try:
             return Observed((await self._client.list(collection)).items)
         except NotFoundError:

@@ -1,7 +1,7 @@
-"""How to take back what we have written, and no more than that; what machines still need of it stays.
+"""The patch that removes gpuvirt's changes from a KubeVirt, except for those that VMs still need.
 
-Source of the one danger: a KubeVirt that handles mediated devices again deletes those that it did not make, whoever
-uses them. So nothing that keeps it from that goes while a machine asks for one.
+The danger: a KubeVirt that handles mediated devices again deletes those that it did not create, even if VMs use them.
+So all changes that keep it from doing so stay while a VM requests a mediated device.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 @dataclass(frozen=True, slots=True)
 class Undoing:
-    """How to take it back."""
+    """The patch that removes gpuvirt's changes."""
 
     resource: Resource | None = None
-    """The collection of the object to be patched; None where it is not known which."""
+    """The collection of the object to patch; None if that object is unknown."""
     name: str = ""
     patch: tuple[Operation, ...] = ()
     reasons: tuple[Reason, ...] = ()
-    """What stays, and why."""
+    """Which changes stay, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class _UndoInputs:
     ours: Changes
 
     def is_named(self, resource: str) -> bool:
-        """Return whether a machine asks for a resource; where that was not heard, one may."""
+        """Return whether a VM requests a resource, or may do so because the requests are not observed."""
         return bool(self.picture.names.unknown) or resource in self.picture.names.used
 
     def is_needed(self, entry: Entry) -> bool:
-        """Return whether a machine asks for what an entry permits, or for mediated devices that it spares."""
+        """Return whether a VM requests the resource of an entry, or mediated devices that the entry spares."""
         spares = (
             name
             for name, selectors in self.picture.offered.items()
@@ -53,36 +53,35 @@ class _UndoInputs:
 
     @property
     def mdevs_named(self) -> bool:
-        """Whether a machine asks for mediated devices that we know of."""
-        listed = {one.resource for one in self.subject.entries or () if one.part is Part.MDEV}
+        """Whether a VM requests mediated devices that gpuvirt knows of."""
+        listed = {entry.resource for entry in self.subject.entries or () if entry.part is Part.MDEV}
         offered = {name for name, selectors in self.picture.offered.items() if selectors.mdev}
-        known = listed | offered | {one.resource for one in self.ours.entries if one.part is Part.MDEV}
+        known = listed | offered | {entry.resource for entry in self.ours.entries if entry.part is Part.MDEV}
         switches = self.ours.switch is not None or MDEV_GATE in self.ours.gates
-        return any(self.is_named(one) for one in known) or (switches and bool(self.picture.names.unknown))
+        return any(self.is_named(resource) for resource in known) or (switches and bool(self.picture.names.unknown))
 
     @property
     def all_ours(self) -> bool:
-        """Whether the lists have nothing that we have not added, and were not there before."""
-        return self.subject.permitted in self.ours.made and all(
-            is_ours(self.ours, one) for one in self.subject.entries or ()
-        )
+        """Whether gpuvirt created the lists and added all their entries."""
+        entries = self.subject.entries or ()
+        return self.subject.permitted in self.ours.made and all(is_ours(self.ours, entry) for entry in entries)
 
 
 def undo(picture: KubeVirtPicture) -> Undoing:
-    """Return how to take back what was done to a KubeVirt, or to the HyperConverged that owns it."""
+    """Return the patch for a KubeVirt, or for the HyperConverged that owns it."""
     subject = subject_of(picture)
     if isinstance(subject, Reason):
         return Undoing(reasons=(subject,))
     inputs = _UndoInputs(picture, subject, changes_of(subject.metadata.annotations))
     draft = Draft(subject.there)
-    entries = _take_entries(inputs, draft)
-    gates = _take_gates(inputs, draft)
-    switch_stays = _take_switch(inputs, draft)
+    entries = _remove_entries(inputs, draft)
+    gates = _remove_gates(inputs, draft)
+    switch_stays = _reset_switch(inputs, draft)
     left = Changes(
         entries=entries,
         gates=gates,
         switch=inputs.ours.switch if switch_stays else None,
-        made=tuple(one for one in inputs.ours.made if one in subject.there and draft.has(one)),
+        made=tuple(pointer for pointer in inputs.ours.made if pointer in subject.there and draft.has(pointer)),
     )
     if not (left.entries or left.gates or left.switch):
         left = Changes()
@@ -91,52 +90,48 @@ def undo(picture: KubeVirtPicture) -> Undoing:
     return Undoing(subject.resource, subject.metadata.name, patch, tuple(_stays(subject, left)))
 
 
-def _take_entries(inputs: _UndoInputs, draft: Draft) -> tuple[OurEntry, ...]:
-    """Take entries out; return those that stay."""
+def _remove_entries(inputs: _UndoInputs, draft: Draft) -> tuple[OurEntry, ...]:
+    """Remove gpuvirt's entries that no VM needs; return those that stay."""
     subject, ours = inputs.subject, inputs.ours
     if subject.entries is None:
         return ()
-    own = [one for one in subject.entries if is_ours(ours, one)]
-    # Without any list everything is permitted, so that no name is in the way; a list may be what spares devices.
-    spared = handling_of(subject, inputs.picture.version).off or not any(one.part is Part.MDEV for one in own)
+    own = [entry for entry in subject.entries if is_ours(ours, entry)]
+    # Without lists KubeVirt permits every device, so that VMs need no entry. But an entry may spare mediated devices.
+    spared = handling_of(subject, inputs.picture.version).off or not any(entry.part is Part.MDEV for entry in own)
     if inputs.all_ours and (spared or not inputs.mdevs_named):
         draft.remove(subject.permitted)
         return ()
-    going = [one for one in own if not inputs.is_needed(one)]
+    removed = [entry for entry in own if not inputs.is_needed(entry)]
     for part in (Part.PCI, Part.MDEV):
         pointer = f"{subject.permitted}/{part}"
-        entries = [one for one in subject.entries if one.part is part]
-        indices = [one.index for one in going if one.part is part]
+        entries = [entry for entry in subject.entries if entry.part is part]
+        indices = [entry.index for entry in removed if entry.part is part]
         if indices and len(indices) == len(entries) and pointer in ours.made:
             draft.remove(pointer)
         else:
-            draft.take_out(pointer, indices)
-    return tuple(_as_ours(one) for one in own if one not in going)
+            draft.remove_entries(pointer, indices)
+    return tuple(entry.as_ours() for entry in own if entry not in removed)
 
 
-def _as_ours(entry: Entry) -> OurEntry:
-    return OurEntry(entry.part, entry.selector, entry.resource)
-
-
-def _take_gates(inputs: _UndoInputs, draft: Draft) -> tuple[str, ...]:
-    """Take gates out, one of each that somebody else has added too; return those that stay."""
+def _remove_gates(inputs: _UndoInputs, draft: Draft) -> tuple[str, ...]:
+    """Remove gpuvirt's gates that no VM needs, each once even if another writer added it, too; return the others."""
     subject, names = inputs.subject, inputs.picture.names
     needed = {
         GPU: bool(names.gpus or names.unknown),
         HOST_DEVICES: bool(names.host_devices or names.unknown),
         MDEV_GATE: inputs.mdevs_named,
     }
-    own = [one for one in inputs.ours.gates if one in subject.gates]
-    going = [one for one in own if not needed.get(one, True)]
-    if going and len(going) == len(subject.gates) and subject.gates_pointer in inputs.ours.made:
+    own = [gate for gate in inputs.ours.gates if gate in subject.gates]
+    removed = [gate for gate in own if not needed.get(gate, True)]
+    if removed and len(removed) == len(subject.gates) and subject.gates_pointer in inputs.ours.made:
         draft.remove(subject.gates_pointer)
     else:
-        draft.take_out(subject.gates_pointer, (subject.gates.index(one) for one in going))
-    return tuple(one for one in own if one not in going)
+        draft.remove_entries(subject.gates_pointer, (subject.gates.index(gate) for gate in removed))
+    return tuple(gate for gate in own if gate not in removed)
 
 
-def _take_switch(inputs: _UndoInputs, draft: Draft) -> bool:
-    """Set the field back that says who handles mediated devices; return whether it stays as we have set it."""
+def _reset_switch(inputs: _UndoInputs, draft: Draft) -> bool:
+    """Restore the field by which KubeVirt handles mediated devices; return whether gpuvirt's value stays instead."""
     subject, switch = inputs.subject, inputs.ours.switch
     if switch is None or not holds(subject, switch):
         return False
@@ -153,8 +148,8 @@ def _take_switch(inputs: _UndoInputs, draft: Draft) -> bool:
 
 
 def _stays(subject: Subject, left: Changes) -> Iterator[Reason]:
-    what = [f"the entry {one.resource}" for one in left.entries]
-    what += [f"the gate {one}" for one in left.gates]
+    what = [f"the entry {entry.resource}" for entry in left.entries]
+    what += [f"the gate {gate}" for gate in left.gates]
     what += [left.switch.pointer] if left.switch is not None else []
     if what:
         yield kubevirtproblems.still_referenced(subject.where, what)
