@@ -5,11 +5,11 @@ files in `/run/nvidia/validations`, with containers of gpuvirt's image. They acc
 container toolkit configures, or by the annotation of its NRI plugin.
 """
 
-from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
+from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.operandparts import Operand
-from gpuvirt.cluster.kinds.podparts import Container, EnvVar
+from gpuvirt.cluster.kinds.podparts import Container, EnvVar, PodSpec, Volume
 from gpuvirt.cluster.labels import deploy_label
-from gpuvirt.cluster.operator.operands import hostpaths
+from gpuvirt.cluster.operator.operands import assembly, hostpaths, images
 from gpuvirt.cluster.operator.operands.hostpaths import INTO, mount
 from gpuvirt.cluster.operator.operands.site import Site
 
@@ -26,6 +26,32 @@ def is_desired(site: Site, operand: Operand, *, default: bool = True) -> bool:
     """Return whether an operand runs; null is its default, and without nodes for containers no operand runs."""
     enabled = default if operand.enabled is None else operand.enabled
     return enabled and not site.coexists and site.has_container_nodes
+
+
+def image_of(site: Site, operand: Operand, path: str, variable: str) -> str | SpecFault | None:
+    """Return an operand's image, or the fault of its field `path`; None if the operand does not run."""
+    return images.image_of(operand, path, site.images, variable) if is_desired(site, operand) else None
+
+
+def pod(
+    policy: ClusterPolicy,
+    site: Site,
+    operand: Operand,
+    component: str,
+    container: Container,
+    volumes: tuple[Volume, ...],
+) -> PodSpec:
+    """Return the pod of an operand that waits for the container toolkit and then accesses all GPUs."""
+    return PodSpec(
+        service_account_name=f"nvidia-{component}",
+        node_selector=selector(component),
+        runtime_class_name=runtime_class_of(policy),
+        host_network=assembly.on_host_network(operand),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, operand),
+        init_containers=(awaiting(site, "toolkit-ready"),),
+        containers=(container,),
+        volumes=volumes,
+    )
 
 
 def selector(name: str) -> dict[str, str]:

@@ -6,13 +6,11 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.operandparts import Operand
 from gpuvirt.cluster.kinds.podparts import (
     Container,
     ContainerPort,
     EnvVar,
     HttpGet,
-    PodSpec,
     ProbeSpec,
     TcpSocket,
     Volume,
@@ -29,16 +27,16 @@ COUNTERS = "/etc/dcgm-exporter/dcp-metrics-included.csv"
 OWN_COUNTERS = "dcgm-metrics.csv"
 """The key of the ConfigMap that lists the exported metrics."""
 ALL_VISIBLE = EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
+VALIDATIONS = host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER)
 
 
 def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield DCGM's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm
-    if not containernodes.is_desired(site, desired):
-        return
-    image = images.image_of(desired, "$.spec.dcgm", site.images, "DCGM_IMAGE")
+    image = containernodes.image_of(site, desired, "$.spec.dcgm", "DCGM_IMAGE")
     if isinstance(image, SpecFault):
         yield image
+    if not isinstance(image, str):
         return
     probe = ProbeSpec(tcp_socket=TcpSocket(port=ENGINE_PORT), initial_delay_seconds=15)
     container = Container(
@@ -53,7 +51,7 @@ def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
         liveness_probe=probe,
         readiness_probe=probe,
     )
-    pod = _pod(policy, site, desired, "dcgm", container)
+    pod = containernodes.pod(policy, site, desired, "dcgm", container, (VALIDATIONS,))
     draft = assembly.Draft(OperandName.DCGM, pod, annotations=containernodes.sees_gpus(policy, ENGINE))
     yield assembly.daemon_set(policy, site, draft)
     # Each exporter connects to the DCGM of its own node.
@@ -69,41 +67,23 @@ def dcgm(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
 def dcgm_exporter(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the exporter's DaemonSet and Service, or the fault for which they cannot be deployed."""
     desired = policy.spec.dcgm_exporter
-    if not containernodes.is_desired(site, desired):
-        return
-    image = images.image_of(desired, "$.spec.dcgmExporter", site.images, "DCGM_EXPORTER_IMAGE")
+    image = containernodes.image_of(site, desired, "$.spec.dcgmExporter", "DCGM_EXPORTER_IMAGE")
     if isinstance(image, SpecFault):
         yield image
+    if not isinstance(image, str):
         return
     volumes, mounts = _counters(policy)
-    pod = _pod(policy, site, desired, "dcgm-exporter", _exporter(policy, site, image, mounts))
     pod_resources = f"{hostpaths.kubelet_of(policy.spec.host_paths)}/pod-resources"
-    pod = replace(
-        pod,
-        host_pid=desired.host_pid is True,
-        volumes=(*pod.volumes, host("pod-gpu-resources", pod_resources), *volumes),
-    )
+    volumes = (VALIDATIONS, host("pod-gpu-resources", pod_resources), *volumes)
+    pod = containernodes.pod(policy, site, desired, "dcgm-exporter", _exporter(policy, site, image, mounts), volumes)
     draft = assembly.Draft(
         OperandName.DCGM_EXPORTER,
-        pod,
+        replace(pod, host_pid=desired.host_pid is True),
         labels=assembly.unreserved(desired.pod_labels),
         annotations={**containernodes.sees_gpus(policy, EXPORTER), **desired.pod_annotations},
     )
     yield assembly.daemon_set(policy, site, draft)
     yield _service(policy, site)
-
-
-def _pod(policy: ClusterPolicy, site: Site, desired: Operand, deploy: str, container: Container) -> PodSpec:
-    return PodSpec(
-        service_account_name=f"nvidia-{deploy}",
-        node_selector=containernodes.selector(deploy),
-        runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
-        init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
-        containers=(container,),
-        volumes=(host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),),
-    )
 
 
 def _exporter(policy: ClusterPolicy, site: Site, image: str, mounts: tuple[VolumeMount, ...]) -> Container:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.cluster.kinds.podparts import Container, EnvVar, PodSpec
+from gpuvirt.cluster.kinds.podparts import Container, EnvVar
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.operator.operands import assembly, containernodes, hostpaths, images
 from gpuvirt.cluster.operator.operands.hostpaths import ANY_FOLDER, INTO, host, mount
@@ -12,34 +12,26 @@ from gpuvirt.cluster.operator.operands.toolkit import install_dir_of
 
 PLUGIN, GFD = "nvidia-device-plugin", "gpu-feature-discovery"
 PLUGIN_ACCOUNT, GFD_ACCOUNT = "nvidia-device-plugin", "nvidia-gpu-feature-discovery"
+"""The service accounts: `containernodes.pod` names them after the components."""
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
 
 
 def device_plugin(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the device plugin's DaemonSet, or the fault for which it cannot be deployed."""
     desired, kubelet = policy.spec.device_plugin, hostpaths.kubelet_of(policy.spec.host_paths)
-    if not containernodes.is_desired(site, desired):
-        return
-    image = images.image_of(desired, "$.spec.devicePlugin", site.images, "DEVICE_PLUGIN_IMAGE")
+    image = containernodes.image_of(site, desired, "$.spec.devicePlugin", "DEVICE_PLUGIN_IMAGE")
     if isinstance(image, SpecFault):
         yield image
+    if not isinstance(image, str):
         return
-    pod = PodSpec(
-        service_account_name=PLUGIN_ACCOUNT,
-        node_selector=containernodes.selector("device-plugin"),
-        runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
-        init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
-        containers=(_plugin(policy, image),),
-        volumes=(
-            host("device-plugin", f"{kubelet}/device-plugins"),
-            host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
-            host("driver-install-dir", hostpaths.driver_of(policy.spec.host_paths), ANY_FOLDER),
-            host("host-root", hostpaths.root_of(policy.spec.host_paths)),
-            host("cdi-root", "/var/run/cdi", ANY_FOLDER),
-        ),
+    volumes = (
+        host("device-plugin", f"{kubelet}/device-plugins"),
+        host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
+        host("driver-install-dir", hostpaths.driver_of(policy.spec.host_paths), ANY_FOLDER),
+        host("host-root", hostpaths.root_of(policy.spec.host_paths)),
+        host("cdi-root", "/var/run/cdi", ANY_FOLDER),
     )
+    pod = containernodes.pod(policy, site, desired, "device-plugin", _plugin(policy, image), volumes)
     draft = assembly.Draft(OperandName.DEVICE_PLUGIN, pod, annotations=containernodes.sees_gpus(policy, PLUGIN))
     yield assembly.daemon_set(policy, site, draft)
 
@@ -95,26 +87,17 @@ def mig_variables(policy: ClusterPolicy) -> Iterator[EnvVar]:
 def gfd(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet of GPU feature discovery, or the fault for which it cannot be deployed."""
     desired = policy.spec.gfd
-    if not containernodes.is_desired(site, desired):
-        return
-    image = images.image_of(desired, "$.spec.gfd", site.images, "GFD_IMAGE")
+    image = containernodes.image_of(site, desired, "$.spec.gfd", "GFD_IMAGE")
     if isinstance(image, SpecFault):
         yield image
+    if not isinstance(image, str):
         return
-    pod = PodSpec(
-        service_account_name=GFD_ACCOUNT,
-        node_selector=containernodes.selector(GFD),
-        runtime_class_name=containernodes.runtime_class_of(policy),
-        host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
-        init_containers=(containernodes.awaiting(site, "toolkit-ready"),),
-        containers=(_gfd(policy, image),),
-        volumes=(
-            host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
-            host("output-dir", FEATURES, ANY_FOLDER),
-            host("host-sys", "/sys"),
-        ),
+    volumes = (
+        host("run-nvidia-validations", hostpaths.VALIDATIONS, ANY_FOLDER),
+        host("output-dir", FEATURES, ANY_FOLDER),
+        host("host-sys", "/sys"),
     )
+    pod = containernodes.pod(policy, site, desired, GFD, _gfd(policy, image), volumes)
     draft = assembly.Draft(OperandName.GFD, pod, annotations=containernodes.sees_gpus(policy, GFD))
     yield assembly.daemon_set(policy, site, draft)
 

@@ -94,11 +94,10 @@ def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | Sp
 def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the toolkit's DaemonSet, or the fault for which it cannot be deployed."""
     desired = policy.spec.toolkit
-    if not containernodes.is_desired(site, desired):
-        return
-    image = images.image_of(desired, PATH, site.images, IMAGE_VARIABLE)
+    image = containernodes.image_of(site, desired, PATH, IMAGE_VARIABLE)
     if isinstance(image, SpecFault):
         yield image
+    if not isinstance(image, str):
         return
     runtime_files = RUNTIMES.get(site.runtime)
     if runtime_files is None:
