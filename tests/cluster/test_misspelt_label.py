@@ -147,6 +147,6 @@ def test_a_policy_that_names_no_config_map_says_so(node: LabNode) -> None:
         assert "names the ConfigMap 'my-config'" in cluster.said()
         configs = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "my-config", "namespace": NAMESPACE}}
         node.apply({**configs, "data": {"config.yml": "version: v1"}})
-        cluster.until_said("has no key config.yaml; its keys: config.yml")
+        cluster.until_said("has no key config.yaml (its keys: config.yml)")
         node.apply({**configs, "data": {"config.yaml": "version: v1"}})
         cluster.until_said("True NoGPUNodes")

@@ -68,7 +68,7 @@ CASES = {
         (f"{POLICY} $.spec.vgpuDeviceManager.config.name", "Not_A_Name"), configs("Not_A_Name")
     ),
     "a ConfigMap that is not there": Case(
-        (f"{POLICY} $.spec.vgpuDeviceManager.config.name", "'my-config'", "is not there", "did you mean my-configs?"),
+        (f"{POLICY} $.spec.vgpuDeviceManager.config.name", "'my-config'", "does not exist", "did you mean my-configs?"),
         configs("my-config"),
     ),
     "a ConfigMap without the key": Case(

@@ -38,7 +38,7 @@ def decide(
     """Return the decisions for all nodes; `beside`: NVIDIA's operator manages the nodes that are not for VMs."""
     writes, verdicts, placements = list[NodeWrite](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
-    vgpu_switch = policies.carving_of(policy, kubevirt)
+    vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
     pausers = pausers_by_node(picture.there.pods.values())
     apps = apps_by_node(picture.there.pods.values())
     deployer = Deployer(policy, has_image, has_daemon_sets=has_image, beside=beside)

@@ -1,1 +1,1 @@
-"""The ClusterPolicy: which one counts, what follows from it, what of it is invalid, and the status it gets."""
+"""The ClusterPolicy: which one is active, the settings from it, its invalid values, and its status."""

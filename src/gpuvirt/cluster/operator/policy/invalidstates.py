@@ -1,4 +1,4 @@
-"""What of a cluster's desired state is invalid: of the ClusterPolicy, of nodes' labels, and of what agents report."""
+"""Invalid values of a cluster's desired state: in the ClusterPolicy, in nodes' labels, and in agents' reports."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,66 +24,70 @@ class InvalidValue:
     """One invalid value of a cluster's desired state."""
 
     node: str
-    """The node that it is about; empty where it is about the whole cluster."""
+    """The node that the value belongs to; empty for a value of the whole cluster."""
     origin: str
-    """Where it is set: `label`, `clusterpolicy`."""
+    """The kind of its source: `label`, `clusterpolicy`."""
     where: str
     code: str
     message: str
 
     @property
     def text(self) -> str:
-        """The message with its node."""
+        """The message with the name of the node."""
         return f"node {self.node}: {self.message}" if self.node else self.message
 
 
 def of_nodes(placements: Mapping[str, Placement], gpu_nodes: Mapping[str, GpuNode]) -> Iterator[InvalidValue]:
-    """Yield what is invalid of the nodes that have GPUs, each value once."""
-    for name in sorted(placements or gpu_nodes):  # of a policy that can't be read, no placement follows
+    """Yield the invalid values of all nodes with GPUs, each value once."""
+    for name in sorted(placements or gpu_nodes):  # without a valid policy there are no placements
         placement = placements.get(name)
         if placement is None or placement.counts:
             yield from of_node(name, placement, gpu_nodes.get(name))
 
 
 def of_node(name: str, placement: Placement | None, gpu_node: GpuNode | None) -> Iterator[InvalidValue]:
-    """Yield what is invalid of one node: its label, and what its agent reports; none runs on a node for containers."""
+    """Yield the invalid values of one node: its label, and those of its agent's report, unless it is for containers."""
     found = dict[tuple[str, str], InvalidValue]()
     if placement is not None and (label := placement.invalid) is not None:
         found[label.origin, label.where] = _value(name, label)
     has_agent = placement is None or placement.workload is not Workload.CONTAINER
     if has_agent and gpu_node is not None and gpu_node.status is not None:
-        for one in gpu_node.status.invalid:
-            found.setdefault((one.origin, one.where), InvalidValue(name, one.origin, one.where, one.code, one.message))
+        for entry in gpu_node.status.invalid:
+            value = InvalidValue(name, entry.origin, entry.where, entry.code, entry.message)
+            found.setdefault((value.origin, value.where), value)
     yield from found.values()
 
 
 def of_policy(name: str, problems: Iterable[Reason], faults: Iterable[str]) -> Iterator[InvalidValue]:
-    """Yield what is invalid of a policy's fields: what keeps it from being carried out, and what can't be deployed."""
+    """Yield the invalid fields of a policy: those that stop the controller, and those of operands' faults."""
     origin = str(Origin.CLUSTER_POLICY)
     for reason in problems:
         if reason.code in OF_THE_POLICY:
             yield InvalidValue("", origin, reason.subject, str(reason.code), reason.text)
-    for fault in (one for one in faults if one.startswith("$.")):
-        where, code = f"{policies.called(name)} {fault.partition(':')[0]}", str(ReasonCode.CONFIG_INVALID)
-        yield InvalidValue("", origin, where, code, f"{code}: {policies.called(name)} {fault}")
+    for fault in faults:
+        if fault.startswith("$."):
+            where, code = f"{policies.called(name)} {fault.partition(':')[0]}", str(ReasonCode.CONFIG_INVALID)
+            yield InvalidValue("", origin, where, code, f"{code}: {policies.called(name)} {fault}")
 
 
 def of_config_map(policy: ClusterPolicy, picture: Picture) -> Iterator[InvalidValue]:
-    """Yield that the ConfigMap of vGPU configs which a policy names is not there, or lacks its key."""
+    """Yield the invalid value if the policy names a ConfigMap of vGPU configs that does not exist or lacks its key."""
     name = _named_map(policy)
     if name is None:
         return
     entries = picture.entries_of(name)
     if entries is not None and CONFIG_KEY in entries:
         return
-    lacks = "is not there" if entries is None else f"has no key {CONFIG_KEY}; its keys: {', '.join(entries) or 'none'}"
+    state = (
+        "does not exist" if entries is None else f"has no key {CONFIG_KEY} (its keys: {', '.join(entries) or 'none'})"
+    )
     where = f"{policies.called(policy.metadata.name)} $.spec.vgpuDeviceManager.config.name"
     yield _value(
         "",
         invalid(
             Source(Origin.CLUSTER_POLICY, where),
             name,
-            f"names the ConfigMap {quoted(name)}, so nodes have only the built-in vGPU configs: it {lacks}",
+            f"names the ConfigMap {quoted(name)}, which {state}; nodes have only the built-in vGPU configs",
             expected=f"a ConfigMap with the key {CONFIG_KEY} in the controller's namespace",
             known=picture.config_maps_with(CONFIG_KEY),
         ),
@@ -95,12 +99,12 @@ def _value(node: str, found: InvalidDesired) -> InvalidValue:
 
 
 def _named_map(policy: ClusterPolicy) -> str | None:
-    """Return the ConfigMap that nodes for vGPUs are to read, None where they need none."""
+    """Return the name of the ConfigMap that agents read; None if it is the default, invalid, or not needed."""
     manager = policy.spec.vgpu_device_manager
     name = manager.config.name if manager.config is not None else ""
     if name in {"", agent.CONFIG_MAP} or not manager.enabled or not agent.is_desired(policy):
         return None
     try:
         return parse_config_map_name(name)
-    except InvalidIdError:  # the agent can't be deployed with it, and that is said
+    except InvalidIdError:  # a fault of the agent, which is reported as such
         return None

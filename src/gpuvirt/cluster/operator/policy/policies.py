@@ -1,7 +1,7 @@
-"""Which ClusterPolicy counts, and what it says in the controller's own words.
+"""Which ClusterPolicy is active, and its settings in the controller's types.
 
-Contract: NVIDIA's operator, whose switches these are: null is off for what concerns machines, and the chart writes down
-what is on. Of several policies the oldest counts, and of equally old ones the first by name.
+Contract: the switches of NVIDIA's operator: null is off for everything that concerns VMs, and the chart writes out what
+is on. Of several policies the oldest is active, and of equally old ones the first by name.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from gpuvirt.model.desired.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The policy that counts, and those that don't."""
+    """The active policy, and the others."""
 
     stored: StoredPolicy
     policy: ClusterPolicy | SpecFault
@@ -30,39 +30,39 @@ class Choice:
 
 
 def choose(policies: Iterable[StoredPolicy]) -> Choice | None:
-    """Return which policy counts; None where there is none."""
-    ordered = sorted(policies, key=lambda one: (one.metadata.creation_timestamp, one.metadata.name))
+    """Return the active policy; None without any."""
+    ordered = sorted(policies, key=lambda policy: (policy.metadata.creation_timestamp, policy.metadata.name))
     return Choice(ordered[0], read_policy(ordered[0]), tuple(ordered[1:])) if ordered else None
 
 
 def beside(policy: ClusterPolicy) -> ClusterPolicy:
-    """Return the policy as it is beside NVIDIA's operator: nodes for machines are ours, though to it there are none."""
-    return _with_machines(policy, replace(policy.spec.sandbox_workloads, default_workload=None))
+    """Return the policy for use beside NVIDIA's operator: VM nodes are on, although that operator has them off."""
+    return _with_vm_nodes(policy, replace(policy.spec.sandbox_workloads, default_workload=None))
 
 
 def while_leaving(policy: ClusterPolicy) -> ClusterPolicy:
-    """Return the policy for as long as some node has machines: what serves them stays, though no more are wanted."""
-    return _with_machines(policy, policy.spec.sandbox_workloads)
+    """Return the policy for as long as a node still has VMs: their operands stay, even if VM nodes are switched off."""
+    return _with_vm_nodes(policy, policy.spec.sandbox_workloads)
 
 
-def _with_machines(policy: ClusterPolicy, sandbox: SandboxWorkloads) -> ClusterPolicy:
+def _with_vm_nodes(policy: ClusterPolicy, sandbox: SandboxWorkloads) -> ClusterPolicy:
     return replace(policy, spec=replace(policy.spec, sandbox_workloads=replace(sandbox, enabled=True)))
 
 
 def called(metadata_name: str) -> str:
-    """Return what a policy is called in messages."""
+    """Return a policy's name in messages: `ClusterPolicy cluster-policy`."""
     return f"{KIND} {metadata_name}"
 
 
 def defaults_of(policy: ClusterPolicy) -> Defaults:
-    """Return what the policy says of nodes that say nothing themselves."""
+    """Return the policy's workload for nodes without a workload label."""
     sandbox = policy.spec.sandbox_workloads
     workload = Workload(sandbox.default_workload) if sandbox.default_workload is not None else Workload.CONTAINER
     return Defaults(bool(sandbox.enabled), workload, called(policy.metadata.name))
 
 
-def carving_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> VgpuSwitch:
-    """Return what the policy says of modes and vGPU configs, and what KubeVirt keeps from being made or offered."""
+def vgpu_switch_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> VgpuSwitch:
+    """Return the policy's settings for modes and vGPU configs, and what KubeVirt's configuration forbids."""
     spec = policy.spec
     config = spec.vgpu_device_manager.config
     return VgpuSwitch(
@@ -76,7 +76,7 @@ def carving_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> VgpuSwitch
 
 
 def around_of(policy: ClusterPolicy) -> Around:
-    """Return what the policy says of labels beside what nodes are for."""
+    """Return the policy's settings for node labels."""
     spec = policy.spec
     mig = spec.mig_manager
     default = mig.config.default if mig.config is not None else ""

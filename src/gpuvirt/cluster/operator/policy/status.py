@@ -1,7 +1,7 @@
-"""What a ClusterPolicy says of itself: how far all nodes and operands have come, and which of them have not.
+"""The status of a ClusterPolicy: whether all nodes and operands are ready, and which are not.
 
-Contract: NVIDIA's operator, whose states and conditions `Ready` and `Error` these are, always as a pair. Where it names
-states alone, the messages here name nodes and reasons; `observedGeneration` is filled in.
+Contract: NVIDIA's operator: its states, and its conditions `Ready` and `Error`, always as a pair. Its messages name
+only states; the messages here name nodes and reasons. The conditions also have `observedGeneration`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,14 +28,14 @@ RECONCILED, NO_NODES, NODES_NOT_READY, OPERANDS_NOT_READY, FAILED, IGNORED = (
     "Ignored",
 )
 MOST_NODES = 10
-"""Nodes that a message names."""
+"""How many nodes a message names."""
 MOST_MESSAGE = 4000
-"""Characters of a condition's message; the API's own limit is 32,768."""
+"""Most characters of a condition's message; the API's limit is 32,768."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a condition says."""
+    """Status, reason and message of a condition."""
 
     ready: bool
     reason: str
@@ -44,78 +44,78 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a policy has come."""
+    """The facts from which a policy's status follows."""
 
     nodes: Sequence[NodeVerdict] = ()
     switched_off: Sequence[str] = ()
-    """Nodes with GPUs that don't count: `nvidia.com/gpu.deploy.operands=false`."""
+    """Nodes with GPUs that do not count, since they are labelled `nvidia.com/gpu.deploy.operands=false`."""
     operands: Sequence[str] = ()
-    """Operands that are not as they should be, each with why."""
+    """Operands that are not ready, each with the reason."""
     problems: Sequence[Reason] = ()
-    """What keeps the policy from being carried out."""
+    """The problems for which the controller carries out nothing of the policy."""
     failures: Sequence[str] = ()
-    """Writes that failed last."""
+    """The errors of writes that failed last."""
     unsupported: Sequence[str] = ()
-    """Fields that are set and not acted on, by their paths."""
+    """The paths of fields that are set but that gpuvirt ignores."""
     invalid: Sequence[InvalidValue] = ()
-    """What of the desired state is invalid, here or on nodes."""
+    """The invalid values of the desired state, of the policy and of nodes."""
     kubevirt: Verdict | None = None
-    """Whether KubeVirt permits what nodes offer; None where there is none."""
+    """Whether KubeVirt permits the devices that nodes offer; None without KubeVirt."""
 
 
 def verdict_of(progress: Progress) -> Verdict:
-    """Return whether all is as the policy wants it, and why not: what comes first is what to mend first."""
-    if (against := _against_policy(progress)) is not None:
-        return against
+    """Return whether the policy is ready, or else the problem that an admin should mend first."""
+    if (verdict := _policy_verdict(progress)) is not None:
+        return verdict
     if not progress.nodes:
         return Verdict(ready=True, reason=NO_NODES, message=_no_nodes(progress.switched_off))
     if progress.operands:
-        # What has to be mended by an admin comes before what Kubernetes may still be doing.
-        unserved = [one for one in progress.nodes if one.codes - {ReasonCode.POD_MISSING}]
-        said = (_named(unserved), *progress.operands, *(one.text for one in progress.invalid))
-        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(filter(None, said)))
-    late = [one for one in progress.nodes if one.against is not None]
-    if late:
-        # The one problem of nodes that is the controller's own, and the same for all of them.
-        without_image = any(ReasonCode.IMAGE_UNKNOWN in one.codes for one in late)
+        # Problems that an admin has to mend come before those that Kubernetes may still resolve by itself.
+        unserved = [node for node in progress.nodes if node.codes - {ReasonCode.POD_MISSING}]
+        parts = (_named(unserved), *progress.operands, *(value.text for value in progress.invalid))
+        return Verdict(ready=False, reason=OPERANDS_NOT_READY, message=" | ".join(filter(None, parts)))
+    unready = [node for node in progress.nodes if node.against is not None]
+    if unready:
+        # A missing image is a problem of the controller's settings, and the same on all nodes.
+        without_image = any(ReasonCode.IMAGE_UNKNOWN in node.codes for node in unready)
         reason = str(ReasonCode.IMAGE_UNKNOWN) if without_image else NODES_NOT_READY
-        return Verdict(ready=False, reason=reason, message=_named(late))
+        return Verdict(ready=False, reason=reason, message=_named(unready))
     return Verdict(ready=True, reason=RECONCILED)
 
 
-def _against_policy(progress: Progress) -> Verdict | None:
-    """Return what speaks against the policy itself, whatever its nodes and operands are."""
+def _policy_verdict(progress: Progress) -> Verdict | None:
+    """Return the verdict if the policy itself has a problem, whatever the state of nodes and operands."""
     if progress.problems:
         return Verdict(ready=False, reason=str(progress.problems[0].code), message=in_words(progress.problems))
     if progress.failures:
         return Verdict(ready=False, reason=FAILED, message=" | ".join(progress.failures))
-    invalid = [one for one in progress.invalid if not one.node]
+    invalid = [value for value in progress.invalid if not value.node]
     if invalid:
-        return Verdict(ready=False, reason=invalid[0].code, message=" | ".join(one.message for one in invalid))
+        return Verdict(ready=False, reason=invalid[0].code, message=" | ".join(value.message for value in invalid))
     return None
 
 
-def _named(late: Sequence[NodeVerdict]) -> str:
-    more = f" | and {len(late) - MOST_NODES} more nodes" if late[MOST_NODES:] else ""
-    return " | ".join(f"node {one.name}: {one.against}" for one in late[:MOST_NODES]) + more
+def _named(nodes: Sequence[NodeVerdict]) -> str:
+    more = f" | and {len(nodes) - MOST_NODES} more nodes" if nodes[MOST_NODES:] else ""
+    return " | ".join(f"node {node.name}: {node.against}" for node in nodes[:MOST_NODES]) + more
 
 
 def _no_nodes(switched_off: Sequence[str]) -> str:
     if not switched_off:
-        return "no node is labelled as one with GPUs, by NFD or by gpuvirt discover"
+        return "no node has a GPU label of NFD or gpuvirt discover; run one of them on the nodes with GPUs"
     more = f" and {len(switched_off) - MOST_NODES} more nodes" if switched_off[MOST_NODES:] else ""
     return f"every node with GPUs is labelled {OPERANDS_LABEL}=false: {', '.join(switched_off[:MOST_NODES])}{more}"
 
 
 def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> Verdict:
-    """Return what there is to say of KubeVirt's configuration; `drafts` is what is lacking and not written."""
-    would = f"would write: {'; '.join(drafts)}" if drafts else ""
+    """Return the verdict on KubeVirt's configuration; `drafts` are the operations that the controller may not write."""
+    would = f"gpuvirt would write: {'; '.join(drafts)}" if drafts else ""
     message = " | ".join(filter(None, (in_words(reasons), would)))
     return Verdict(ready=not reasons, reason=str(reasons[0].code) if reasons else "Configured", message=message)
 
 
 def status_of(progress: Progress, metadata: Metadata, before: Status | None, namespace: str, at: datetime) -> Status:
-    """Return the status of the policy that counts; conditions that stand keep their time."""
+    """Return the status of the active policy; conditions that have not changed keep their transition times."""
     verdict = verdict_of(progress)
     return Status(
         state=State.READY if verdict.ready else State.NOT_READY,
@@ -126,34 +126,37 @@ def status_of(progress: Progress, metadata: Metadata, before: Status | None, nam
 
 
 def ignored(active: str, metadata: Metadata, before: Status | None, namespace: str, at: datetime) -> Status:
-    """Return the status of a policy that does not count."""
-    message = f"ClusterPolicy {active} is older and counts; delete one of the two"
-    said = ((READY, "False", IGNORED, message), (ERROR, "False", IGNORED, ""))
-    return Status(state=State.IGNORED, namespace=namespace, conditions=_dated(said, metadata, before, at))
+    """Return the status of a policy that is not active."""
+    message = f"ClusterPolicy {active} is older, so gpuvirt uses that one and ignores this one; delete one of the two"
+    undated = ((READY, "False", IGNORED, message), (ERROR, "False", IGNORED, ""))
+    return Status(state=State.IGNORED, namespace=namespace, conditions=_dated(undated, metadata, before, at))
 
 
-_Said = tuple[str, str, str, str]
-"""Type, status, reason, message."""
+_Undated = tuple[str, str, str, str]
+"""Type, status, reason and message of a condition."""
 
 
-def _conditions(verdict: Verdict, progress: Progress) -> Iterator[_Said]:
+def _conditions(verdict: Verdict, progress: Progress) -> Iterator[_Undated]:
     if verdict.ready:
         yield READY, "True", verdict.reason, verdict.message
         yield ERROR, "False", READY, ""
     else:
         yield READY, "False", verdict.reason, verdict.message
         yield ERROR, "True", verdict.reason, verdict.message
-    if (found := progress.kubevirt) is not None:
-        yield KUBEVIRT, str(found.ready), found.reason, found.message
+    if (kubevirt := progress.kubevirt) is not None:
+        yield KUBEVIRT, str(kubevirt.ready), kubevirt.reason, kubevirt.message
     if progress.invalid:
-        yield INVALID, "True", progress.invalid[0].code, " | ".join(one.text for one in progress.invalid)
+        yield INVALID, "True", progress.invalid[0].code, " | ".join(value.text for value in progress.invalid)
     if progress.unsupported:
-        message = f"set, and not acted on: {', '.join(progress.unsupported)}"
+        message = f"gpuvirt ignores these fields, which are set: {', '.join(progress.unsupported)}"
         yield UNSUPPORTED, "True", "NotActedOn", message
 
 
-def _dated(said: Sequence[_Said], metadata: Metadata, before: Status | None, at: datetime) -> tuple[Condition, ...]:
-    known = {(one.type, one.status): one.last_transition_time for one in (before or Status()).conditions}
+def _dated(
+    undated: Sequence[_Undated], metadata: Metadata, before: Status | None, at: datetime
+) -> tuple[Condition, ...]:
+    earlier = (before or Status()).conditions
+    known = {(condition.type, condition.status): condition.last_transition_time for condition in earlier}
     now = f"{at:%Y-%m-%dT%H:%M:%SZ}"
     return tuple(
         Condition(
@@ -164,19 +167,19 @@ def _dated(said: Sequence[_Said], metadata: Metadata, before: Status | None, at:
             last_transition_time=known.get((kind, status), now),
             observed_generation=metadata.generation,
         )
-        for kind, status, reason, message in said
+        for kind, status, reason, message in undated
     )
 
 
 def _counts(nodes: Sequence[NodeVerdict], invalid: Sequence[InvalidValue]) -> NodeCounts:
     def of(workload: Workload) -> int:
-        return sum(one.workload is workload for one in nodes)
+        return sum(node.workload is workload for node in nodes)
 
     return NodeCounts(
         total=len(nodes),
         container=of(Workload.CONTAINER),
         vm_passthrough=of(Workload.PASSTHROUGH),
         vm_vgpu=of(Workload.VGPU),
-        ready=sum(one.against is None for one in nodes),
-        invalid=len({one.node for one in invalid if one.node}),
+        ready=sum(node.against is None for node in nodes),
+        invalid=len({value.node for value in invalid if value.node}),
     )

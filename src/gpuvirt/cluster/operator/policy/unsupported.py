@@ -1,7 +1,7 @@
-"""What a policy says and gpuvirt does nothing about: where it stands, so that nobody takes it for done.
+"""The fields of a policy that are set but that gpuvirt ignores, so that the policy's status can name them.
 
-What is acted on is listed here once, and everything else that is set is told. Set is what is neither empty nor the
-default that the kind's documentation gives. Of an operand that is switched off nothing is wanted.
+`ACTED_ON` lists the fields that gpuvirt acts on; all others are reported if they are set. A field counts as set unless
+it is empty or has the default of the kind's documentation. The fields of a disabled operand do not count.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,32 +12,32 @@ from gpuvirt.plain import Plain
 _NAMED = ("repository", "image", "version", "imagePullPolicy", "imagePullSecrets")
 _POD = ("resources", "env", "hostNetwork")
 _RUN = ("enabled", *_NAMED, *_POD, "args")
-"""What is acted on of an operand that runs an image of the policy's."""
+"""The fields that gpuvirt acts on for an operand with an image of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is acted on of a part of the policy."""
+    """The fields that gpuvirt acts on in a part of the policy."""
 
     whole: tuple[str, ...] = ()
-    """Fields that are, with all that is in them."""
+    """Fields that gpuvirt acts on completely."""
     parts: Mapping[str, "_Known"] = field(default_factory=dict)
-    """Fields of which some of what is in them is."""
+    """Fields that gpuvirt acts on partly."""
     defaults: Mapping[str, Plain] = field(default_factory=dict)
-    """Documented defaults of fields that are not acted on: set to them, they say nothing."""
+    """Documented defaults of ignored fields, which do not count as set with these values."""
     off: bool | None = None
-    """Whether the part is switched off where `enabled` is not set; None where it has no switch."""
+    """Whether the part is disabled if `enabled` is not set; None if it has no such field."""
 
 
 def _agents(*more: str, **parts: _Known) -> _Known:
-    """Return what is known of an operand that is a part of the agent: its image is gpuvirt's."""
+    """Return the fields for an operand that is a part of the agent, and so has no image of its own."""
     return _Known(more, parts, off=False)
 
 
 _UNKNOWN_ON, _UNKNOWN_OFF = _Known(off=False), _Known(off=True)
 _CONFIG = _Known(("name", "default"))
 _ONLY_SWITCH = _Known((*_NAMED, *_POD, "args", "defaultMode", "config"), off=True)
-"""An operand that gpuvirt never deploys: the switch says it all, and its other fields add nothing."""
+"""An operand that gpuvirt never deploys: only its field `enabled` is reported."""
 ACTED_ON = _Known(
     parts={
         "kataSandboxDevicePlugin": _ONLY_SWITCH,
@@ -86,34 +86,34 @@ ACTED_ON = _Known(
         "psp": _UNKNOWN_OFF,
     },
 )
-"""All that a policy may say and that is acted on, by the renderers of operands and by the controller."""
+"""All fields that gpuvirt acts on, in the operands' renderers and in the controller."""
 FOR_VMS = ("vfioManager", "vgpuManager", "vgpuDeviceManager", "sandboxDevicePlugin")
-"""Operands of which nothing is wanted where no node is for virtual machines."""
+"""Operands whose fields do not count if no node is for VMs."""
 
 
 def unsupported(spec: Plain) -> tuple[str, ...]:
-    """Return the places (`$.spec.gds`) of what is set and not acted on, the outermost that are wholly so."""
+    """Return the paths of set fields that gpuvirt ignores; a part that it ignores wholly is one path (`$.spec.gds`)."""
     if not isinstance(spec, dict):
         return ()
     has_vms = _field(spec.get("sandboxWorkloads"), "enabled") is True
-    said = {name: value for name, value in spec.items() if has_vms or name not in FOR_VMS}
-    return tuple(sorted(_within(said, ACTED_ON, "$.spec")))
+    relevant = {name: value for name, value in spec.items() if has_vms or name not in FOR_VMS}
+    return tuple(sorted(_ignored_in(relevant, ACTED_ON, "$.spec")))
 
 
-def _within(value: Plain, known: _Known, path: str) -> Iterator[str]:
+def _ignored_in(value: Plain, known: _Known, path: str) -> Iterator[str]:
     if not isinstance(value, dict):
         if _is_set(value):
             yield path
         return
     if _is_off(value, known):
         return
-    wholly = not known.whole and not known.parts and not known.defaults
-    if wholly:
+    is_ignored = not known.whole and not known.parts and not known.defaults
+    if is_ignored:
         yield path
         return
     for name, inner in value.items():
         if name in known.parts:
-            yield from _within(inner, known.parts[name], f"{path}.{name}")
+            yield from _ignored_in(inner, known.parts[name], f"{path}.{name}")
         elif name not in known.whole and _is_set(inner) and inner != known.defaults.get(name):
             yield f"{path}.{name}"
 
@@ -128,9 +128,9 @@ def _is_off(value: Mapping[str, Plain], known: _Known) -> bool:
 
 
 def _is_set(value: Plain) -> bool:
-    """Return whether something is said; parts in which nothing is said say nothing."""
+    """Return whether a field counts as set; an object counts if one of its fields does."""
     if isinstance(value, dict):
-        return any(_is_set(one) for one in value.values())
+        return any(_is_set(inner) for inner in value.values())
     return value is not None and value is not False and value not in ("", [])
 
 
